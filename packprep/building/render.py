@@ -1,6 +1,6 @@
 """Render segments and tokens into the arrays of a shard.
 
-These are the slots of the rows, and the segment columns that follow from rendering.
+Rendering writes the slots of the rows, and computes the segment columns that depend on them.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from packprep.objectives.objective import BodySlots, Task, TaskTable
 
 _1 = np.uint64(1)
 _LEAST_WEIGHT = np.finfo(np.float32).tiny
-"""The least weight of a trained slot: one that is scaled to less would not be trained."""
+"""Minimum loss weight of a trained slot. A weight that rounds to 0 would leave it untrained."""
 
 
 class _Rows(NamedTuple):
@@ -37,19 +37,19 @@ class _Rows(NamedTuple):
 
 
 class _Frames(NamedTuple):
-    """The slots around the bodies of one task's segments, int64[m] each."""
+    """The position of one task's segments, and the slots around their bodies, int64[m] each."""
 
     first_slot: np.ndarray  # in the flat rows
-    slots: np.ndarray
-    bos: np.ndarray
-    eos: np.ndarray
+    slots: np.ndarray  # of the segment
+    bos: np.ndarray  # 0 or 1
+    eos: np.ndarray  # 0 or 1
     segment_id: np.ndarray
 
 
 class _Marked(NamedTuple):
-    """The segments of one task whose trainable slots are marked, int64[m] each unless noted."""
+    """One task's segments, for marking their trainable slots. Columns are int64[m] unless noted."""
 
-    supervised: np.ndarray  # uint8
+    supervised: np.ndarray  # uint8: 1 if the segment's document is supervised
     body: np.ndarray  # first slot of the body in the flat rows
     n: np.ndarray  # tokens of the body
     eos: np.ndarray  # 1 if the segment has an eos that may be trained, otherwise 0
@@ -59,7 +59,8 @@ class _Marked(NamedTuple):
     span_begin: np.ndarray  # index of the document's first span
     span_end: np.ndarray  # index after the document's last span
     eos_weight: np.ndarray  # float32
-    group: np.ndarray  # the group of the document's last span, or of the document without spans
+    # group of the document's last span; without spans, the document's own group
+    group: np.ndarray
     pivot: np.ndarray  # first body token that is shifted
     shift: np.ndarray  # number of slots that tokens from `pivot` on are shifted by
 
@@ -70,24 +71,25 @@ class _Spans(NamedTuple):
     spans: np.ndarray
     weights: np.ndarray
     turns: np.ndarray
-    group: np.ndarray  # int64[k]: see _Groups; empty: no groups
+    group: np.ndarray  # int64[k]: group of each span, see _Groups; empty without groups
 
 
 class _Groups(NamedTuple):
-    """The groups of trained tokens whose weights sum to a given number.
+    """The groups of trained tokens. The weights of each group are scaled to a given sum.
 
     A group is a document or a turn, as `documents.loss_weighting` says. Groups 0 … D − 1 are the
-    documents. Group D + k is the turn whose first span is number k.
+    documents. Group D + k is the turn that starts with span number k.
     """
 
-    of_spans: np.ndarray  # int64[k]
-    of_documents: np.ndarray  # int64[D]: the group of the last span; without spans, the document
-    sums: np.ndarray  # float64[D + k]: what the weights of each group sum to
+    of_spans: np.ndarray  # int64[k]: group of each span
+    # int64[D]: group of the document's last span; without spans, the document's own group
+    of_documents: np.ndarray
+    sums: np.ndarray  # float64[D + k]: the sum of the weights of each group
 
 
 @kernel
 def _write_frames(frames, mode, bos_id, mode_id, eos_id, rows):
-    """Write the parts that are equal for every objective: bos, mode token, eos and segment ids."""
+    """Write the bos, mode token, eos and segment ids of one task's segments."""
     for i in range(frames.first_slot.shape[0]):
         first_slot = frames.first_slot[i]
         begin, end = np.uint64(first_slot), np.uint64(first_slot + frames.slots[i])
@@ -104,10 +106,10 @@ def _write_frames(frames, mode, bos_id, mode_id, eos_id, rows):
 
 @kernel
 def _write_next_tokens(first_slot, slots, prefix, pad, rows):
-    """Write labels and loss mask of next-token tasks.
+    """Write the labels and the loss mask of one next-token task's segments.
 
-    The tokens after the prefix are trained where they are trainable. The mask is set at the slot
-    before each of them, which predicts it.
+    The trainable tokens after the prefix are trained. The mask is 1 at the slot before each trained
+    token, because that slot predicts the token.
     """
     for i in range(first_slot.shape[0]):
         begin, n, seen = first_slot[i], slots[i], max(prefix[i] - 1, 0)
@@ -124,7 +126,7 @@ def _write_next_tokens(first_slot, slots, prefix, pad, rows):
 
 @kernel(inline=True)
 def _first_span(spans, low, high, start):
-    """Return the first of the spans low … high − 1 that ends after token `start`."""
+    """Return the first of the spans low … high − 1 that ends after token `start`, or `high`."""
     while low < high:
         middle = (low + high) >> 1
         if spans[middle, 1] <= start:
@@ -136,16 +138,16 @@ def _first_span(spans, low, high, start):
 
 @kernel
 def _mark_bodies(segments, trained, mode, rows):
-    """Set the trainable slots of one task's segments of unsupervised documents.
+    """Mark the trainable slots of one task's segments of unsupervised documents.
 
     The whole body and eos are trainable, as in a shard without supervised documents. The mode token
-    of next-token tasks is trainable too. All have the document's weight.
+    of next-token tasks is trainable too. All these slots have the document's weight.
 
     Args:
         segments: The segments.
         trained: The trained spans of all documents. An unsupervised document has a span only if it
             has a weight.
-        mode: Slots of a mode token before the body.
+        mode: 1 if a mode token before the body is trainable, otherwise 0.
         rows: The rows to write to.
     """
     trainable, weights, group = rows.trainable, rows.weights, rows.group
@@ -166,7 +168,11 @@ def _mark_bodies(segments, trained, mode, rows):
 
 @kernel(inline=True)
 def _mark_added(rows, begin, count):
-    """Mark slots that an objective adds, like the token after them, or before if that is not."""
+    """Mark `count` slots from `begin` on, which an objective added to a body, as trainable.
+
+    They get the weight and group of the slot after them. If that slot is untrained, they get those
+    of the slot before them.
+    """
     like = begin + count if rows.trainable[begin + count] else begin - 1
     for slot in range(begin, begin + count):
         rows.trainable[slot] = 1
@@ -178,20 +184,19 @@ def _mark_added(rows, begin, count):
 
 @kernel
 def _mark_spans(segments, trained, has_prefix, rows):
-    """Set the trainable slots of one task's supervised segments, and their weights.
+    """Mark the trainable slots of one task's supervised segments, and write their weights.
 
-    The trained tokens and the slots added at the pivot are trainable. A segment's eos is trainable
-    if the last span reaches the end and is trained. If the document continues after the segment,
-    its eos is trained like the token before it. Slots added at the pivot have the weight of the
-    trained token after them. If that token is untrained, they have the weight of the token before
-    them.
+    Trained tokens and the slots added at the pivot are trainable. If the document continues after
+    the segment, the segment's eos is trained like the token before it. At the end of the document,
+    eos has its own weight. It is trainable if this weight is above 0 and the segment may train the
+    document's last span.
 
     Args:
         segments: The segments.
         trained: The trained spans of all documents.
         has_prefix: True if the task's prefix contains each segment's first token. If all tokens of
-            a segment are trained, its range then starts after that token. This distinguishes the
-            segment from segments of unsupervised documents.
+            a segment are trained, the first token is then unmarked. This distinguishes the segment
+            from segments of unsupervised documents.
         rows: The rows to write to.
     """
     trainable, weights, group = rows.trainable, rows.weights, rows.group
@@ -244,10 +249,10 @@ def _mark_spans(segments, trained, has_prefix, rows):
 
 @kernel
 def _scale_weights(order, first_slot, first_target, slots, sums, rows):
-    """Scale the weights of trainable slots, so that those of each group sum to `sums`.
+    """Scale the weights of trainable slots, so that the weights of group g sum to `sums[g]`.
 
-    The slots before a segment's `first_target` count nothing, because nothing predicts them. Sums
-    are taken in float64, slot by slot, of the segments in `order`.
+    The sum excludes slots before a segment's `first_target`, because no slot predicts them. Weights
+    are added in float64, slot by slot, through the segments in `order`.
     """
     totals = np.zeros(sums.shape[0], np.float64)
     for i in order:
@@ -263,12 +268,13 @@ def _scale_weights(order, first_slot, first_target, slots, sums, rows):
 
 @kernel
 def _runs(first_slot, slots, trainable, weights, offsets, ranges):
-    """Write the trainable runs of equal weight in each segment, relative to the segment's start.
+    """Write the trainable runs of equal weight in each segment to `ranges`, int32[k, 2].
 
-    If `ranges` is empty, the runs are only counted.
+    A range is relative to its segment's first slot. If `ranges` is empty, the runs are only
+    counted.
 
     Returns:
-        The number of runs. `offsets` receives the end of each segment's runs.
+        The number of runs. `offsets`, int64[m + 1], receives the end of each segment's runs.
     """
     count, weighted = np.int64(0), weights.shape[0] > 0
     for i in range(first_slot.shape[0]):
@@ -297,7 +303,7 @@ class Texts(NamedTuple):
     begin: np.ndarray  # int64[m]: index in `ids` of each body's first token
     ids: np.ndarray  # uint16 or int32: flat tokens
     training: Training | None = None  # the training of the segments' documents
-    # as in a recipe; unless "token", all segments of each document are given
+    # as in a recipe; unless it is "token", all segments of each document must be present
     loss_weighting: str = "token"
     # bool[m]: True if the document ends with the segment; None if all do
     is_last: np.ndarray | None = None
@@ -306,7 +312,7 @@ class Texts(NamedTuple):
 def render_rows(
     tasks: Sequence[Task], segments: Segments, texts: Texts, seq_length: int, epoch: int = 0
 ) -> tuple[dict[str, np.ndarray], Segments]:
-    """Write every segment to its slots.
+    """Write every segment to the slots of its row.
 
     Args:
         tasks: The plan's tasks.
@@ -326,7 +332,7 @@ def render_rows(
     groups = _groups_of(texts)
     rows = _empty_rows(n_rows * seq_length, texts, pad, with_labels, groups is not None)
     writer = _Writer(segments, texts, first_slot, rows, epoch, groups)
-    # Write the segments task by task, and collect the columns that follow from it.
+    # Write the segments task by task, and collect the columns that writing determines.
     prefix = np.zeros(m, np.int64)
     level, weight = np.zeros(m, np.float32), np.ones(m, np.float32)
     block_parts: list[tuple[np.ndarray, tuple]] = []
@@ -346,7 +352,7 @@ def render_rows(
                 block_parts.append((chosen, noised.blocks))
         else:
             writer.write_next_token(task, chosen, of_task, bodies, prefix[chosen])
-    # The weights of a group depend on all of its segments, which may be of different tasks.
+    # The weights of a group depend on all its segments, which may have different tasks.
     rendered = segments.replace(prefix=prefix, noise=level, loss_weight=weight)
     if groups is not None:
         _scale_groups(tasks, rendered, first_slot, groups, rows)
@@ -368,7 +374,7 @@ def _scale_groups(
     groups: _Groups,
     rows: _Rows,
 ) -> None:
-    """Scale the weights of all trained tokens to the sums of their groups."""
+    """Scale the weights of trained tokens, so that each group has its sum in `groups.sums`."""
     by_task = TaskTable.of(tasks)
     in_place, shift = by_task.in_place[segments.task], by_task.shift[segments.task]
     first_target = np.where(in_place, shift, np.maximum(segments.prefix, 1))
@@ -377,7 +383,11 @@ def _scale_groups(
 
 
 def _groups_of(texts: Texts) -> _Groups | None:
-    """Return the groups of the trained tokens; None where each weighs what its document says."""
+    """Return the groups of the trained tokens, or None if their weights are not scaled.
+
+    Weights are scaled only in a shard with supervised documents, unless `loss_weighting` is
+    "token".
+    """
     training, weighting = texts.training, texts.loss_weighting
     if training is None or weighting == "token":
         return None
@@ -392,7 +402,7 @@ def _groups_of(texts: Texts) -> _Groups | None:
 
 
 def _empty_rows(size: int, texts: Texts, pad: int, with_labels: bool, with_groups: bool) -> _Rows:
-    """Return `size` flat slots of padding."""
+    """Return flat rows with `size` slots of padding."""
     training, dtype = texts.training, texts.ids.dtype
     is_weighted = training is not None and (with_groups or _is_weighted(training))
     return _Rows(
@@ -407,7 +417,7 @@ def _empty_rows(size: int, texts: Texts, pad: int, with_labels: bool, with_group
 
 
 class _Writer:
-    """A writer that adds the segments of one task after the other to the rows."""
+    """A writer that fills the rows with one task's segments at a time."""
 
     def __init__(
         self,
@@ -453,7 +463,7 @@ class _Writer:
     def write_in_place(
         self, t: int, task: Task, chosen: np.ndarray, of_task: Segments, bodies: Bodies
     ) -> Noised:
-        """Write the segments of task number `t`, which predicts tokens at their own positions."""
+        """Write the segments of task number `t`, a same-position task, and return their noise."""
         texts, rows, first_slot = self.texts, self.rows, self.first_slot[chosen]
         copies = task.objective.copies
         half = of_task.slots // copies
@@ -475,7 +485,7 @@ class _Writer:
     def mark_trained(
         self, task: Task, chosen: np.ndarray, of_task: Segments, bodies: Bodies
     ) -> None:
-        """Mark the trainable slots of a task's segments, if the shard has supervised documents."""
+        """Mark the trainable slots of a task's segments in a shard with supervised documents."""
         training, objective = self.texts.training, task.objective
         assert training is not None
         pivot = np.zeros(len(chosen), np.int64)
@@ -536,7 +546,7 @@ def target_of(
 
 
 def draw_noise(index: int, task: Task, target: Target, epoch: int = 0) -> Noised:
-    """Add noise to the segments of one same-position task, as stored or as resampled later.
+    """Add noise to the segments of one same-position task, and return its levels and weights.
 
     Args:
         index: Index of the task.
@@ -572,11 +582,12 @@ def _trained_ranges(first_slot: np.ndarray, segments: Segments, rows: _Rows) -> 
 
 
 def _joined_blocks(count: int, parts: list[tuple[np.ndarray, tuple]]) -> NoiseBlocks:
-    """Return the tasks' blocks as one column in segment order.
+    """Return the noise blocks of all tasks in segment order.
 
     Args:
         count: Number of all segments.
-        parts: For each task, its segments and their blocks.
+        parts: For each task, the indices of its segments, and the counts, levels and weights of
+            their blocks.
     """
     counts = np.zeros(count, np.int64)
     for segment, (block_counts, _, _) in parts:
@@ -599,9 +610,9 @@ def render_shard(
     epoch: int = 0,
     loss_weighting: str = "token",
 ) -> tuple[dict[str, np.ndarray], Segments]:
-    """Write the segments of documents to their slots, as `render_rows` does, with their media.
+    """Render the segments of documents as `render_rows` does, and add their media spans.
 
-    Unless `loss_weighting` is "token", all segments of each document are given.
+    Unless `loss_weighting` is "token", `segments` must have all segments of each document.
     """
     begin, ids = body_tokens(documents, segments)
     document_tokens = np.diff(documents.offsets)[segments.document]
@@ -640,7 +651,7 @@ def _media(
 ) -> MediaSpans | None:
     """Return the media spans of the segments, or None if no segment has one."""
     places, counts = training.places, np.diff(training.place_offsets)
-    # These positions in the tokens of all documents ascend.
+    # First token of each media span in the flat tokens of all documents, ascending.
     first = places.first + np.repeat(documents.offsets[:-1], counts)
     begin = documents.offsets[segments.document] + segments.start
     low, high = np.searchsorted(first, begin), np.searchsorted(first, begin + segments.tokens)
@@ -670,9 +681,10 @@ def _media(
 
 
 def body_tokens(documents: Documents, segments: Segments) -> tuple[np.ndarray, np.ndarray]:
-    """Return the start of each body in flat token ids, int64[m], and the ids.
+    """Return the index of each body's first token in flat token ids, int64[m], and these ids.
 
-    Bodies that repeat a system message are appended to the documents' ids.
+    The ids are those of the documents, followed by a copy of each body that repeats a system
+    message.
     """
     begin = documents.offsets[segments.document] + segments.start
     repeating = np.flatnonzero(segments.repeated)

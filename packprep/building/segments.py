@@ -1,4 +1,4 @@
-"""Cut documents into segments, draw each segment's task, and compute its slots.
+"""Cut documents into segments, draw each segment's task, and count its slots.
 
 document      10 11 12 13 14 15 16 17 18 19       10 tokens, a row holds 6 with bos and eos
 segments      10 11 12 13 14 │ 15 16 17 18 19     start 0, 5   tokens 5, 5   bos 1, 0   eos 0, 1
@@ -43,7 +43,7 @@ def expected_prefix(task: Task, bodies: Bodies, bos: np.ndarray, slots: np.ndarr
 
 
 def inputs_of(tasks: Sequence[Task], segments: Segments) -> np.ndarray:
-    """Return the slots of the segments' prefixes in the stored rows, int64[m]."""
+    """Return the number of prefix slots of each segment in the stored rows, int64[m]."""
     inputs = np.zeros(len(segments), np.int64)
     for t, task in enumerate(tasks):
         chosen = np.flatnonzero(segments.task == t)
@@ -59,17 +59,18 @@ class CutLimits(NamedTuple):
     drawn: np.ndarray  # int64[sources, tasks]: thresholds for drawing a segment's task
     # int64[sources, tasks]: thresholds for segments of supervised documents
     drawn_supervised: np.ndarray
-    # int64[lengths, tasks, 2], by row length and bos: maximum tokens of a document's last chunk
+    # int64[lengths, tasks, 2], by row length, task and bos (0 or 1): maximum tokens of a document's
+    # last chunk
     capacity: np.ndarray
-    inner: np.ndarray  # int64[lengths, tasks, 2]: maximum tokens of the earlier chunks
+    inner: np.ndarray  # int64[lengths, tasks, 2]: maximum tokens of each earlier chunk
     # int64[tasks]: probability of cutting a segment to a random length, times 2⁵³
     random_length: np.ndarray
-    # int64[tasks, 2], by bos: leading tokens of a supervised body that no slot predicts
+    # int64[tasks, 2], by bos: number of leading tokens of a supervised body that no slot predicts
     unpredicted: np.ndarray
 
 
 def cut_limits(recipe: Recipe, tasks: Sequence[Task]) -> CutLimits:
-    """Return the limits that `cut` applies for these tasks of a recipe."""
+    """Return the limits that `cut` applies for a recipe and its tasks."""
     by_length = [capacities(replace(recipe, seq_length=length), tasks) for length in recipe.lengths]
     last, inner = (np.stack(capacity) for capacity in zip(*by_length, strict=True))
     capacity = np.ascontiguousarray(last[..., int(recipe.documents.eos_after_document)])
@@ -94,8 +95,9 @@ def uncut_tokens(recipe: Recipe, limits: CutLimits) -> int:
 def _unpredicted(task: Task, bos: int) -> int:
     """Return the number of leading tokens of a supervised body that no slot predicts: 0 or 1.
 
-    It is 1 if the body starts the segment, or if a prefix contains the body's first token. Tasks
-    with same-position prediction and without shift predict each token at its own slot, so it is 0.
+    It is 1 if the body starts the segment, or if a prefix contains the body's first token. It is 0
+    for same-position prediction without shift, because each token is then predicted at its own
+    slot.
     """
     if task.in_place and not task.shift:
         return 0
@@ -103,16 +105,17 @@ def _unpredicted(task: Task, bos: int) -> int:
 
 
 class LeftOut(NamedTuple):
-    """The document tokens that are in no segment, or are untrained although they should be trained.
+    """Counts of a document's tokens that are in no segment, or untrained although they should be.
 
-    All arrays are int64[D].
+    Each array is int64[D], with one count per document.
     """
 
-    untrained: np.ndarray  # tokens of chunks of supervised documents without a trained token
-    apart: np.ndarray  # tokens of answers in chunks without the message that they answer
-    elsewhere: np.ndarray  # tokens that the datasets of other row lengths contain
-    too_long: np.ndarray  # tokens of texts of supervised documents that `long = "drop"` drops
-    unfit: np.ndarray  # length of the longest media span if a span fits in no segment; otherwise 0
+    untrained: np.ndarray  # tokens in chunks of supervised documents without a trained token
+    apart: np.ndarray  # untrained answer tokens, in chunks without the answered message
+    elsewhere: np.ndarray  # tokens that go to the datasets of other row lengths
+    too_long: np.ndarray  # tokens that `long = "drop"` drops from supervised documents
+    # tokens of the document's longest media span if a media span fits in no segment; otherwise 0
+    unfit: np.ndarray
 
 
 class _Documents(NamedTuple):
@@ -164,7 +167,7 @@ class _RowLimits(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """One segment that a kernel has cut. Its fields are int64, and the key is uint64."""
+    """One segment that a kernel has cut. All fields are int64 except `key`, which is uint64."""
 
     document: Any
     start: Any
@@ -200,7 +203,7 @@ class Cuts(NamedTuple):
 def segments_of_cuts(
     tasks: Sequence[Task], documents: Documents, cuts: Cuts, row: np.ndarray | None = None
 ) -> Segments:
-    """Return the segments that the kernels have cut, with their slots.
+    """Return the segments that the kernels have cut, with their numbers of slots.
 
     Args:
         tasks: The plan's tasks.
@@ -230,7 +233,8 @@ def segments_of_cuts(
 def _drawn_task(documents, d, start, rest, drawn):
     """Return the key of the segment at token `start` of document d, and the index of its task.
 
-    `too_short` follows the tasks that are drawn. It takes segments of fewer than SHORTEST tokens.
+    The task is drawn by the thresholds `drawn`, int64[sources, tasks]. If fewer than SHORTEST
+    tokens remain (`rest`), the task is `too_short`, which has the index after the drawn tasks.
     """
     key = segment_key(documents.file_key[d], documents.position[d], documents.repeat[d], start)
     if rest < SHORTEST:
@@ -240,10 +244,10 @@ def _drawn_task(documents, d, start, rest, drawn):
 
 @kernel(inline=True)
 def _write_cut(cuts, count, cut):
-    """Write the segment `cut` as number `count` of `cuts`, unless the columns are shorter.
+    """Write the segment `cut` to index `count` of the columns `cuts`, unless they are shorter.
 
-    The first run of a kernel only counts the segments. A document that is rejected later has
-    segments that are not counted.
+    The columns are empty in the first run of a kernel, which only counts the segments. In the
+    second run, they lack space only for segments of a document that is then rejected.
     """
     if count >= cuts.document.shape[0]:
         return
@@ -256,9 +260,10 @@ def _write_cut(cuts, count, cut):
 
 @kernel(inline=True)
 def _shortened(key, tokens, min_tail, probability):
-    """Return a segment's tokens, cut to a random length with the task's probability.
+    """Return the number of tokens of a segment, which a random draw may reduce from `tokens`.
 
-    The length is uniform over min_tail … tokens − min_tail. The probability is an int64, times 2⁵³.
+    The draw reduces the number with probability `probability` / 2⁵³. The new number is uniform over
+    min_tail … tokens − min_tail. A segment of fewer than 2 · min_tail tokens keeps all of them.
     """
     if probability == 0 or tokens < 2 * min_tail:
         return tokens
@@ -269,13 +274,14 @@ def _shortened(key, tokens, min_tail, probability):
 
 @kernel
 def _lengths_of(documents, supervised, limits, bos, length):
-    """Write the index of the row length that takes each document.
+    """Write to `length`, int64[D], the index of the row length that each document goes to.
 
-    It is the first length that holds the document whole, otherwise the one that holds most of it.
+    It is the shortest length that fits the whole document. If none does, it is the shortest length
+    that fits most of the document's tokens.
     """
     capacity, first_token = limits.capacity, np.int64(0)
     for d in range(documents.offsets.shape[0] - 1):
-        # The first segment's task decides, because lengths hold different numbers of its tokens.
+        # The task of the first segment decides, because the maximum tokens depend on the task.
         total = documents.offsets[d + 1] - documents.offsets[d]
         drawn = limits.drawn_supervised if supervised[d] else limits.drawn
         _, task = _drawn_task(documents, d, first_token, total, drawn)
@@ -288,9 +294,9 @@ def _lengths_of(documents, supervised, limits, bos, length):
 
 @kernel(inline=True)
 def _longest_filled(capacity, task, bos, rest):
-    """Return the index of the longest row length that the rest of a document fills.
+    """Return the index of the longest row length that `rest` remaining tokens fill.
 
-    If it fills none, return 0, the index of the shortest.
+    If they fill none, return 0, the index of the shortest row length.
     """
     chosen = np.int64(0)
     for longer in range(1, capacity.shape[0]):
@@ -308,7 +314,7 @@ def _cut(documents, limits, policy, cuts, elsewhere):
         limits: The limits of the tasks.
         policy: The recipe's keys.
         cuts: Receives the segments.
-        elsewhere: int64[D]: receives the tokens of chunks that fill rows of another length.
+        elsewhere: int64[D]: receives the number of tokens in chunks for other row lengths.
     """
     count, long = np.int64(0), policy.long
     for d in range(documents.offsets.shape[0] - 1):
@@ -318,7 +324,7 @@ def _cut(documents, limits, policy, cuts, elsewhere):
             rest = total - start
             key, task = _drawn_task(documents, d, start, rest, limits.drawn)
             bos = policy.bos if start == 0 else np.int64(0)
-            # With "decompose", the rest fills the longest rows that it can, of any dataset.
+            # With "decompose", the chunk is for the longest rows that the remaining tokens fill.
             length = np.int64(policy.length)
             if long == DECOMPOSE:
                 length = _longest_filled(limits.capacity, task, bos, rest)
@@ -334,8 +340,7 @@ def _cut(documents, limits, policy, cuts, elsewhere):
                 shorter = _shortened(key, tokens, policy.min_tail, limits.random_length[task])
                 if shorter < tokens:
                     tokens, eos = shorter, np.int64(policy.eos_inner)
-            # Only the tokens of chunks of other row lengths are counted, because other datasets
-            # contain them.
+            # Chunks for other row lengths are only counted, because other datasets contain them.
             if length == policy.length:
                 _write_cut(cuts, count, Cut(d, start, tokens, task, bos, eos, key, 0, -1))
                 count += 1
@@ -349,9 +354,9 @@ def _cut(documents, limits, policy, cuts, elsewhere):
 
 @kernel(inline=True)
 def trained_in(turns, span, start):
-    """Return whether a chunk trains its part of a span, by the rules of `Training`.
+    """Return whether the chunk that starts at token `start` trains its tokens of span `span`.
 
-    The chunk starts at token `start` of its document.
+    `Training` explains the rule. `turns` is `Training.turns`.
     """
     return start < turns[span, 1] or turns[span, 0] < start
 
@@ -366,7 +371,7 @@ def _first_from(ascending, first, end, least):
 
 @kernel(inline=True)
 def _first_after(ranges, first, end, token):
-    """Return the first index in [first, end) of a range ending after `token`, otherwise `end`."""
+    """Return the first index in [first, end) of a range that ends after `token`, or `end`."""
     while first < end and ranges[first, 1] <= token:
         first += 1
     return first
@@ -374,9 +379,9 @@ def _first_after(ranges, first, end, token):
 
 @kernel(inline=True)
 def _text_end(cuts, ranks, boundary, last_boundary, document_end):
-    """Return the end of the text that contains the first boundary.
+    """Return the token where a document's next text starts, or the document's end without one.
 
-    The text ends where the document's next text starts, or where the document ends.
+    `boundary` is the index of the first boundary after the start of the current text.
     """
     for i in range(boundary, last_boundary):
         if ranks[i] == NEW_TEXT:
@@ -386,9 +391,9 @@ def _text_end(cuts, ranks, boundary, last_boundary, document_end):
 
 @kernel(inline=True)
 def _repeated_tokens(system, room, min_room):
-    """Return the tokens of the system message that a later chunk of a text repeats.
+    """Return how many tokens of the system message a later chunk repeats: all or 0.
 
-    It repeats the message if that leaves room for at least `min_room` tokens.
+    The chunk repeats the message if at least `min_room` of its `room` tokens then remain.
     """
     return system if room - system >= min_room else np.int64(0)
 
@@ -398,11 +403,11 @@ def _message_in_reach(cuts, ranks, boundary, last_boundary, reach):
     """Return the start of the last message of the highest rank within reach; 0 if there is none.
 
     Args:
-        cuts: The boundaries, where messages start.
-        ranks: Their ranks.
-        boundary: Index of the first boundary to consider.
-        last_boundary: Index after the document's last boundary.
-        reach: Last token that a message may start at.
+        cuts: The tokens where messages start, as in `Training`.
+        ranks: The rank of each of these tokens.
+        boundary: Index in `cuts` of the first message to consider.
+        last_boundary: Index in `cuts` after the document's last message.
+        reach: Last token that the message may start at.
     """
     best_cut, best_rank = np.int64(0), ANYWHERE
     while boundary < last_boundary and cuts[boundary] <= reach:
@@ -415,10 +420,10 @@ def _message_in_reach(cuts, ranks, boundary, last_boundary, reach):
 
 @kernel(inline=True)
 def _end_beside_span(span_begin, span_end, start, end):
-    """Return the end of the chunk [start, end) without a part of the media span that ends after it.
+    """Return the end of the chunk [start, end), moved so that it does not divide a media span.
 
-    An end inside the span moves to the span's start. If the chunk starts with the span, its end
-    moves to the span's end.
+    The span is the first that ends after `end`. An end inside the span moves to the span's start.
+    If the chunk starts with the span, the end moves to the span's end.
     """
     if span_begin >= end:
         return end
@@ -427,19 +432,19 @@ def _end_beside_span(span_begin, span_end, start, end):
 
 @kernel(inline=True)
 def _trained_part(spans, turns, span, last_span, start, end):
-    """Return the trained tokens of the chunk [start, end) of a document.
+    """Return the first and last trained token in the chunk [start, end) of a document.
 
     Args:
-        spans: The trained ranges.
-        turns: Their messages, as in `Training`.
+        spans: `Training.spans`, the trained ranges.
+        turns: `Training.turns`, the messages of the ranges.
         span: Index of the first range that ends after `start`.
         last_span: Index after the document's last range.
         start: First token of the chunk.
         end: First token after the chunk.
 
     Returns:
-        The first trained token or -1, the last one or -1, and the number of tokens that should be
-        trained but stay untrained.
+        The first trained token or -1, the last trained token or -1, and the number of tokens in
+        ranges that `trained_in` excludes.
     """
     first, last, apart = np.int64(-1), np.int64(-1), np.int64(0)
     while span < last_span and spans[span, 0] < end:
@@ -454,7 +459,7 @@ def _trained_part(spans, turns, span, last_span, start, end):
 
 @kernel(inline=True)
 def _widest_place(places, place, last_place):
-    """Return the tokens of a document's longest media span."""
+    """Return the number of tokens of a document's longest media span; 0 without media."""
     widest = np.int64(0)
     for i in range(place, last_place):
         widest = max(widest, places[i, 1] - places[i, 0])
@@ -465,16 +470,16 @@ def _widest_place(places, place, last_place):
 def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
     """Cut the wanted supervised documents, and return the number of segments.
 
-    `lost` is a `LeftOut`, to which the tokens are added.
+    The counts of left-out tokens are added to `lost`, a `LeftOut`.
 
-    - Each text of a document is cut at the last message of the highest rank in reach. Without such
-      a message, it is cut inside a message.
-    - If a media span at a cut fits in no segment, the document is rejected.
-    - Later chunks repeat the system message if that leaves enough tokens for two tails and for any
-      media span.
-    - Segments without a trained token are left out, as are segments with a single trained token
-      that no slot predicts. If rows have two sequences, segments of `too_short` are left out,
-      because that task has only one.
+    - A text that is too long for one segment is cut before the last message of the highest rank in
+      reach. Without such a message, it is cut inside a message.
+    - If a cut would divide a media span and no segment can hold the span, the document is rejected.
+    - Later chunks of a text repeat the system message if that leaves enough tokens for two tails
+      and for the longest media span.
+    - A segment is left out if no slot predicts a trained token or a trained eos.
+    - If rows have two sequences, segments of `too_short` are left out, because that task has only
+      one.
     """
     capacity, inner = limits.capacity[policy.length], limits.inner[policy.length]
     messages, ranks, turns = supervision.cuts, supervision.ranks, supervision.turns
@@ -482,7 +487,7 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
     count, too_short = np.int64(0), capacity.shape[0] - 1
     for d in range(documents.offsets.shape[0] - 1):
         total, count_before = documents.offsets[d + 1] - documents.offsets[d], count
-        # Later chunks of the document need no earlier boundary, media span or trained range.
+        # These indices only grow, because later chunks need no earlier boundary or range.
         boundary, last_boundary = supervision.cut_offsets[d], supervision.cut_offsets[d + 1]
         place, last_place = supervision.place_offsets[d], supervision.place_offsets[d + 1]
         span, last_span = supervision.span_offsets[d], supervision.span_offsets[d + 1]
@@ -496,7 +501,7 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
             key, task = _drawn_task(documents, d, start, text_end - start, limits.drawn_supervised)
             bos, repeated = (policy.bos if start == 0 else np.int64(0)), np.int64(0)
             last_room, room = capacity[task, bos], inner[task, bos]
-            # A later chunk repeats the system message, because its text continues to follow it.
+            # A later chunk repeats the system message, because the message applies to all turns.
             if start > text_begin:
                 min_room = max(2 * policy.min_tail - 1, widest)
                 repeated = _repeated_tokens(supervision.system[d], min(last_room, room), min_room)
@@ -507,7 +512,7 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
                     lost.too_long[d] += text_end - start
                     start = text_end
                     continue
-                # Prefer the start of a message, so that the next chunk contains a question whole.
+                # Prefer to cut before a message, so that the next chunk has a complete question.
                 eos, before_tail = np.int64(policy.eos_inner), text_end - policy.min_tail
                 end = min(start + room, text_end if policy.long == TRUNCATE else before_tail)
                 boundary = _first_from(messages, boundary, last_boundary, start + SHORTEST)
@@ -550,7 +555,7 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
 
 @kernel(inline=True)
 def _tokens_in_row(room, rest, overhead, limits, policy):
-    """Return the tokens of a segment of `concat`, and whether it ends with eos, 0 or 1.
+    """Return the number of tokens of a `concat` segment, and 1 if it ends with eos, otherwise 0.
 
     Args:
         room: Slots that remain in the row.
@@ -569,9 +574,9 @@ def _tokens_in_row(room, rest, overhead, limits, policy):
 def _cut_at_row_ends(documents, limits, policy, cuts, row):
     """Cut the concatenated documents where rows end (`concat`), and return the number of segments.
 
-    If fewer than 2 slots of a row remain, they become
-    padding. A document's last token moves to the next row if otherwise only its eos would. A row
-    with the maximum number of segments ends early.
+    `row` receives the row of each segment. If fewer than 2 slots of a row remain, they become
+    padding. If only a document's eos would go into the next row, its last token goes there too. A
+    row with the maximum number of segments ends early.
     """
     count, r, fill, in_row = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
     too_short = limits.overhead.shape[0] - 1
@@ -590,7 +595,7 @@ def _cut_at_row_ends(documents, limits, policy, cuts, row):
                     task = np.int64(too_short)
                     overhead = limits.overhead[task] + bos
                     tokens, eos = _tokens_in_row(room, rest, overhead, limits, policy)
-            # Start a new row if this one takes no token.
+            # Start a new row if no token fits in this one.
             if tokens < 1:
                 r, fill, in_row = r + 1, np.int64(0), np.int64(0)
                 continue
@@ -607,15 +612,15 @@ def _cut_at_row_ends(documents, limits, policy, cuts, row):
 def cut(
     recipe: Recipe, tasks: Sequence[Task], documents: Documents, limits: CutLimits | None = None
 ) -> tuple[Segments, LeftOut]:
-    """Return the segments of documents, in document order, and the tokens that are left out.
+    """Return the segments of documents, in document order, and the counts of left-out tokens.
 
-    - A document that fits with its eos is one segment. A longer one is cut into chunks of up to
-      `inner` tokens, and its last chunk has at least max(3, min_tokens) tokens.
-    - Each segment draws its own task; fewer than 3 tokens go to `too_short`. A supervised document
-      draws from the tasks that allow it.
+    - A document that fits with its eos is one segment. A longer document is cut into chunks of up
+      to `limits.inner` tokens, and its last chunk has at least max(3, min_tokens) tokens.
+    - Each segment draws its own task, but segments of fewer than 3 tokens get `too_short`. Segments
+      of supervised documents draw only from the tasks that allow them.
     - `concat` cuts where rows end, and assigns each segment its row.
-    - If a recipe has several `seq_lengths`, each document belongs to one of them; with "decompose",
-      each chunk does. The tokens that belong to other lengths are left out.
+    - If a recipe has several `seq_lengths`, each document belongs to one of them. With "decompose",
+      each chunk does. Tokens that belong to other lengths are left out.
 
     Every segment has at least one token.
 
@@ -630,7 +635,7 @@ def cut(
             `concat` cannot cut these documents.
     """
     count = len(documents.position)
-    # Each kernel runs twice. The first run counts the segments, and its left tokens are ignored.
+    # Each kernel runs twice. The first run only counts the segments, and its `LeftOut` is ignored.
     ignored, lost = (LeftOut(*np.zeros((len(LeftOut._fields), count), np.int64)) for _ in range(2))
     read_columns = (getattr(documents, name) for name in _Documents._fields[:-1])
     columns = _Documents._make((*read_columns, np.ones(count, np.uint8)))
