@@ -53,7 +53,7 @@ PROCESS_BYTES = 220 << 20
 """Memory of a worker before it reads data: Python, numpy, numba, pyarrow and tokenizers."""
 FEWEST, MOST, MOST_SHARDS = 20_000, 200_000, 32
 """Minimum and maximum segments, and maximum shards, that are cut and packed for a forecast. A small
-corpus is repeated; a large one is reduced to some of its shards."""
+corpus is repeated. From a large corpus, only some shards are packed."""
 ROWS_MB_S = 150
 """MB/s of output that one core packs, renders and writes (docs/scale.md), given a fast disk."""
 STORE_MB_S = 1000
@@ -69,8 +69,8 @@ class Packed(NamedTuple):
     rows: float
     slots: float  # slots of segments, with the padding inside them
     content: float  # slots of segments, without padding
-    early_content: float  # content of all rows except each shard's last
-    early_slots: float  # slots of those rows
+    early_content: float  # content in all rows except each shard's last row
+    early_slots: float  # slots of all rows except each shard's last row
     file_bytes: float
     inputs: float  # slots of prefixes; 0 if rows have one sequence
 
@@ -83,18 +83,18 @@ class Packed(NamedTuple):
 class _Excerpt(NamedTuple):
     """The part of a corpus that is made up and packed for a forecast."""
 
-    fraction: float  # of each source's documents, in one run
-    shards: int  # in one run
+    fraction: float  # fraction of each source's documents that one run packs
+    shards: int  # number of shards in one run
     runs: int  # repetitions with other random keys; 1 unless the corpus is small
 
 
 def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates]) -> dict[str, Any]:
-    """Return the forecast figures as plain values.
+    """Return the forecast figures as a dict of plain values.
 
     Args:
         plan: The plan.
         inputs: The recipe and its inputs.
-        samples: The estimates of each source, as `make_plan` returns them.
+        samples: The estimates of each source, which `make_plan` appends to its `samples`.
     """
     recipe, sources, shards = inputs.recipe, plan["sources"], plan["shards"]
     tasks = [task for task in inputs.tasks if task.name != TOO_SHORT]
@@ -114,7 +114,7 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
             1e-6 / STORE_MB_S if is_stored else sample.read_s_per_byte
         )
         tokenize_s += source["text_bytes"] * sample.tokenize_s_per_byte
-    # The warnings start with what concerns all rows, because they are printed in this order.
+    # Warnings are printed in this order, so those about all rows come first.
     warnings = [*unequal_weights(tasks), *_emptiness(packed, recipe)]
     for task, figures in zip(tasks, task_figures, strict=True):
         warnings += _warnings_of_task(recipe, task, figures)
@@ -160,7 +160,7 @@ def _total(plan: Mapping[str, Any], column: str) -> int:
 
 
 def _figures_of_task(recipe: Recipe, task: Task, all_weights: float) -> dict[str, Any]:
-    """Return the figures of a task. `all_weights` is the sum of the tasks' weights."""
+    """Return the forecast's entry of a task. `all_weights` is the sum of the tasks' weights."""
     inner = inner_capacity(recipe, task, 0)
     figures = task.objective.forecast(task, inner) if task.objective.forecast else {}
     return {
@@ -202,16 +202,16 @@ def _warnings_of_task(recipe: Recipe, task: Task, figures: Mapping[str, Any]) ->
 
 
 def _figures_of_sources(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the figures of each source, with its share of the tokens and the share's error."""
+    """Return the figures of each source, with its token share and the share's standard error."""
     total = _total(plan, "tokens") or 1
-    # These are standard errors in tokens.
+    # Standard error of each source's tokens.
     errors = [source["tokens"] * source["relative_error"] for source in plan["sources"]]
     sum_of_squares = sum(error**2 for error in errors)
     columns = ("name", "repeat", "text_bytes", "tokens", "documents")
     figures = []
     for source, error in zip(plan["sources"], errors, strict=True):
         share = source["tokens"] / total
-        # This is the first-order error of a / (a + b) for independent a and b.
+        # The first-order error of a / (a + b), for independent a and b.
         error_of_others = math.sqrt(max(sum_of_squares - error**2, 0.0))
         share_error = math.hypot((1 - share) * error, share * error_of_others) / total
         figures.append(
@@ -274,7 +274,7 @@ def bad_in_samples(
     documents_keys = inputs.recipe.documents
     limit = documents_keys.max_bad_fraction
     too_many = too_many_bad(round(bad), round(read), round(read - bad), limit)
-    if not too_many or documents_keys.bad_documents == "fail":  # The build reports the first one.
+    if not too_many or documents_keys.bad_documents == "fail":  # The build fails at the first.
         return "", False
     count = joined.reasons.total()
     counts = f"{count} of {joined.looked_at} documents are bad"
@@ -307,7 +307,7 @@ def _advice_on(tally: Tally, prefix: str, files: Files) -> str:
 
 
 def _of_store(plan: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
-    """Return the size of a token store of the plan's sources, with each document once.
+    """Return the forecast for a token store of the plan's sources, which has each document once.
 
     The keys are documents, tokens, token_error and bytes.
     """
@@ -331,12 +331,12 @@ def _of_store(plan: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
 def outlook(figures: Mapping[str, Any], missing: int, workers: int) -> dict[str, Any]:
     """Return the remaining work of a build and its estimated seconds.
 
-    The estimate uses these rates:
+    The estimate uses these rates, which are also returned:
 
-    - read_mb_s and tokenize_mb_s, the MB/s of text of one core in the calibration sample; None if
+    - read_mb_s and tokenize_mb_s: the MB/s of text of one core in the calibration sample; None if
       there is nothing to read or tokenize. Token stores are read at STORE_MB_S.
-    - rows_mb_s, the MB/s of output.
-    - compile_s, the seconds to compile kernels that are not cached.
+    - rows_mb_s: the MB/s of output.
+    - compile_s: the seconds to compile kernels that are not cached.
 
     Args:
         figures: The figures that `forecast` returned.
@@ -390,7 +390,10 @@ def _packed(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates]) 
 def _made_up(
     plan: Mapping[str, Any], recipe: Recipe, samples: Sequence[Estimates], excerpt: _Excerpt
 ) -> tuple[Documents, np.ndarray]:
-    """Return made-up documents without tokens in the order of their shards, and these, int64[D]."""
+    """Return made-up documents in the order of their shards, and the shard of each, int64[D].
+
+    The documents have lengths, but no token ids.
+    """
     columns = []
     for run in range(excerpt.runs):
         for s, (sample, source) in enumerate(zip(samples, plan["sources"], strict=True)):
@@ -419,17 +422,17 @@ def _made_up(
 def _drawn(
     sample: Estimates, source: Mapping[str, Any], excerpt: _Excerpt, run: int, key: np.uint64
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lengths in tokens of a run's made-up documents, and their shards, int64 each.
+    """Return the lengths in tokens of one source's made-up documents, and their shards, int64 each.
 
-    The lengths are spread evenly over the sample's distribution. For a small corpus, each length is
-    therefore as frequent as in the sample.
+    The lengths are the evenly spaced quantiles of the sample's distribution. Even in a small
+    corpus, each length is therefore as frequent as in the sample.
 
     Args:
         sample: The source's estimates.
         source: The source in the plan.
-        excerpt: The part of the source to draw.
+        excerpt: The part of the source to make up.
         run: Index of the run. Its shard numbers continue after the previous run's.
-        key: Random key of the order.
+        key: Random key of the documents' order.
     """
     count = max(1, round(source["documents"] * excerpt.fraction))
     tokens = source["tokens"] * excerpt.fraction
@@ -447,7 +450,10 @@ def _drawn(
 
 
 def _all_trained(supervised: np.ndarray, lengths: np.ndarray) -> Training:
-    """Return a Training with one range over each supervised document and no message boundaries."""
+    """Return a `Training` in which each supervised document is one trained range.
+
+    It has no message boundaries.
+    """
     zeros, no_offsets = np.zeros(len(lengths), np.int64), np.zeros(len(lengths) + 1, np.int64)
     ends = lengths[supervised != 0]
     spans = np.stack((np.zeros_like(ends), ends), 1)
@@ -502,7 +508,7 @@ def _segments_of_shards(
 ) -> Iterator[Segments]:
     """Yield the segments of each shard that has documents."""
     recipe, tasks, numbers = inputs.recipe, inputs.tasks, np.unique(shard)
-    is_concat = recipe.packing.algorithm == "concat"  # It cuts where a shard's rows end.
+    is_concat = recipe.packing.algorithm == "concat"  # Cuts depend on the rows of each shard.
     if not is_concat:
         segments, _ = cut(recipe, tasks, documents)
         shard = shard[segments.document]
@@ -545,9 +551,10 @@ def _file_bytes(
 
 
 def _emptiness(packed: Packed, recipe: Recipe) -> list[str]:
-    """Return a warning if rows are less full than FULL, ignoring each shard's last row.
+    """Return a list with a warning if rows are less full than FULL, otherwise [].
 
-    If rows have two sequences, the fuller one decides.
+    Each shard's last row is ignored. If rows have two sequences, all rows count, and the fuller
+    sequence decides.
     """
     if filled := of_sides(packed.inputs, packed.content, packed.rows, recipe.packing.sides):
         if max(filled.values()) >= FULL:

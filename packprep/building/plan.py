@@ -84,7 +84,7 @@ def recipe_of(stored: Mapping[str, Any]) -> Recipe:
 
 
 def _resolved(stored: Mapping[str, Any], recipe: Recipe) -> list[Mapping[str, Any]]:
-    """Return the values that a plan stored for each task.
+    """Return the `resolved` values of each task of the recipe, as a plan stores them.
 
     Raises:
         PlanError: If the values cannot belong to the recipe's tasks.
@@ -110,7 +110,7 @@ def _resolved(stored: Mapping[str, Any], recipe: Recipe) -> list[Mapping[str, An
 
 
 def ids_of(vocabulary: Vocabulary) -> Ids:
-    """Return the ids that tasks write."""
+    """Return the token ids of a vocabulary that tasks need."""
     roles = vocabulary.roles
     return Ids(
         vocab_size=vocabulary.vocab_size,
@@ -128,7 +128,7 @@ def ids_of(vocabulary: Vocabulary) -> Ids:
 
 
 def _vocabulary_of(stored: Mapping[str, Any], tokenizer_json: bytes, digest: str) -> Vocabulary:
-    """Return the vocabulary that a plan stores, with its tokenizer and the digest of it."""
+    """Return the vocabulary that a plan stores, with the given tokenizer.json and its digest."""
     kinds = sorted((stored.get("media") or {}).items())
     return Vocabulary(
         tokenizer_json=tokenizer_json,
@@ -162,7 +162,7 @@ def _files_of(source: Source, index: int, prefix: str, files: Sequence[dict[str,
 class Plan:
     """A plan that is ready to build: sources, tasks, vocabulary and engine.
 
-    Everything follows from the stored plan and the dataset's tokenizer.
+    All attributes are derived from the stored plan, the dataset's tokenizer and removed.json.
 
     Attributes:
         stored: The plan's values, without its files, which are in `sources`.
@@ -202,7 +202,7 @@ class Plan:
         self.is_store = stored.get("kind") == STORE
         self.recipe = recipe_of(stored)
         self.max_bad_fraction = self.recipe.documents.max_bad_fraction
-        """The limit for publication. Another recipe may set it when the build is resumed."""
+        """Maximum fraction of bad documents for publication. A resumed build may change it."""
         self.vocabulary = _vocabulary_of(stored["vocabulary"], tokenizer_json, digest)
         self.token_dtype = np.dtype(stored["token_dtype"])
         ids, values = ids_of(self.vocabulary), _resolved(stored, self.recipe)
@@ -229,7 +229,10 @@ class Plan:
     def _planned_sources(
         self, stored: Mapping[str, Any], prefixes: Sequence[str]
     ) -> list[PlannedSource]:
-        """Return the sources with their files, whose current prefixes are given by source."""
+        """Return the plan's sources with their files.
+
+        `prefixes` has the current prefix of each source's files.
+        """
         sources, files = [], stored["files"]  # Files are in the order of their sources.
         source_of_file = np.fromiter((file["source"] for file in files), np.int64, len(files))
         bounds = np.searchsorted(source_of_file, np.arange(len(prefixes) + 1)).tolist()
@@ -263,11 +266,14 @@ class Plan:
 
     @cached_property
     def engine(self) -> Engine:
-        """Return the plan's engine, or the reference engine instead of it, loaded at first access.
+        """Return the plan's engine, loaded at first access.
+
+        If the plan's engine was checked against the reference engine and is not installed here in
+        the same version, the reference engine is returned.
 
         Raises:
-            PlanError: If this installation has another version of the engine that the plan trusts.
-                Without it, shards can neither be made nor checked.
+            PlanError: If neither engine can be used here, or the reference engine has another
+                version.
         """
         return load_engine(
             self.stored["engine"], self.vocabulary, self.recipe.documents.special_text
@@ -290,10 +296,14 @@ class Plan:
 
 
 def plan_digests(stored: Mapping[str, Any], digest: str) -> tuple[str, ...]:
-    """Return the plan digests that an output's receipts may have.
+    """Return the plan digests that the receipts of an output may have.
 
     They are the digest of the output's plan, and the plan digests of the datasets that it replaces.
     Shards that lost no document keep the receipts of those datasets.
+
+    Args:
+        stored: The output's plan as stored.
+        digest: The digest of that plan.
     """
     return digest, *(entry["plan"] for entry in replaced(stored))
 
@@ -301,14 +311,14 @@ def plan_digests(stored: Mapping[str, Any], digest: str) -> tuple[str, ...]:
 def open_store(location: str) -> TokenStore:
     """Open the token store at a path or URL.
 
-    It is opened once per process, as long as its manifest stays the same.
+    The result is cached in this process until the store's manifest changes.
 
     Raises:
         PlanError: If there is no token store, or it is not finished.
         DatasetError: If its manifest is damaged.
     """
     manifest = b""
-    with contextlib.suppress(OSError):  # The error is raised below.
+    with contextlib.suppress(OSError):  # `_opened_store` reports the error.
         manifest = folder_at(location).read(MANIFEST_NAME)
     return _opened_store(location, digest_of(manifest))
 
@@ -370,8 +380,10 @@ def refuse_others(out: Folder) -> None:
 def datasets_in(place: str | os.PathLike | Folder) -> list[str]:
     """Return the folders of the datasets in an output folder.
 
-    This is the folder itself, or the folders of a build of several seq_lengths, started or not, or
-    the datasets that its mixture.json names.
+    If the folder has a plan or a manifest, it is the only dataset. Otherwise the datasets are the
+    folders seq_N of a build of several seq_lengths, even if not all are started. Without such a
+    build, they are the datasets that mixture.json names. If nothing is found, the folder itself is
+    returned.
     """
     out = folder_at(place)
     if out.exists(PLAN_NAME) or out.exists(MANIFEST_NAME):
@@ -381,10 +393,9 @@ def datasets_in(place: str | os.PathLike | Folder) -> list[str]:
 
 
 def lengths_in(out: Folder) -> list[int]:
-    """Return the seq_lengths of the build whose datasets are in seq_N below a folder, or [].
+    """Return the seq_lengths that the plans in seq_N below a folder store, or [].
 
-    If plans differ in their seq_lengths, the most frequent ones are returned. Plans that cannot be
-    read are ignored here.
+    If the plans differ, the most frequent seq_lengths are returned. Unreadable plans are ignored.
     """
     found = []
     for name in [*out.others()] or _mixed_in(out):  # Object stores list no files.

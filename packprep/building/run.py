@@ -4,14 +4,14 @@ Every process makes whole shards and commits them. The parent distributes shard 
 progress. A killed process leaves only temporary files, and the same command makes the missing
 shards.
 
-Source files must not change during a build. The build records their modification times next to the
-plan when it first sees them:
+Source files must not change during a build. When the build first sees the files, it records their
+modification times in first-seen.json, next to the plan. A resumed build compares the times:
 
-    another time ─► what done shards read of the file is read again ─┬─ the same: noted again
-                                                                     └─ another: SourceError
+    time changed ─► read again the text of finished shards ─┬─ same text: record the new time
+                                                            └─ other text: SourceError
 
-`work.unchanged_slices` checks the times within a process, before and after it reads a split.
-Publication removes the record.
+`work.unchanged_slices` checks the times within a process, before and after it reads a work range.
+Publication removes first-seen.json.
 """
 
 import contextlib
@@ -81,8 +81,8 @@ WORKER_TEXT_BYTES = 8 << 20
 class Progress(Protocol):
     """The interface that a build reports its progress to.
 
-    `begin` is called once, `add` for every batch, `done` for every item, `say` for each message,
-    and `end` last.
+    `begin` is called once, `add` for every batch of documents, `done` for every finished shard,
+    `say` for each message, and `end` last.
     """
 
     def begin(self, text_bytes: int, shards: int, missing: int) -> None: ...
@@ -124,8 +124,8 @@ def build(
             for each available CPU, and fewer for little text.
         moved: The current prefix of the files, by source name, for sources that were moved.
         array: The index and count of this array task.
-        on_start: Called once with the plan. The workers make the first shards meanwhile; without
-            workers, it is called before this process starts.
+        on_start: Called once with the plan, while the workers make the first shards. Without
+            workers, it is called before this process makes the first shard.
         is_store: Make a token store of the recipe's sources.
 
     Raises:
@@ -180,12 +180,15 @@ def build(
 def _write_plan(
     inputs: Inputs, out: Folder, workers: int | None, say: Callable[[str], None]
 ) -> Plan:
-    """Write the plan or read an existing one, and compare its files with the current ones."""
+    """Return the plan of a build, which is written if there is none yet.
+
+    Also check that the source files have not changed since the build started.
+    """
     if not out.exists(MANIFEST_NAME):
         recipe = inputs.recipe
         if inputs.has_text:
             begin_loading(recipe.engine, inputs.vocabulary, recipe.documents.special_text)
-        # The engine loads meanwhile. The forecast needs kernels, and workers inherit them.
+        # The kernels load at the same time as the engine. The forecast and the workers need them.
         warm_kernels()
     plan = planned(inputs, out, say)
     compare_sources(out, plan, inputs, say, available_cpus() if workers is None else workers)
@@ -206,14 +209,14 @@ def _make_and_publish(
     Return the manifest, or None if other processes still have to make shards.
     """
     with _at_hand(out, plan), contextlib.closing(results):
-        # Workers start with the first result, so one is requested even if there are no items.
+        # Workers start when the first result is requested, so request one even without shards.
         for item, seconds in islice(results, max(1, missing)):
             clock.add(seconds)
             progress.done(item)
-        with clock.stage("publish"):  # Meanwhile workers end and free their memory.
+        with clock.stage("publish"):  # The workers end at the same time.
             manifest = publish(out, plan)
     if manifest is None and array_count > 1:
-        time.sleep(LIST_AGAIN_S)  # Folder listings may be cached.
+        time.sleep(LIST_AGAIN_S)  # A file system may return a cached listing of a folder.
         manifest = publish(out, plan)
     return manifest
 
@@ -224,8 +227,8 @@ def build_lengths(
     """Build a dataset for each of a recipe's `seq_lengths`, or resume such a build.
 
     The datasets are written to seq_N below `out`. When all are complete, mixture.json is written
-    next to them. The shares of the mixture are the slots of each dataset. If a step has equally
-    many slots of each dataset, one epoch of each dataset is one epoch of the mixture.
+    next to them. In the mixture, the share of each dataset is its number of slots. If every step
+    has the same number of slots, one epoch of the mixture is therefore one epoch of each dataset.
 
     Args:
         recipe: The recipe with several `seq_lengths`.
@@ -292,7 +295,7 @@ def pace(
 ) -> str:
     """Return one line about a build's speed: its engine, and a hint if it has too few shards.
 
-    The hint suggests a shard size that gives each worker work.
+    The hint suggests a shard size with at least one shard for each worker.
 
     Args:
         plan: The plan as stored.
@@ -317,7 +320,7 @@ def pace(
 
 
 def workers_for(text_bytes: int) -> int:
-    """Return the default number of worker processes for this much text."""
+    """Return the default number of worker processes for this many bytes of text."""
     return max(1, min(available_cpus(), text_bytes // WORKER_TEXT_BYTES))
 
 
@@ -418,7 +421,7 @@ def begun(inputs: Inputs, out: Folder) -> tuple[dict[str, Any], str] | None:
     if not changed and not out.exists(MANIFEST_NAME):  # A published dataset needs no sources.
         changed = other_stores(inputs, plan)
     if changed:
-        recipe_of(plan)  # It raises a clearer error if a newer version wrote the plan.
+        recipe_of(plan)  # If a newer version wrote the plan, this raises a clearer error.
         raise PlanError(
             f"{out} was started with another recipe or other inputs: {'; '.join(changed)}\n"
             "hint: resume with the original recipe and inputs, or build into another folder"
@@ -458,7 +461,7 @@ def compare_sources(
 
     Args:
         out: The output folder.
-        plan: The plan. Its `seen` is set, so that files must stay unchanged from then on.
+        plan: The plan. Its `seen` is set, so that later reads refuse changed files.
         inputs: The recipe and its inputs.
         say: Receives a message about the files that are read again.
         workers: Number of processes.
@@ -488,12 +491,12 @@ def compare_sources(
                 for s in sources:
                     refuse(plan, item, s, changed[s])
     out.remove(FIRST_SEEN_NAME)
-    # If another build has removed the temporary file, `create` continues.
+    # `create` repeats the write if another build removes its temporary file.
     out.create(FIRST_SEEN_NAME, note_of(inputs.files))
 
 
 def shard_comparer(out: Folder, prefixes: Sequence[str]) -> Do:
-    """Return a function that checks whether the sources of finished shards have changed."""
+    """Return a `Do` that yields, for each finished shard, its sources that have changed."""
     plan, decoders = _plans.get(str(out)) or open_plan(out, prefixes), Decoders()
     return one_by_one(lambda item, report: differing(plan, item, decoders))
 
@@ -514,7 +517,7 @@ def _at_hand(out: Folder, plan: Plan) -> Iterator[None]:
 def shard_maker(
     out: Folder, prefixes: Sequence[str], seen: Sequence[np.ndarray | None] | None = None
 ) -> Do:
-    """Return a function that makes shards, with a plan that is read only once.
+    """Return a function that makes and commits shards. It reads the plan only once.
 
     Its decoders keep their position from one shard to the next.
 
@@ -565,9 +568,10 @@ _SHOWN = 3
 
 
 class DoneShard(NamedTuple):
-    """A finished shard whose sources are read again.
+    """A finished shard, to be compared with its sources.
 
-    `digests` has the digest of each source's text from the shard's receipt, by source index.
+    `digests` maps the index of a source to the digest of the text that the shard read from the
+    source.
     """
 
     number: int
@@ -578,9 +582,9 @@ class DoneShard(NamedTuple):
 
 
 def note_of(files: Sequence[Files]) -> bytes:
-    """Return the record of modification times, in ns, by source and in the plan's file order.
+    """Return first-seen.json: the modification times of all files in ns.
 
-    The times of a source at a URL are null.
+    There is one list per source, in the plan's file order, or null for a source at a URL.
     """
     return encode(
         {"modified": [None if own.seen is None else own.seen[:, 1].tolist() for own in files]}
@@ -590,7 +594,8 @@ def note_of(files: Sequence[Files]) -> bytes:
 def changed_files(out: Folder, files: Sequence[Files]) -> list[np.ndarray]:
     """Return the indices of each source's files that may have changed since the build began, int64.
 
-    Without a readable record of modification times, all local files are returned.
+    They are the files with another modification time. Without readable times, they are all local
+    files.
     """
     try:
         note = decode(out.read(FIRST_SEEN_NAME), out.path_of(FIRST_SEEN_NAME))
@@ -614,7 +619,7 @@ def changed_files(out: Folder, files: Sequence[Files]) -> list[np.ndarray]:
 
 
 def done_shards_of(out: Folder, plan: Plan, changed: Sequence[np.ndarray]) -> list[DoneShard]:
-    """Return the finished shards that read any of these files.
+    """Return the finished shards that read any of the changed files.
 
     Args:
         out: The output folder.
