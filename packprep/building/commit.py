@@ -2,8 +2,8 @@
 
 A shard is done if its receipt parses, has the plan's digest, and the shard and rejects files have
 the recorded sizes. The receipt is written last. A second commit of a shard compares digests and
-changes nothing. The process that finds all receipts publishes the manifest; without it there is no
-dataset.
+changes nothing. The process that finds all receipts publishes the manifest. Without a manifest, the
+folder is not a dataset.
 """
 
 import contextlib
@@ -70,8 +70,8 @@ LATER: Later = {"": {}, "rejects": {}}
 """Keys that were added later, with their defaults, by part of the receipt."""
 
 MIN_BAD, GOOD_FOR_BAD = 100, 10
-"""Number of bad documents that is accepted regardless of their fraction, and the required ratio of
-used documents to bad ones."""
+"""Up to MIN_BAD bad documents are accepted regardless of their fraction, if at least GOOD_FOR_BAD
+times as many documents are used."""
 REJECTS_KEYS = {"file", "bytes", "digest", "documents"}
 
 
@@ -112,7 +112,7 @@ def read_receipt(out: Folder, shard: int) -> tuple[dict[str, Any], bytes] | None
 def _can_be_gone_on_with(receipt: dict[str, Any]) -> bool:
     """Return whether the values that publication reads from a receipt have valid types.
 
-    A damaged receipt may still be canonical JSON.
+    A damaged receipt may still be canonical JSON, so parsing it is not enough.
     """
     rejects = receipt["rejects"]
     return (
@@ -128,7 +128,7 @@ def _can_be_gone_on_with(receipt: dict[str, Any]) -> bool:
 def done_receipt(
     out: Folder, shard: int, digests: Sequence[str]
 ) -> tuple[dict[str, Any], bytes] | None:
-    """Return a finished shard's receipt and its raw bytes, or None.
+    """Return a shard's receipt and its raw bytes, or None if the shard is not done.
 
     `digests` are the plan digests that are accepted, as returned by `plan_digests`.
     """
@@ -154,7 +154,7 @@ def encode_rejects(made: Made | StoreShard) -> bytes:
 
 
 def commit_shard(out: Folder, plan: Plan, shard: int, made: Made | StoreShard) -> dict[str, Any]:
-    """Commit a shard that was made, by `commit_files`."""
+    """Commit the files of a new shard, and return its receipt."""
     documents = made.documents
     rejects = encode_rejects(made), len(documents.rejected)
     return commit_files(out, plan, shard, made.arrays, made.ledger, rejects, documents.text_digests)
@@ -229,15 +229,15 @@ def commit_files(
 
 
 class _Differs(BuildError):
-    """A shard is done with another receipt."""
+    """An error for a shard that is already done with another receipt."""
 
 
 def _commit_receipt(out: Folder, plan: Plan, receipt: dict[str, Any]) -> None:
     """Write a shard's receipt, unless another build committed one while this build was uploading.
 
     Raises:
-        BuildError: If the other receipt differs. If the shard file then holds this build's bytes,
-            it is removed, so that the other build writes its own again.
+        BuildError: If the other receipt differs. If the shard file then has this build's bytes, it
+            is removed first, so that the other build writes its own file again.
     """
     name, data = receipt_name(receipt["shard"]), encode(as_stored(receipt, LATER))
     try:
@@ -246,7 +246,7 @@ def _commit_receipt(out: Folder, plan: Plan, receipt: dict[str, Any]) -> None:
             and not out.create(name, data)
             and not _stands(out, plan, receipt)
         ):
-            out.write(name, [data])  # It replaces a receipt that does not belong to this plan.
+            out.write(name, [data])  # The existing receipt does not belong to this plan.
     except _Differs:
         with contextlib.suppress(OSError, PackprepError):
             if digest_of(out.read(receipt["file"])) == receipt["digest"]:
@@ -255,10 +255,10 @@ def _commit_receipt(out: Folder, plan: Plan, receipt: dict[str, Any]) -> None:
 
 
 def _stands(out: Folder, plan: Plan, receipt: dict[str, Any]) -> bool:
-    """Return whether a shard is done with this receipt.
+    """Return whether a shard is already done with this receipt.
 
     Raises:
-        BuildError: If it is done with another receipt.
+        BuildError: If the shard is done with another receipt.
     """
     shard = receipt["shard"]
     standing = done_receipt(out, shard, [plan.digest])
@@ -332,7 +332,10 @@ def publish(out: Folder, plan: Plan) -> dict[str, Any] | None:
 
 
 def _limit_of_published(out: Folder, plan: Plan) -> float:
-    """Return the max_bad_fraction that the published dataset was built with, or the plan's."""
+    """Return the max_bad_fraction that a published dataset was built with.
+
+    If nothing is published yet, return the plan's.
+    """
     with contextlib.suppress(OSError, DatasetError):
         published = decode(out.read(MANIFEST_NAME), MANIFEST_NAME)
         limit = published.get("max_bad_fraction") if isinstance(published, dict) else None
@@ -343,7 +346,10 @@ def _limit_of_published(out: Folder, plan: Plan) -> float:
 def make_manifest(
     plan: Plan, entries: Sequence[Mapping[str, Any]], total: Ledger
 ) -> dict[str, Any]:
-    """Return the manifest as values, with its digest."""
+    """Return the manifest as values, with its digest.
+
+    `entries` are the manifest's entries of the shards, and `total` is the sum of their ledgers.
+    """
     stored, recipe = plan.stored, plan.recipe
     manifest = {
         "format": FORMAT,
@@ -384,9 +390,9 @@ def make_manifest(
 
 
 def _continues(plan: Plan) -> dict[str, str]:
-    """Return the manifest's flags of tokens that start inside a character.
+    """Return the manifest's entry `continues`, which flags tokens that begin inside a character.
 
-    The manifest has them only if resampling a task needs them.
+    Return {} unless resampling a task needs the flags.
     """
     for task in plan.tasks:
         law = LAYOUTS.get(task.objective.name)
@@ -427,7 +433,7 @@ def _refuse_without_rows(out: Folder, plan: Plan, total: Ledger) -> None:
 
 
 def _refuse_unused_sources(out: Folder, plan: Plan, total: Ledger) -> None:
-    """Raise BuildError if documents of a source were read but all are rejected."""
+    """Raise BuildError if documents of a source were read, but all of them are rejected."""
     for source in plan.sources:
         documents = total["sources"][source.name]["documents"]
         reasons = documents["rejected"]
@@ -457,7 +463,7 @@ def _refuse_unused_sources(out: Folder, plan: Plan, total: Ledger) -> None:
 
 
 def _first_reject(out: Folder, plan: Plan, source: str, reason: str) -> dict[str, Any] | None:
-    """Return the first reject of a source with this reason, or None if no file lists one."""
+    """Return the first recorded reject of a source with this reason, or None."""
     for b in range(plan.shards):
         with contextlib.suppress(OSError, ValueError, DatasetError):
             for line in (
@@ -478,7 +484,7 @@ def listed_reasons(reasons: Mapping[str, int]) -> str:
 
 
 def bad_documents(total: Ledger) -> tuple[int, int, dict[str, int]]:
-    """Return a ledger's documents read, its documents used, and the number of bad ones by reason.
+    """Count the documents read, the documents used, and the bad documents by reason, in a ledger.
 
     Documents that were used and removed later count as used.
     """
@@ -496,8 +502,8 @@ def bad_documents(total: Ledger) -> tuple[int, int, dict[str, int]]:
 def too_many_bad(bad: int, read: int, used: int, fraction: float) -> bool:
     """Return whether the number of bad documents prevents publication.
 
-    It does if it exceeds the allowed fraction. At most `MIN_BAD` bad documents are accepted anyway
-    if `GOOD_FOR_BAD` times as many are used.
+    This is the case if it exceeds the allowed fraction. However, up to `MIN_BAD` bad documents are
+    accepted if `GOOD_FOR_BAD` times as many documents are used.
 
     Args:
         bad: Number of bad documents.

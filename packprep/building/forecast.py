@@ -76,7 +76,10 @@ class Packed(NamedTuple):
 
     @property
     def without_last(self) -> float | None:
-        """Return the filled fraction of all rows except each shard's last; None without them."""
+        """Return the filled fraction of all rows except each shard's last row.
+
+        Return None if there are no such rows.
+        """
         return self.early_content / self.early_slots if self.early_slots else None
 
 

@@ -1,11 +1,13 @@
 """Pack segments into rows by length, then order the rows and the segments inside each row by key.
 
-best_fit    best-fit decreasing: the longest first, each into the fullest row that holds it. Least
-padding. first_fit   in the given order, each into the first row that holds it. next_fit    in the
-given order, never back to an earlier row. Keeps the order; most padding.
+    best_fit    the longest segment first, each into the fullest row that it fits into
+    first_fit   in the given order, each into the first row that it fits into
+    next_fit    in the given order, each into the current row or a new one
 
-If rows have two sequences, inputs and targets, each row is filled in turn with the segments that
-fit both best (`pack_sides`).
+best_fit leaves the least padding. next_fit keeps the order, and leaves the most padding.
+
+If rows have two sequences, inputs and targets, `pack_sides` fills one row after another. It always
+takes the segment that fits both sequences best.
 """
 
 from collections.abc import Sequence
@@ -22,7 +24,8 @@ from packprep.randomness import ROW_ORDER, SEGMENT_ORDER
 from packprep.recipe import Recipe
 
 FIRST, _, ROWS, _, BELOW = range(5)
-"""Columns of a run of rows: first row, step ±1, rows, segments per row, and the run below it."""
+"""Columns of a run of rows, as in `assign`: first row, step ±1, rows, segments per row, and the
+number of the run below it in its stack."""
 
 
 @kernel(inline=True)
@@ -40,7 +43,7 @@ def _highest(bits, most):
 
 @kernel(inline=True)
 def _push(runs, top, filled, run, fill):
-    """Put a run on top of the stack of its fill."""
+    """Put run number `run` on top of the stack of runs with this fill."""
     runs[run, BELOW] = top[fill]
     top[fill] = run
     filled[fill >> 6] |= np.uint64(1) << np.uint64(fill & 63)
@@ -48,7 +51,7 @@ def _push(runs, top, filled, run, fill):
 
 @kernel(inline=True)
 def _pop(runs, top, filled, fill):
-    """Take the run on top of the stack of a fill."""
+    """Remove the top run from the stack of runs with this fill."""
     top[fill] = runs[top[fill], BELOW]
     if top[fill] < 0:
         filled[fill >> 6] &= ~(np.uint64(1) << np.uint64(fill & 63))
@@ -56,27 +59,29 @@ def _pop(runs, top, filled, fill):
 
 @kernel
 def assign(counts, capacity, max_segments):
-    """Return best-fit placements, int64[k, 5], for the number of documents of each length.
+    """Return best-fit placements, int64[k, 5], for the number of segments of each length.
 
-    All documents of one length are placed in bulk. A placement puts the next documents, the longest
-    first, into consecutive rows. Its columns are first row, step ±1, rows, documents per row, and
-    fill before the first document. One turn may add two placements of the same length: the full
-    rows, and one row with the remaining documents.
+    All segments of one length are placed in bulk, the longest length first. A placement puts
+    segments of one length into consecutive rows, the same number into each row. Its columns are
+    first row, step ±1, rows, segments per row, and the fill before the first segment. The fill of a
+    row is the number of its used slots.
 
-    Rows of equal fill form a stack of runs of consecutive row numbers. A run has a first row, a
-    step ±1, a number of rows and the segments per row. A row that is chosen for length L stays the
-    fullest, so it takes as many documents as fit. Its new fill is then above capacity − L. So each
-    fill that holds L is emptied only once, fullest first, one run at a time. A run moves to its new
-    fill in O(1). Its order is reversed, because the row that was on top is then lowest.
+    A run is a sequence of rows with consecutive numbers, equal fill and equally many segments. It
+    has a first row, a step ±1 and a number of rows. The runs of each fill form a stack.
+
+    Segments of length L go to the fullest rows that they fit into, one run at a time. Each row
+    takes as many of them as fit, so its new fill is above capacity − L. Each fill is therefore
+    emptied only once per length. A run moves to its new fill in O(1). Its order is reversed,
+    because the row that was placed last is on top of the stack.
 
     Args:
-        counts: int64[capacity + 1]: number of documents of each length.
+        counts: int64[capacity + 1]: number of segments of each length.
         capacity: Slots per row.
         max_segments: Maximum segments per row; 0 for no limit.
     """
     placements, placed = np.empty((1024, 5), np.int64), np.int64(0)
     runs, used = np.empty_like(placements), np.int64(0)
-    unused = np.int64(-1)  # The first emptied run. BELOW leads to the next.
+    unused = np.int64(-1)  # first emptied run, for reuse; BELOW is the next one
     top = np.full(capacity + 1, -1, np.int64)  # run on top of each fill's stack
     filled = np.zeros((capacity >> 6) + 1, np.uint64)  # bit set of the fills that have rows
     # A row of `capacity` segments is full.
@@ -84,14 +89,14 @@ def assign(counts, capacity, max_segments):
     for length in range(capacity, 0, -1):
         left, fill = counts[length], capacity - length
         while left > 0:
-            # Take the run on top of the fullest rows, or as many new rows as needed.
+            # Take the top run of the fullest rows that fit, otherwise as many new rows as needed.
             fill = _highest(filled, fill)
             run, row, step, rows, in_row = np.int64(-1), n_rows, 1, left, 0
             if fill > 0:
                 run = top[fill]
                 row, step, rows, in_row, _ = runs[run]
             each = min((capacity - fill) // length, limit - in_row)
-            # Place the full rows of `each` documents, then one row with the remaining documents.
+            # Fill rows with `each` segments, then one row with the remaining segments.
             while min(left, rows) > 0:
                 documents = min(each, left)
                 moved = min(rows, left // documents)
@@ -100,7 +105,7 @@ def assign(counts, capacity, max_segments):
                 placed += 1
                 left, rows = left - moved * documents, rows - moved
                 row += moved * step
-                # Rows that cannot take another segment are in no stack.
+                # Full rows go to no stack.
                 new_fill, new_in_row = fill + documents * length, in_row + documents
                 if new_fill >= capacity or new_in_row >= limit:
                     continue
@@ -116,7 +121,7 @@ def assign(counts, capacity, max_segments):
                 continue
             runs[run, FIRST], runs[run, ROWS] = row, rows
             if rows == 0:
-                # No rows are pushed above this run, because its fill is the one being emptied.
+                # This run is still on top, because no run was pushed to the fill being emptied.
                 _pop(runs, top, filled, fill)
                 runs[run, BELOW], unused = unused, run
     return placements[:placed]
@@ -131,7 +136,7 @@ def _write_row(array, i, values):
 
 @kernel(inline=True)
 def _with_row(array, row):
-    """Return the array, int64[n, k], or a copy with twice the rows if it has no such row.
+    """Return the array, int64[n, k], or a copy with twice as many rows if n ≤ `row`.
 
     A loop copies the values, because a slice assignment takes seconds to compile.
     """
@@ -146,17 +151,17 @@ def _with_row(array, row):
 
 @kernel
 def _fill_rows(placements, counts, lengths, places, row, offset):
-    """Write the row and offset of every document.
+    """Write the row and the offset, which is the first slot, of every segment.
 
-    Documents of one length take the places of that length in the given order. Placements are
-    written to `places` and read back as one stream per length. This avoids scattered writes to
-    `row` and `offset`.
+    Segments of one length take the positions placed for that length, in the given order. The
+    positions are first written to `places` in the order of placements, then read from there for
+    each segment. This avoids scattered writes to `row` and `offset`.
 
     Args:
         placements: int64[k, 5], from `assign`.
-        counts: Number of documents of each length.
-        lengths: int64[n]: length of each document.
-        places: uint64[n], overwritten: row and offset as high and low half, longest documents
+        counts: Number of segments of each length.
+        lengths: int64[n]: length of each segment.
+        places: uint64[n], overwritten: row and offset as high and low 32 bits, longest segments
             first.
         row: int64[n]: receives the rows.
         offset: int64[n]: receives the offsets.
@@ -188,9 +193,9 @@ def _fill_rows(placements, counts, lengths, places, row, offset):
 
 @kernel
 def _first_fit(lengths, capacity, max_segments, row, offset):
-    """Pack by first fit, with a tournament tree over the rows' free slots.
+    """Pack by first fit, and write each segment's row and first slot to `row` and `offset`.
 
-    The first row that holds a document is found in O(log rows).
+    A tournament tree over the rows' free slots finds the first row that fits in O(log rows).
     """
     n = lengths.shape[0]
     leaves = np.int64(1)
@@ -229,14 +234,15 @@ def _next_fit(lengths, capacity, max_segments, row, offset):
 
 
 class _Remaining(NamedTuple):
-    """The segments that are in no row, by their part of each of the two sequences.
+    """The segments that are not in a row yet, listed by their size in each of the two sequences.
 
-    Each part size of a sequence has a list of segments, sorted by the other part. Segments that the
-    other sequence's list supplied stay between `head` and `end`.
+    A segment's part of a sequence is the number of its slots there. For each sequence and part, a
+    list has the segments with that part, sorted by their part of the other sequence. Placed
+    segments are dropped from a list only when they reach its head.
     """
 
     parts: np.ndarray  # int64[2, n]: slots of each segment in each sequence
-    # int64[2, n]: for each sequence, the segments sorted by their part of it, then by the other
+    # int64[2, n]: for each sequence, the segments sorted by this part, then by their other part
     listed: np.ndarray
     head: np.ndarray  # int64[2, …]: index in `listed` of each list's first remaining segment
     end: np.ndarray  # int64[2, …]: index in `listed` after each list
@@ -246,8 +252,8 @@ class _Remaining(NamedTuple):
 def _smallest_other_parts(remaining, room):
     """Return the tournament trees of both sequences, int64[2, 2 · leaves].
 
-    A leaf has the smallest other part among the segments of one part size, or `leaves` without
-    such segments, which is more than any number of free slots.
+    Leaf v of a tree has the smallest other part among the segments with part v. Without such
+    segments, it has the value `leaves`, which is more than the slots of a row.
     """
     leaves = np.int64(1)
     while leaves <= max(room[0], room[1]):
@@ -265,7 +271,7 @@ def _smallest_other_parts(remaining, room):
 
 @kernel(inline=True)
 def _update(least, side, node):
-    """Compute the nodes of a tournament tree above `node` from their children."""
+    """Recompute the nodes of a tournament tree above `node` from their children."""
     while node > 1:
         node >>= 1
         least[side, node] = min(least[side, 2 * node], least[side, 2 * node + 1])
@@ -273,11 +279,11 @@ def _update(least, side, node):
 
 @kernel(inline=True)
 def _largest_fitting(least, side, part, other):
-    """Return the largest part size ≤ `part` of a segment whose other part is ≤ `other`, or -1.
+    """Return the largest part ≤ `part` of a segment with an other part ≤ `other`, or -1.
 
     Args:
-        least: int64[2, 2 · leaves]: tournament tree of each sequence over part sizes, of the
-            smallest other part among the remaining segments.
+        least: int64[2, 2 · leaves]: the trees of `_smallest_other_parts` for the remaining
+            segments.
         side: The sequence of `part`.
         part: Maximum part of this sequence.
         other: Maximum part of the other sequence.
@@ -300,9 +306,7 @@ def _largest_fitting(least, side, part, other):
 def _pack_sides(order, remaining, room, spare, max_segments, row):
     """Fill rows of two sequences, one after another, as described in `pack_sides`.
 
-    For each sequence, a tournament tree over part sizes v has the smallest part of the other
-    sequence among the remaining segments. The largest v that fits is therefore found in O(log
-    room).
+    The trees of `_smallest_other_parts` find the largest part that fits in O(log room).
 
     Args:
         order: int64[n]: the segments in the order that they start rows.
@@ -338,7 +342,7 @@ def _pack_sides(order, remaining, room, spare, max_segments, row):
             rows, in_row = rows + 1, np.int64(0)
         row[segment], placed[segment] = rows - 1, True
         in_row += 1
-        # Take the segment out of both lists. Only the heads of lists are in the trees.
+        # Take the segment out of both lists. The trees only contain the heads of lists.
         for side in range(2):
             v = parts[side, segment]
             free[side] -= v
@@ -358,13 +362,14 @@ def pack_sides(
 ) -> np.ndarray:
     """Return the row of each segment, int64[n], for rows of two sequences, inputs and targets.
 
-    A row starts with the largest remaining segment, measured by the larger fraction of a sequence
-    that it takes. While a segment fits, the row then takes the one with the largest part of the
-    sequence that has the larger unfilled fraction. Ties take the smallest part of the other
-    sequence. Equal segments are taken in the given order.
+    A row starts with the largest remaining segment. The size of a segment is the fraction that it
+    takes of a sequence, whichever of the two is larger. While another segment fits, the row takes
+    one more. It first chooses the sequence with the larger unfilled fraction, then the segment with
+    the most slots in that sequence. Ties go to the segment with the fewest slots in the other
+    sequence, then to the given order.
 
-    The sequence that all segments together need more of is filled completely. The other one is
-    filled in proportion to their need, and its spare slots are expected to stay empty.
+    All segments together need more of one sequence than of the other. The other sequence cannot be
+    filled completely. Its slots that are expected to stay empty do not count as unfilled.
 
     Args:
         inputs: int64[n]: slots of inputs, each 1 … sides[0].
@@ -390,7 +395,7 @@ def pack_sides(
 
 
 def rows_of(segments: Segments, recipe: Recipe, tasks: Sequence[Task]) -> np.ndarray:
-    """Return the row of each segment as packed, int64[m]."""
+    """Pack segments by the recipe's algorithm, and return the row of each, int64[m]."""
     packing = recipe.packing
     most = packing.max_segments_per_row or FORMAT_MAX_SEGMENTS
     if packing.algorithm == "concat":
@@ -405,10 +410,10 @@ def rows_of(segments: Segments, recipe: Recipe, tasks: Sequence[Task]) -> np.nda
 def pack(
     lengths: np.ndarray, capacity: int, algorithm: str, max_segments: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the row and offset, int64[n] each, of segments in rows of `capacity` slots.
+    """Return the row and the first slot of each segment, int64[n] each, packed by length.
 
     Rows are numbered in the order of their creation. best_fit takes equal lengths in the given
-    order. Among equally full rows, it takes the one that reached that fill last.
+    order. Among equally full rows, it takes the row that reached that fill last.
 
     Args:
         lengths: int[n]: slots of each segment, each 1 … capacity.
@@ -417,7 +422,7 @@ def pack(
         max_segments: Maximum segments per row; 0 for no limit.
 
     Raises:
-        RecipeError: If the algorithm is unknown or no row holds a length.
+        RecipeError: If the algorithm is unknown, or a length is not in 1 … capacity.
     """
     lengths = np.ascontiguousarray(lengths, np.int64)
     if len(lengths) and (lengths.min() < 1 or lengths.max() > capacity):
@@ -443,9 +448,9 @@ def pack(
 
 
 def place(segments: Segments, recipe: Recipe, tasks: Sequence[Task]) -> tuple[Segments, int]:
-    """Return the segments in row order, and the slots that the row packed last leaves free.
+    """Pack segments, and return them in row order with their rows and first slots.
 
-    The segments have their rows and first slots.
+    Also return the number of free slots in the row that was packed last.
     """
     packing, row = recipe.packing, rows_of(segments, recipe, tasks)
     physical = segments.slots + -segments.slots % packing.pad_seq_to_mult
@@ -458,7 +463,7 @@ def place(segments: Segments, recipe: Recipe, tasks: Sequence[Task]) -> tuple[Se
 def placement(
     key: np.ndarray, physical: np.ndarray, row: np.ndarray, keep_order: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Put rows, and the segments inside each row, in keyed order.
+    """Put rows, and the segments inside each row, in a random order drawn from the segments' keys.
 
     Args:
         key: uint64[m]: key of each segment.

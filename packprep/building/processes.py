@@ -36,7 +36,7 @@ Report = Callable[[int, int, int, int], None]
 Do = Callable[[Iterable[Any], Report], Iterator[Any]]
 """A function that yields the result of each item, in the items' order.
 
-It may take the next item before it yields the result of the last one.
+It may take the next item before it yields the result of the previous item.
 """
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -52,12 +52,15 @@ _THREADS, _ENDING_MS = "/proc/self/task", 20
 
 
 def one_by_one(do: Callable[[Any, Report], Any]) -> Do:
-    """Return a `Do` that yields the result of each item before it takes the next."""
+    """Return a `Do` that yields the result of each item before it takes the next item."""
     return lambda items, report: (do(item, report) for item in items)
 
 
 def available_cpus() -> int:
-    """Return the number of CPUs that this process may use: SLURM_CPUS_PER_TASK, or its affinity."""
+    """Return the number of CPUs that this process may use.
+
+    It is SLURM_CPUS_PER_TASK if set, otherwise the number of CPUs in the process's affinity.
+    """
     given = os.environ.get("SLURM_CPUS_PER_TASK", "")
     return int(given) if given.isdigit() and int(given) else len(os.sched_getaffinity(0))
 
@@ -95,15 +98,22 @@ def free_addresses() -> int | None:
 
 
 _LIMITS = {"": ("memory.max", "anon"), "memory": ("memory.limit_in_bytes", "rss")}
-"""Files of both versions of control groups.
+"""Where control groups show their memory: the file of the limit, and the used entry of memory.stat.
 
-They are the file with a group's limit, and the entry of memory.stat that counts as used. The kernel
-can reclaim the other memory.
+The keys are the controllers of version 2 ("") and version 1 of control groups. The kernel can
+reclaim the memory in other entries.
 """
 
 
 def _left_by_limits(root: Path, path: str, limit: str, used: str) -> Iterator[int]:
-    """Yield the bytes that the limits of a control group and its parents leave."""
+    """Yield the bytes of memory that a control group and each of its parents may still use.
+
+    Args:
+        root: The folder where control groups are mounted.
+        path: The path of the group below `root`.
+        limit: The file with a group's limit, from `_LIMITS`.
+        used: The entry of memory.stat that counts as used, from `_LIMITS`.
+    """
     group = root / path.strip("/")
     for folder in (group, *group.parents):
         with contextlib.suppress(OSError, ValueError, TypeError):  # The file is missing, or "max".
@@ -117,7 +127,7 @@ def _left_by_limits(root: Path, path: str, limit: str, used: str) -> Iterator[in
 
 
 def _context() -> Any:
-    """Return the start method of processes: fork, or a fork server if this process has threads.
+    """Return the multiprocessing context: fork, or a fork server if this process has threads.
 
     Forked processes share all loaded objects. A fork copies only one thread, so a lock that another
     thread holds would never be released in the copy.
@@ -190,7 +200,7 @@ def in_processes(
         workers: Number of processes, reduced to the number of items. 0 does all work in this
             process and leaves signals to the caller.
         report: Receives the counts of each batch.
-        clean: Called as clean(pid) to remove what an ended worker may have left.
+        clean: Called as `clean(pid)` for each ended worker, to remove its temporary files.
         on_start: Called once the workers have started, or before this process starts to work.
         say: Receives a message if a worker reports nothing for SILENT_S, and when it reports again.
 
@@ -213,8 +223,8 @@ def in_processes(
             everyone[connection] = _Worker(process, deque([waiting.popleft()]))
             _tell(connection, everyone[connection].handed[0])
         on_start()
-        # Each item goes to the worker that asks for it first. A worker that is lost or silent is
-        # noticed here, because a worker that the kernel kills cannot report anything.
+        # Each item goes to the first worker that asks for one. This loop also detects lost and
+        # silent workers, because a worker that the kernel kills cannot report anything.
         while at_work := {pipe: worker for pipe, worker in everyone.items() if not worker.is_done}:
             if signals:
                 raise Stopped(STOPPED)
@@ -282,13 +292,15 @@ def _started(
 
 @dataclass
 class _Worker:
-    """A worker process as its parent sees it. Its text is the start of an error message.
+    """A worker process as its parent sees it.
+
+    `str` of a worker is the start of an error message, which names the worker's items.
 
     Attributes:
         process: The process.
-        handed: The items that it has received and given no result for.
-        is_last: True if it was notified that there are no more items.
-        heard: Time of its last report; infinite after its silence was reported.
+        handed: The items that the worker has received and has not finished.
+        is_last: True if the worker was notified that there are no more items.
+        heard: Time of the worker's last report; infinite after its silence was reported.
     """
 
     process: Any
@@ -306,7 +318,7 @@ class _Worker:
     def lost(self) -> PackprepError:
         """Return the error for a worker that ended without a message.
 
-        It is Stopped if a signal to the whole process group reached the worker first.
+        Return `Stopped` if a signal to the whole process group reached the worker first.
         """
         self.process.join(STOP_S)
         code = self.process.exitcode
@@ -388,7 +400,7 @@ def _work(
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
 
-    # A thread writes shards, and it may send messages too.
+    # The thread that writes shards may send messages at the same time, so a lock is needed.
     sending = threading.Lock()
 
     def send(kind: str, value: Any) -> None:
@@ -419,10 +431,10 @@ def _work(
 
 
 def _keep_memory() -> None:
-    """Reuse the memory of one shard for the next, because fresh pages cost more than writing them.
+    """Make malloc reuse the memory of one shard for the next shard.
 
-    With glibc, large blocks then come from the heap instead of new pages, and the heap is not
-    trimmed.
+    Getting new pages from the kernel costs more than writing them. With glibc, large blocks then
+    come from the heap instead of new pages, and the heap is not trimmed.
     """
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,4 +1,4 @@
-"""Derive the plans of datasets that lost documents later, from the plan that replaces them."""
+"""Compute the plans that a dataset had before documents were removed, from its current plan."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,14 +12,14 @@ from packprep.recipe import fingerprint
 
 
 def plan_digest_of(stored: Mapping[str, Any], digest: str, shard: int) -> str:
-    """Return the digest of the plan that a shard was made by.
+    """Return the digest of the plan that a shard was made with.
 
-    It is the digest of this plan or of a replaced dataset, if the shard has lost nothing since
-    then.
+    A shard that lost no documents in the latest removals was made with the plan of a replaced
+    dataset. All other shards were made with the current plan.
 
     Args:
-        stored: The plan as stored.
-        digest: The digest of this plan.
+        stored: The current plan as stored.
+        digest: The digest of the current plan.
         shard: Shard number.
     """
     later = digest
@@ -33,7 +33,7 @@ def plan_digest_of(stored: Mapping[str, Any], digest: str, shard: int) -> str:
 def with_removed(
     stored: Mapping[str, Any], plan: Plan, removed: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return a stored plan whose dataset has other removed documents and is otherwise the same.
+    """Return a copy of a stored plan with other removed documents, and with its new digests.
 
     Args:
         stored: The plan as stored.
