@@ -17,9 +17,9 @@ def array_position(
 ) -> tuple[int, int]:
     """Return the index and count of this array task, or (0, 1) outside an array.
 
-    Flags take precedence. Slurm's variables are used only for a whole array (MAX − MIN + 1 ==
-    COUNT), because a sparse redo list would silently do other work. JOB_COMPLETION_INDEX
-    (Kubernetes) is used with --array-count.
+    Flags take precedence. Slurm's variables are used only if the array has no gaps (MAX − MIN + 1
+    == COUNT). An array with gaps usually repeats some tasks of a larger array, and the size of the
+    larger array is unknown here. JOB_COMPLETION_INDEX (Kubernetes) is used with --array-count.
 
     Args:
         index: The value of --array-index, or None.
@@ -79,7 +79,10 @@ def share_of(index: int, count: int, shards: int) -> range:
 
 
 def tasks_of(shards: Iterable[int], count: int, of: int) -> list[int]:
-    """Return the array tasks of `count`, ascending, that make these of the `of` shards."""
+    """Return the indices of the array tasks that make these shards, ascending.
+
+    `count` is the number of array tasks, and `of` is the number of all shards.
+    """
     return sorted({b * count // of for b in shards})
 
 

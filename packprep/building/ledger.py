@@ -1,10 +1,11 @@
 """Account for every token in a ledger. A build fails unless these identities hold exactly.
 
-Per source:  documents read = used + rejected (by reason)
-             tokens read = used + truncated + dropped (by reason)
-             slots = tokens used + added (bos, mode, sentinel, fim, eos, copy) + padding inside
-             (pad_seq_to_mult)
-In all:      rows · seq_length = Σ slots + row padding
+    per source   documents read = used + rejected (by reason)
+                 tokens read = used + truncated + dropped (by reason)
+                 slots = tokens used + added + padding inside segments (pad_seq_to_mult)
+    in total     rows · seq_length = Σ slots + row padding
+
+Added slots are counted by kind: bos, mode, sentinel, fim, eos and copy.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,17 +27,17 @@ from packprep.recipe import Recipe
 Ledger = Mapping[str, Any]
 """The counts of documents, tokens and slots of a shard or a dataset, by source and by task."""
 AFTER_TOKENIZATION = ("too_long", "untrained_segment", "other_length", "place_too_long")
-"""Reasons of tokens that belong to the shard's documents but to no segment."""
+"""Reasons for dropping tokens that `Documents` contains. Other reasons drop tokens before that."""
 ADDED = ("bos", "mode", "sentinel", "fim", "eos", "copy")
 ADDED_LATER: tuple[str, ...] = ()
 """Kinds that were added in later versions. They are written only if they occur."""
 APART = "answers_apart"
 """Tokens of answers that are untrained because their question is in another chunk.
 
-They are used or dropped. The key is written only if there are any.
+These tokens also count as used or dropped. The key is written only if there are any.
 """
 HISTORY = "history"
-"""Tokens that an earlier text of the same document contains too, in documents of several texts.
+"""Tokens that repeat an earlier text of the same document, in documents of several texts.
 
 The key is written only if there are any.
 """
@@ -59,8 +60,8 @@ def shard_ledger(
     """Return the ledger of one shard.
 
     Args:
-        documents: The shard's documents. Their dropped tokens include the segments that are left
-            out.
+        documents: The shard's documents. Their `dropped_tokens` include the tokens of segments that
+            `cut` left out.
         names: The names of the sources.
         tasks: The plan's tasks.
         segments: The segments as rendered.
@@ -70,7 +71,7 @@ def shard_ledger(
         recipe: The recipe.
     """
     padded = segments.slots + -segments.slots % recipe.packing.pad_seq_to_mult
-    # By document: tokens that are cut off, and the counts that are written only if there are any.
+    # Counts per document: tokens that `long = "truncate"` cut off, and tokens of repeated history.
     lengths = np.diff(documents.offsets)
     truncated = history = np.zeros(len(lengths), np.int64)
     if recipe.documents.long == "truncate":
@@ -119,7 +120,7 @@ def shard_ledger(
 
 
 def _sums(counts: Mapping[str, np.ndarray], chosen: np.ndarray) -> dict[str, int]:
-    """Return the sum of the chosen entries of each kind of count, without sums of 0."""
+    """Return, for each kind of count, the sum of the chosen entries. Sums of 0 are left out."""
     sums = {kind: int(values[chosen].sum()) for kind, values in counts.items()}
     return {kind: total for kind, total in sums.items() if total}
 
@@ -145,7 +146,7 @@ def segment_counts(
 
 
 def sums_of(segments: Segments, chosen: np.ndarray) -> dict[str, int]:
-    """Return the numbers of chosen segments, of their tokens and of their slots."""
+    """Return the numbers of segments, tokens and slots of the chosen segments."""
     tokens, slots = segments.tokens[chosen], segments.slots[chosen]
     return {"segments": len(tokens), "tokens": int(tokens.sum()), "slots": int(slots.sum())}
 
@@ -153,7 +154,8 @@ def sums_of(segments: Segments, chosen: np.ndarray) -> dict[str, int]:
 def added_slots(tasks: Sequence[Task], segments: Segments) -> dict[str, np.ndarray]:
     """Return the number of added slots in each segment, int64[m], by kind of `ADDED`.
 
-    An added slot does not hold one of the segment's own tokens for the first time.
+    All slots of a segment are added except the first slot of each of its own content tokens. The
+    kind "copy" has repeated system messages and second copies of segments.
     """
     task, by_task = segments.task, TaskTable.of(tasks)
     mode = by_task.mode[task]
@@ -173,9 +175,9 @@ def added_slots(tasks: Sequence[Task], segments: Segments) -> dict[str, np.ndarr
 def of_sides(
     inputs: float, content: float, rows: float, sides: tuple[int, int] | None
 ) -> dict[str, float]:
-    """Return the fraction of the encoder and decoder sequences that segments fill.
+    """Return the fraction of the encoder and decoder sequences that segments fill, by name.
 
-    It is empty if rows have one sequence, or if there are no rows.
+    Return {} if rows have one sequence, or if there are no rows.
 
     Args:
         inputs: Slots of the segments' prefixes.
@@ -192,7 +194,10 @@ def of_sides(
 
 
 def store_ledger(documents: StoredDocuments, tasks: Sequence[Task]) -> dict[str, Any]:
-    """Return the ledger of a token store's shard. Its slots are its tokens, and it has no rows."""
+    """Return the ledger of a token store's shard.
+
+    A store has no rows and segments. Its slots are its tokens.
+    """
     sources = {}
     for name, tokens in documents.tokens.items():
         reasons, read = documents.rejected.counts(name), documents.read[name]
@@ -227,7 +232,7 @@ def add_ledgers(ledgers: Iterable[Ledger]) -> dict[str, Any]:
 
 
 def without_counts(ledger: Ledger, part: Ledger) -> dict[str, Any]:
-    """Return a copy of a ledger minus the counts of a part of it."""
+    """Return a copy of a ledger from which the counts of another ledger are subtracted."""
     total = add_ledgers((ledger,))
     _add(total, part, -1)
     return total

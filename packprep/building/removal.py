@@ -1,12 +1,12 @@
-"""Remove documents from a dataset or token store after it was made, keeping only their places.
+"""Remove documents from a dataset or token store that is already built, and leave padding.
 
     built     ‹NLG› t ‹0› ias ‹1› ‹0› hod ‹1› ericAl ‹eos›     loss 0 0 0 0 0 1 …     12 tokens
     removed   ‹pad› … of as many slots                         loss 0 …               0 tokens
 
-The header keeps the document, the task and the key. Noise, media and the task's own prefix go too.
-No slot of another segment moves, so rows, their order and all random numbers stay the same. A build
-that reads the text applies the removal to its rendered arrays; `packprep remove` applies it to the
-stored ones. Both give the same bytes.
+The header keeps the document, the task and the key of each segment. Its noise, its media and a
+prefix that its task drew are removed. No slot of another segment moves, so rows, their order and
+all random numbers stay the same. A build that reads the text applies the removal to its rendered
+arrays; `packprep remove` applies it to the stored arrays. Both give the same bytes.
 """
 
 import copy
@@ -28,14 +28,17 @@ from packprep.objectives.objective import Task
 from packprep.sources.slices import PlannedSource
 
 REMOVED = "removed"
-"""The reason for a reject and for dropped tokens."""
+"""The reason that the ledger gives for removed documents and their tokens."""
 
 Listed = Mapping[str, Mapping[str, Iterable[int]]]
 """Positions of documents, by source and file."""
 
 
 def encode_removed(documents: Listed) -> bytes:
-    """Return removed.json in its one canonical form, for documents listed in any order."""
+    """Return removed.json in canonical form.
+
+    The documents may be listed in any order, and repeatedly.
+    """
     ordered = {
         source: {file: sorted(set(positions)) for file, positions in files.items()}
         for source, files in documents.items()
@@ -94,7 +97,12 @@ class Removed:
         return bool(self._positions)
 
     def at(self, files: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Return whether each document, by file of the plan and position, is listed, bool[n]."""
+        """Return whether each document is listed, bool[n].
+
+        Args:
+            files: int64[n]: the number of each document's file in the plan.
+            positions: int64[n]: the position of each document in its file.
+        """
         found = np.zeros(len(files), np.bool_)
         for file in (
             np.intersect1d(files, list(self._positions)).tolist() if self._positions else ()
@@ -104,7 +112,7 @@ class Removed:
         return found
 
     def segments(self, segments: Segments) -> np.ndarray:
-        """Return which segments of a shard belong to listed documents, bool[m]."""
+        """Return whether each segment of a shard belongs to a listed document, bool[m]."""
         return self.at(segments.file, segments.doc)
 
 
@@ -116,8 +124,9 @@ def blank(
 ) -> tuple[dict[str, np.ndarray], Segments]:
     """Return a shard's slot arrays and segments with the contents of `removed` segments erased.
 
-    Their slots become pad ids without loss. They have no tokens, no noise and no media spans. A
-    segment's prefix becomes 0 if it is the segment's own and does not fill a sequence of the row.
+    The slots of these segments become pad ids without loss. The segments have no tokens, noise or
+    media spans. A prefix that the task drew becomes 0, unless the task keeps prefix lengths in
+    every epoch (`keeps_prefix`).
 
     Args:
         tasks: The plan's tasks.
@@ -157,14 +166,14 @@ def without(
     removed: np.ndarray,
     ledger: dict[str, Any],
 ) -> tuple[dict[str, np.ndarray], Segments, dict[str, Any], np.ndarray]:
-    """Return a shard without the `removed` segments.
+    """Return a shard with the contents of the `removed` segments erased, also from its ledger.
 
     Args:
         plan: A `building.plan.Plan`.
         slots: The shard's arrays of slots.
         segments: All segments of the shard, rendered or stored.
         removed: bool[m]: the segments of documents that are removed by this call.
-        ledger: The shard's ledger before.
+        ledger: The shard's ledger before the removal.
 
     Returns:
         The shard's arrays of slots, its segments, its ledger, and the document passes that it lost,
@@ -223,11 +232,12 @@ def _lose(entry: dict[str, Any], documents: int, tokens: int, slots: int) -> Non
 def _eos(plan: Any, segments: Segments, removed: np.ndarray) -> np.ndarray:
     """Return whether each removed segment has an eos, int64, without reading its tokens.
 
-    A build must get the same result, although the tokens are erased. A later chunk of a supervised
-    document has either an eos or one more repeated token. The document's last chunk has an eos.
-    With eos after each segment, every chunk has one. If each turn has its own text, every chunk is
-    assumed to be the last of its text. This is an estimate; most other chunks have nothing trained
-    and are not segments.
+    The tokens may already be erased, and all ways of removing a document must give the same result.
+    A later chunk of a supervised document has either an eos or one more repeated token. The
+    document's last chunk has an eos. With eos after each segment, every chunk has one.
+
+    If each turn has its own text, every chunk is assumed to end its text. This is an estimate: most
+    other chunks train nothing and are not segments.
     """
     gone = segments.select(removed)
     extra = gone.eos + gone.repeated
@@ -242,16 +252,16 @@ def _eos(plan: Any, segments: Segments, removed: np.ndarray) -> np.ndarray:
 def store_without(
     plan: Any, arrays: Arrays, before: Removed, ledger: dict[str, Any]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], np.ndarray]:
-    """Return a token store's shard without the documents that its plan lists.
+    """Return a token store's shard with the documents erased that its plan lists as removed.
 
-    As in `without`, a document keeps its length and the places of its media. Datasets therefore
-    cut, pack and draw as before. Its tokens become pad ids, and its media references become empty.
+    A document keeps its length and the positions of its media. Datasets therefore cut, pack and
+    draw as before. Its tokens become pad ids, and its media references become empty.
 
     Args:
         plan: A `building.plan.Plan`.
         arrays: The shard's arrays.
         before: Documents that were removed earlier.
-        ledger: The shard's ledger before.
+        ledger: The shard's ledger before the removal.
 
     Returns:
         The arrays, the ledger, and the documents that were removed, int64[k, 4]: source, 0, file
@@ -279,7 +289,10 @@ def store_without(
 
 
 def _without_refs(arrays: Arrays, which: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the media references of a store's shard, empty in the documents `which`, bool[D]."""
+    """Return a store shard's arrays of media references, emptied in the documents `which`, bool[D].
+
+    Return {} if the shard has no media.
+    """
     if "place_offsets" not in arrays:
         return {}
     lengths = np.diff(arrays["place_ref_offsets"])

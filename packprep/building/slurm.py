@@ -1,9 +1,8 @@
 """Build on many machines by Slurm, with plain sbatch scripts that a site can read and change.
 
-An array of tasks makes the shards, with several tasks for each one that may run at once. Slurm
-gives the next task to the first free machine. Slow machines therefore get fewer tasks, and the
-tasks of a failed machine run again. No other scheduler is needed. A final job publishes and
-verifies.
+An array job makes the shards. It has up to four times as many tasks as may run at once. Slurm gives
+the next task to the first free machine. Slow machines therefore get fewer tasks, and the tasks of a
+failed machine run again. No other scheduler is needed. A final job publishes and verifies.
 """
 
 import contextlib
@@ -125,9 +124,9 @@ _FLAGS = {
 def default_at_once(count: int) -> int:
     """Return the default number of array tasks that run at once.
 
-    It is all of up to 16 tasks, otherwise a quarter of them, but at least 16. Four tasks for each
-    running one shorten the wait for the last task on uneven machines, and leave resources for
-    others.
+    Up to 16 tasks all run at once. If there are more, a quarter of them does, but at least 16. Four
+    times as many tasks as run at once shorten the wait for the last task on uneven machines. The
+    limit also leaves resources for other users.
     """
     return min(count, max(FEW_TASKS, -(-count // TASKS_PER_RUNNING)))
 
@@ -135,7 +134,7 @@ def default_at_once(count: int) -> int:
 def slurm_folder(out: str | os.PathLike) -> Path:
     """Return the folder of the scripts and logs: the output folder's path with suffix .slurm.
 
-    For a URL, it is in the current folder, named after the last part of the URL.
+    For a URL, this folder is in the current folder, named after the last part of the URL.
 
     Raises:
         RecipeError: If the output folder is /.
@@ -234,7 +233,10 @@ def _check_size(job: ArrayJob, say: Callable[[str], None]) -> None:
 
 
 def _submission(array: Sequence[str], finish: Path, finishes: bool) -> str:
-    """Return the shell command that submits an array, and its final job if there is one."""
+    """Return the shell command that submits an array, and its final job if `finishes`.
+
+    `array` has the arguments of sbatch for the array, and `finish` is the script of the final job.
+    """
     if not finishes:
         return shlex.join(["sbatch", *array])
     first = shlex.join(["sbatch", "--parsable", *array])
@@ -253,7 +255,7 @@ def max_array_size() -> int | None:
 
 
 def scripts(job: ArrayJob, folder: Path) -> dict[str, str]:
-    """Return the text of each script by file name: the array's and, for a build, the last job's."""
+    """Return the text of each script by file name: the array's and, for a build, finish.sh."""
     made = {job.script: _script(job, folder, job.command, _array_part(job))}
     if job.command in MAKE:
         made[FINISH] = _script(job, folder, "finish", _finish_part(job))
@@ -285,7 +287,7 @@ def submit(job: ArrayJob) -> list[tuple[str, str]]:
     """Submit the array and, for a build, the final job, and record the job ids.
 
     Returns:
-        The script name and job id of each.
+        The script name and the job id of each submitted job.
     """
     folder = slurm_folder(job.out)
     array = _sbatch([str(folder / job.script)])
@@ -328,7 +330,10 @@ def build_jobs(out: str | os.PathLike) -> list[dict[str, str]]:
 
 
 def first_command(out: str | os.PathLike) -> str | None:
-    """Return the shell command that submits the whole build by its scripts; None without them."""
+    """Return the shell command that submits the existing scripts of a whole build.
+
+    Return None if there are no scripts.
+    """
     with contextlib.suppress(RecipeError):  # The output folder is /.
         array, finish = _array_script(slurm_folder(out)), slurm_folder(out) / FINISH
         if array.exists() and finish.exists():
@@ -337,7 +342,7 @@ def first_command(out: str | os.PathLike) -> str | None:
 
 
 def _array_script(folder: Path) -> Path:
-    """Return the path of the array script that makes an output: a dataset or a token store."""
+    """Return the path of the array script in a folder, which is build.sh or tokenize.sh."""
     return next(
         (folder / f"{name}.sh" for name in MAKE if (folder / f"{name}.sh").exists()),
         folder / "build.sh",
@@ -345,9 +350,10 @@ def _array_script(folder: Path) -> Path:
 
 
 def redo_command(out: str | os.PathLike, missing: Sequence[int], shards: int) -> str | None:
-    """Return the shell command that makes missing shards, then publishes; None without scripts.
+    """Return the shell command that makes the missing shards and then publishes.
 
-    Tasks that are repeated keep their numbers in the whole array. Its size is read from the script.
+    Return None if there are no scripts. Tasks that run again keep their numbers in the original
+    array. The size of that array is read from the script.
     """
     folder = slurm_folder(out)
     array, finish = _array_script(folder), folder / FINISH
@@ -368,7 +374,7 @@ def _sbatch(arguments: Sequence[str]) -> str:
     """Submit a job by sbatch and return its id.
 
     Raises:
-        BuildError: If sbatch fails. The message has its error output.
+        BuildError: If sbatch fails. The message has the error output of sbatch.
     """
     again = shlex.join(["sbatch", *arguments])
     try:
@@ -385,7 +391,7 @@ def _sbatch(arguments: Sequence[str]) -> str:
 
 
 def _script(job: ArrayJob, folder: Path, name: str, body: str) -> str:
-    """Return one script: options of sbatch, then the commands.
+    """Return the text of one script: the options of sbatch, then the commands.
 
     The user's options are last, so that they override the others.
     """
