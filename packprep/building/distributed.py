@@ -4,7 +4,7 @@ Examples are a process pool, Dask, Ray, Spark or a custom queue. Call `begin` on
 `build_shard` for each number, in any process on any machine, in any order and as often as needed.
 Call `finish` once. A shard is a pure function of the plan and its number, so processes need not
 know of each other. A killed process leaves only temporary files. These functions can resume a build
-of `packprep build`, and it can resume theirs.
+of `packprep build`, and `packprep build` can resume a build of these functions.
 """
 
 import functools
@@ -41,15 +41,16 @@ def begin(
     moved: Mapping[str, str] | None = None,
     say: Callable[[str], None] = say_on_stderr,
 ) -> Plan:
-    """Write the plan of a build into `out`, or read the existing one.
-
-    `plan.shards` is the number of shards.
+    """Write the plan of a build into `out`, or read the existing plan.
 
     Args:
         recipe: The recipe.
         out: The output folder, as a path or URL.
         moved: The current prefix of the files, by source name, for sources that were moved.
         say: Receives messages for the user.
+
+    Returns:
+        The plan. `plan.shards` is the number of shards.
 
     Raises:
         RecipeError: If the recipe or its inputs are invalid.
@@ -70,8 +71,8 @@ def build_shard(
     second commit compares digests and changes nothing.
 
     The process keeps the plan, the engine and its memory for the next call. A few long-lived
-    processes are therefore faster than many short ones. Call it from only one thread of a process
-    at a time.
+    processes are therefore faster than many short ones. In each process, only one thread at a time
+    may call this function.
 
     Args:
         out: The output folder, as a path or URL.
@@ -111,7 +112,7 @@ def finish(out: str | os.PathLike, max_bad_fraction: float | None = None) -> dic
 
     Args:
         out: The output folder, as a path or URL.
-        max_bad_fraction: A limit that replaces the one from the start of the build.
+        max_bad_fraction: A new value of documents.max_bad_fraction. None keeps the plan's value.
 
     Returns:
         The manifest.
@@ -150,9 +151,9 @@ def status_of(
         - shards: Number of shards. None while there is no plan yet.
         - done, missing: Number of finished shards, and the numbers of the others.
         - published: True if the dataset is published.
-        - array: The array indices, of `array_count`, that would make the missing shards.
+        - array: The indices of the array tasks, of `array_count`, that make the missing shards.
         - jobs: {script, job} of each job that `packprep slurm --submit` submitted.
-        - refused: Why a complete build is not published, if too many documents are bad.
+        - refused: A message if all shards are done, but too many documents are bad to publish.
         - redo: The command that submits the missing work, if `packprep slurm` wrote scripts.
 
     Raises:
@@ -199,7 +200,7 @@ def status_of(
 
 
 def _refused(out: Folder, plan: Mapping[str, Any], digest: str) -> str:
-    """Return why publication is refused for bad documents by the plan's limit, or ""."""
+    """Return a message if more documents are bad than the plan allows; otherwise ""."""
     names = [[entry["name"] for entry in plan[key]] for key in ("sources", "tasks")]
     found = [
         done_receipt(out, shard, plan_digests(plan, digest)) for shard in range(plan["shards"])
@@ -217,7 +218,7 @@ def _refused(out: Folder, plan: Mapping[str, Any], digest: str) -> str:
 def _maker(place: str, plan_digest: str, moved: tuple[tuple[str, str], ...]) -> tuple[Plan, Do]:
     """Return the plan and the function that makes its shards.
 
-    The result is cached by `plan_digest`, because another plan may be written to the same place.
+    `plan_digest` is a key of the cache, because another plan may be written to the same folder.
     """
     out = folder_at(place)
     plan = open_plan(out)

@@ -154,8 +154,8 @@ def sums_of(segments: Segments, chosen: np.ndarray) -> dict[str, int]:
 def added_slots(tasks: Sequence[Task], segments: Segments) -> dict[str, np.ndarray]:
     """Return the number of added slots in each segment, int64[m], by kind of `ADDED`.
 
-    All slots of a segment are added except the first slot of each of its own content tokens. The
-    kind "copy" has repeated system messages and second copies of segments.
+    All slots of a segment are added, except one slot for each of its content tokens. The kind
+    "copy" has repeated system messages and second copies of segments.
     """
     task, by_task = segments.task, TaskTable.of(tasks)
     mode = by_task.mode[task]
@@ -196,7 +196,7 @@ def of_sides(
 def store_ledger(documents: StoredDocuments, tasks: Sequence[Task]) -> dict[str, Any]:
     """Return the ledger of a token store's shard.
 
-    A store has no rows and segments. Its slots are its tokens.
+    A store has neither rows nor segments. Its slots are its tokens.
     """
     sources = {}
     for name, tokens in documents.tokens.items():

@@ -1,6 +1,6 @@
-"""The schema of plan.json: its keys, their types and ranges, and how their values must agree.
+"""Declare the schema of plan.json: its keys, their types and ranges, and how values must agree.
 
-It is checked before anything is computed, opened or allocated from a plan.
+`check_plan` applies the schema before anything is computed, opened or allocated from a plan.
 """
 
 from bisect import bisect_left
@@ -34,7 +34,10 @@ class _Part(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
 
 
 class EngineForm(_Part):
-    """The name and version of the engine, and the version of the reference that checked it."""
+    """The name and version of the engine.
+
+    `reference` is the version of the reference engine that the engine was compared with.
+    """
 
     name: Text
     version: Text
@@ -49,9 +52,9 @@ class TokenizerForm(_Part):
 
 
 class BesideForm(_Part):
-    """A file that was next to the tokenizer, and the token that it declares for each special token.
+    """A file next to the tokenizer, with the token that the file declares for each special token.
 
-    The value is None if the file declares null.
+    A token is None if the file declares null for it.
     """
 
     file: RelativeName
@@ -60,7 +63,7 @@ class BesideForm(_Part):
 
 
 class VocabularyForm(_Part):
-    """The ids that the plan resolved."""
+    """The resolved ids of special tokens, and the vocabulary's size and added tokens."""
 
     vocab_size: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
     roles: dict[str, Id]
@@ -100,11 +103,11 @@ class FileForm(_Part):
 
 
 class ReplacedForm(_Part):
-    """A dataset that still has the documents that this one lost.
+    """An earlier dataset, which still has documents that were removed from this one.
 
-    It has the dataset's fingerprint, and the digests of its manifest, plan and removed.json.
-    `ledger` and `shards`, by shard number, are the values of its manifest that differ from its
-    successor's.
+    It has the fingerprint of the dataset, and the digests of its manifest, plan and removed.json.
+    `ledger` and `shards`, by shard number, have the values of its manifest that differ from the
+    manifest of the next dataset.
     """
 
     fingerprint: Digest
@@ -116,14 +119,17 @@ class ReplacedForm(_Part):
 
 
 class RemovedForm(_Part):
-    """The digest of removed.json, and the datasets that lost documents, oldest first."""
+    """The digest of removed.json, and the earlier datasets with more documents, oldest first."""
 
     digest: Digest
     replaces: list[ReplacedForm]
 
 
 class PlanForm(_Part):
-    """A plan. Its recipe and tasks are checked by the code that reads them."""
+    """A plan.
+
+    `recipe` and `tasks` are only checked by the code that reads them.
+    """
 
     format: Literal["packprep"]
     version: Literal[1]
@@ -165,12 +171,12 @@ def _later(form: type[_Part]) -> dict[str, Any]:
 
 
 LATER: Later = {part: _later(form) for part, form in _PARTS.items()}
-"""Keys of each part of a plan that were added later, with their earlier meaning as default."""
+"""For each part of a plan, the keys that were added later. Each default keeps the old meaning."""
 _RESTORE = "hint: restore the file, or build into another folder"
 
 
 def check_plan(plan: Mapping[str, Any], where: str) -> PlanForm:
-    """Return a plan as records.
+    """Check the values of a plan, and return them as a `PlanForm`.
 
     Raises:
         PlanError: If the value is not a valid plan. The message names the key.
@@ -208,7 +214,7 @@ def _wrong_key(plan: Mapping[str, Any], made_with: Any) -> str:
 
 
 def _disagreement(plan: PlanForm) -> str:
-    """Return how values of a plan contradict each other, which no type expresses; otherwise ""."""
+    """Return a message about values of a plan that contradict each other; otherwise ""."""
     vocabulary, last = plan.vocabulary, 0
     ids = [
         *vocabulary.roles.values(),

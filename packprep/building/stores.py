@@ -1,10 +1,10 @@
 """Resolve token stores in recipes: recipes that make a store, and sources that are read from one.
 
-    recipe ─ of_store ─► the recipe of a store: each document once
-    a source with format = "store" ─ in_stores ─► the store's source, its files and its place
+    recipe of a dataset ─ of_store ─► recipe of its store, with each document once
+    source with format = "store" ─ in_stores ─► the source that the store was made from
 
-A dataset that is built from a store therefore has the same recipe, files and fingerprint as one
-that is built from the text.
+A dataset that is built from a store therefore has the same recipe, files and fingerprint as a
+dataset that is built from the text.
 """
 
 import contextlib
@@ -40,7 +40,10 @@ _OF_USE = ("name", "paths", "format", "repeat", "share", "sample", "tasks")
 
 
 def of_store(recipe: Recipe) -> Recipe:
-    """Return the recipe of a dataset's token store: the dataset's recipe, each document once."""
+    """Return the recipe of the token store for a dataset.
+
+    It is the dataset's recipe, but it uses each document once.
+    """
     sources = tuple(
         replace(s, repeat=1.0, share=None, sample=(0.0, 1.0), tasks=None) for s in recipe.sources
     )
@@ -68,7 +71,7 @@ def in_stores(
         is_store: True if the recipe makes a token store, which must not use another store.
 
     Returns:
-        The recipe with these sources, and the store of each of them by source name.
+        The new recipe, and the token store of each replaced source, by the source's name.
 
     Raises:
         RecipeError: If the recipe needs a source or a setting that a store does not have.
@@ -127,7 +130,10 @@ KEYS_OF_FILES = tuple(key for key in Source.__dataclass_fields__ if key not in _
 
 
 def _source_in(store: TokenStore, source: Source, i: int) -> Source:
-    """Return a store's source with the keys that the recipe sets for its use."""
+    """Return a store's source, with the keys of `source` that may differ from the store's recipe.
+
+    They are repeat, share, sample and tasks.
+    """
     own = {one.name: one for one in store.plan.recipe.sources}
     name = source.name
     if name not in own and name == f"source{i}" and len(own) == 1:
@@ -172,7 +178,7 @@ def check_tokenizer(
 ) -> None:
     """Raise RecipeError unless each store's tokens come from the recipe's tokenizer.
 
-    The special tokens may have other functions than in the store.
+    The recipe may declare other special tokens than the store, unless they could change its tokens.
     """
     for store in stores.values():
         made = store.plan.recipe
@@ -191,9 +197,9 @@ def check_tokenizer(
 
 
 def _refuse_other_specials(vocabulary: Vocabulary, store: TokenStore) -> None:
-    """Raise RecipeError if other special tokens could give other tokens than the store has.
+    """Raise RecipeError if the recipe's special tokens could change the tokens in the store.
 
-    `TokenStore.read` checks the text of the documents themselves.
+    `TokenStore.read` also checks each document that it reads.
     """
     here, there = special_texts(vocabulary), special_texts(store.plan.vocabulary)
     if here == there:
@@ -224,7 +230,7 @@ def template_of(template: str | None, stores: Mapping[str, TokenStore]) -> str |
     """Return the chat template of a recipe with stores: the recipe's, or the stores'.
 
     Raises:
-        RecipeError: If they have different templates.
+        RecipeError: If the recipe and its stores have different templates.
     """
     for store in stores.values():
         made = store.plan.stored["chat_template"]
@@ -239,7 +245,7 @@ def template_of(template: str | None, stores: Mapping[str, TokenStore]) -> str |
 
 
 def patterns_of(source: Source, base: Path, stores: Mapping[str, TokenStore]) -> list[str]:
-    """Return a source's glob patterns. For a token store, return the patterns it was built from."""
+    """Return a source's glob patterns; for a source in a store, those that it was made from."""
     if source.name in stores:
         patterns: list[str] = planned_in(stores[source.name], source.name)["patterns"]
         return patterns

@@ -37,8 +37,8 @@ UNTRAINED_SEGMENT = "untrained_segment"
 OTHER_LENGTH = "other_length"
 PLACE_TOO_LONG = "place_too_long"
 LEAST_BOUND, BEYOND_PLAN = 1 << 30, 16
-"""Text bytes above which a shard is refused: the minimum limit, and the limit as a multiple of the
-plan's shard_text_bytes."""
+"""A shard is refused if it has more than LEAST_BOUND bytes of text, and more than BEYOND_PLAN times
+the plan's shard_text_bytes."""
 
 
 class Made(NamedTuple):
@@ -47,7 +47,7 @@ class Made(NamedTuple):
     arrays: dict[str, np.ndarray]  # arrays by name, as listed in dataset/shard.py
     documents: Documents
     ledger: dict[str, Any]
-    segments: Segments  # in row order, with their documents
+    segments: Segments  # in row order; `document` is an index into `documents`
 
 
 class StoreShard(NamedTuple):
@@ -87,12 +87,12 @@ def text_reader(
 
 
 def documents_builder(plan: Plan) -> DocumentsBuilder:
-    """Return a collector for the documents of a plan."""
+    """Return an empty collector for the documents of a plan."""
     return DocumentsBuilder(plan.recipe, plan.sources, plan.token_dtype, plan.marks)
 
 
 def slices_of(plan: Plan, shard: int) -> Iterator[tuple[PlannedSource, Slice]]:
-    """Yield the work ranges that a shard takes from each source, in order."""
+    """Yield each work range of a shard with its source, in order."""
     seen = plan.seen or [None] * len(plan.sources)
     for source, own in zip(plan.sources, seen, strict=True):
         for part in unchanged_slices(source, shard, plan.shards, own):
@@ -102,13 +102,13 @@ def slices_of(plan: Plan, shard: int) -> Iterator[tuple[PlannedSource, Slice]]:
 def unchanged_slices(
     source: PlannedSource, shard: int, shards: int, seen: np.ndarray | None
 ) -> Iterator[Slice]:
-    """Yield a shard's work ranges of a source, checking each file before and after it is read.
+    """Yield a shard's work ranges of a source, and check each file before and after it is read.
 
     Args:
         source: The source.
         shard: Shard number.
         shards: Number of shards.
-        seen: `Files.seen` of the source; None if unknown.
+        seen: `Files.seen` of the source; None skips the checks.
 
     Raises:
         SourceError: If a file changes while the build runs.
@@ -169,7 +169,7 @@ def make_shard(
     Args:
         plan: The plan.
         shard: Shard number.
-        decoders: Decoders from earlier shards, which only save time.
+        decoders: Decoders of earlier shards. Reusing them only saves time.
         progress: As in `read_documents`.
         clock: Receives the seconds of the stages read, tokenize, cut, pack, render and ledger.
         epoch: The epoch of the random numbers, as in resampling. Epoch 0 is stored.
@@ -202,7 +202,7 @@ def make_shard(
 
 
 def _note_left_out(plan: Plan, documents: Documents, segments: Segments, lost: LeftOut) -> None:
-    """Record dropped tokens by reason, and documents without a segment as rejects."""
+    """Add the left-out tokens to the counts by reason, and reject documents without a segment."""
     sources = [source.name for source in plan.sources]
     left_out = {
         UNTRAINED_SEGMENT: lost.untrained,
