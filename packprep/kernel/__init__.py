@@ -1,7 +1,7 @@
-"""`@kernel`, the only way to compile a function, and its helpers for randomness, copies and bits.
+"""Compile functions with `@kernel`, and provide compiled random numbers, copies and bit operations.
 
-Importing this package does not import numba. The first call of a kernel does, so commands without
-kernels do not pay for the import.
+Importing this package does not import numba. The first call of a kernel imports numba, so commands
+without kernels do not wait for it.
 """
 
 from packprep.kernel import memory

@@ -1,4 +1,4 @@
-"""The compiled functions of `randomness`."""
+"""Compiled versions of the functions in `randomness.py`."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ _LOW, _32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 def philox(key, c0, c1, c2, c3):
     """Return `randomness.philox` of one block.
 
-    All arguments and the four results are uint64, the results below 2³².
+    All arguments are uint64. The four results are uint64 below 2³².
     """
     k0, k1 = key & _LOW, key >> _32
     for _ in range(10):
@@ -53,7 +53,8 @@ def below(first_word, key, purpose, index, bound, epoch):
     """Return `randomness.integers` of one index, int64 in 0 … bound − 1, from its first word."""
     b = np.uint64(bound)
     product = first_word * b
-    if (product & _LOW) < b:  # only then can it be below 2³² mod bound: this saves a division
+    # The low half can only be below 2³² mod bound if it is below bound. This saves a division.
+    if (product & _LOW) < b:
         threshold = (np.uint64(1) << _32) % b
         attempt = 0
         while (product & _LOW) < threshold:
@@ -84,9 +85,9 @@ def segment_key(file_key, document, repeat, start):
 
 @kernel(inline=True)
 def draw_task(key, thresholds):
-    """Return the first task with a threshold above the key's draw.
+    """Return the first task with a threshold above the key's draw, otherwise the last task.
 
-    The thresholds are int64, the cumulative shares times 2⁵³.
+    The thresholds are int64[tasks], the cumulative shares times 2⁵³.
     """
     u = np.int64(bits64(key, TASK, 0, 0) >> np.uint64(11))
     for task in range(thresholds.shape[0]):
@@ -99,8 +100,8 @@ def draw_task(key, thresholds):
 def philox_blocks(key, purpose, epoch, blocks, out):
     """Write `randomness.words` of indices 0 … 4 · blocks − 1 to out, uint32[≥ 4 · blocks + 28].
 
-    Whole eights of blocks are written: the compiler computes eight blocks side by side, which costs
-    a fraction of eight single blocks.
+    The number of written blocks is rounded up to a multiple of 8. The compiler computes 8 blocks
+    side by side, which costs a fraction of 8 single blocks.
     """
     key_0, key_1 = key & _LOW, key >> _32
     p, e = np.uint64(purpose), np.uint64(epoch)
@@ -124,6 +125,6 @@ def bits64_of_keys(key, purpose, out):
 
 
 def warm_kernels() -> None:
-    """Import numba and load a kernel, which takes the first kernel of a process half a second."""
+    """Import numba and load a kernel, which takes half a second in a new process."""
     nothing = np.empty(0, np.uint64)
     bits64_of_keys(nothing, np.uint64(SEGMENT_KEY), nothing)

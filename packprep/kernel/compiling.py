@@ -1,4 +1,4 @@
-"""`@kernel`, the only way to compile a function.
+"""Compile functions with numba by `@kernel`, the only way to compile in packprep.
 
 This module sets all flags. Fast-math is off, because the format defines IEEE results. NumPy's error
 model applies and the GIL is released. Kernels use a single thread, because packprep scales with
@@ -24,16 +24,16 @@ from packprep.forking import hold_at_forks, lazy, unforked
 from packprep.messages import say
 
 seconds = 10
-"""About how many seconds a command compiles. Commands that compile more kernels set it."""
+"""Approximate seconds that a command compiles. Commands with more kernels set another value."""
 COUNTS: Counter[str] = Counter()
-"""Numbers of kernels that this process "compiled", "kept" in the cache and "loaded" from it."""
+"""Numbers of kernels that this process compiled, wrote to the cache ("kept") or loaded from it."""
 
 
 class Kernel:
     """A function that is compiled at its first call, by Python or by another kernel.
 
-    Numba is imported then. `function` is the function itself, which gives the same results slowly.
-    With `inline`, LLVM merges it into its callers.
+    Numba is imported at the first call. `function` is the uncompiled function, which gives the same
+    results more slowly. If `inline` is true, LLVM merges the kernel into its callers.
     """
 
     def __init__(self, function: Callable, inline: bool):
@@ -45,7 +45,7 @@ class Kernel:
 
     @lazy
     def compiled(self) -> Any:
-        """Return the dispatcher of numba."""
+        """Return numba's dispatcher for the function."""
         if "numba" not in sys.modules and not is_kept(
             f"{self.function.__module__}.{self.function.__qualname__}"
         ):
@@ -89,9 +89,9 @@ class Kernel:
         return cache_folders().own
 
     def load_overload(self, signature: Any, target: Any) -> Any:
-        """Return the kept kernel for a signature, or None to make numba compile it.
+        """Return the cached kernel for a signature, or None to make numba compile the kernel.
 
-        Loading skips numba's preparations for compiling, which take 0.08 s per process.
+        A cached kernel skips numba's preparations for compiling, which take 0.08 s per process.
         """
         from numba.core.compiler import CompileResult
         from numba.core.runtime import rtsys
@@ -117,7 +117,7 @@ class Kernel:
         )
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
-        """Keep a compiled kernel, unless it holds addresses of this process."""
+        """Write a compiled kernel to the cache, unless it has addresses of this process."""
         from numba.core.serialize import dumps
 
         if not compiled.library.has_dynamic_globals and all(
@@ -143,16 +143,20 @@ def _subject(signature: Any) -> str:
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """Return a read-only view, since a kernel is compiled once for each of the two kinds."""
+    """Return a read-only view of an array.
+
+    Numba compiles a kernel once for read-only arrays and once for writable arrays. Read-only views
+    make one compilation enough.
+    """
     view = array.view()
     view.flags.writeable = False
     return view
 
 
 def kernel(function: Any = None, *, inline: bool = False) -> Any:
-    """Compile `function` at its first call; keep the result on disk for the other processes.
+    """Compile `function` at its first call, and cache the result on disk for other processes.
 
-    inline=True is for small functions that kernels call: LLVM merges them into their callers.
+    inline=True is for small functions that kernels call. LLVM merges them into their callers.
     """
     return (
         functools.partial(Kernel, inline=inline) if function is None else Kernel(function, inline)

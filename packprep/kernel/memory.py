@@ -15,10 +15,10 @@ def copy_items(target, at, source, begin, n):
 
 
 def copy_run(target, at, source, begin, n, end):
-    """Copy items like `copy_items`, faster for short runs.
+    """Copy items like `copy_items`, but faster for short runs.
 
-    It may also write anything to target[at + n : end], and read beyond the source's run inside its
-    array.
+    It may overwrite target[at + n : end] with arbitrary values, and may read items of `source`
+    after the run.
     """
     copy_items(target, at, source, begin, n)
 
@@ -45,6 +45,6 @@ def bits_set(value):
 
 
 def flags_as_bits(flags, begin):
-    """Return a uint64 whose bit j is 1 iff flags[begin + j] (uint8) is not 0, j = 0 … 63."""
+    """Return a uint64 in which bit j (0 … 63) is 1 if flags[begin + j] (uint8) is not 0."""
     packed = np.packbits(flags[begin : begin + 64] != 0, bitorder="little")
     return np.uint64(int.from_bytes(packed.tobytes(), "little"))

@@ -1,6 +1,6 @@
-"""The compiled functions of `memory.py`: processor instructions in place of plain Python.
+"""Compile the functions of `memory.py` to processor instructions.
 
-The first kernel imports this file.
+The first kernel that is compiled imports this file.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from packprep.kernel.memory import (
 
 
 def _copy_bytes(typing_context, target, at, source, begin, n):
-    """Generate memcpy of n items of two contiguous arrays of one dtype."""
+    """Generate a memcpy of n items between two contiguous arrays of one dtype."""
 
     def generate(context, builder, signature, arguments):
         to, size = _pointer(context, builder, signature.args[0], arguments[0], arguments[1])
@@ -47,7 +47,7 @@ def _copy_chunk(typing_context, target, at, source, begin):
 
 
 def _pointer(context, builder, array_type, array, index):
-    """Return a pointer to an item of a contiguous array, and the bytes of an item."""
+    """Return a pointer to an item of a contiguous array, and the item's size in bytes."""
     data = context.make_array(array_type)(context, builder, array).data
     size = context.get_abi_sizeof(context.get_data_type(array_type.dtype))
     return builder.gep(data, [index]), size
