@@ -14,7 +14,7 @@ from io import FileIO
 
 _FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-"""The start of a few lines that replace a file in a clone without Git LFS."""
+"""The start of the text that replaces a large file in a clone without Git LFS."""
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a FIFO",
@@ -45,12 +45,12 @@ def _refuse_irregular(path: str | os.PathLike, opened: int | None = None) -> Non
 def open_file(path: str | os.PathLike) -> FileIO:
     """Open a regular file for reading without a buffer.
 
-    Symbolic links are followed, since caches consist of them.
+    Symbolic links are followed, because download caches consist of links.
 
     Raises:
-        OSError: If it cannot be opened or is not a regular file.
+        OSError: If the file cannot be opened or is not a regular file.
     """
-    # Check it before opening, since opening a device may have an effect.
+    # Check the path before opening, because opening a device may have an effect.
     _refuse_irregular(path)
     file = FileIO(path, "rb", opener=lambda path, flags: os.open(path, flags | _FLAGS))
     try:

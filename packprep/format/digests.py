@@ -22,13 +22,13 @@ def digest_of(data: bytes | bytearray | mmap) -> str:
 def own_digest(value: Mapping[str, Any]) -> str:
     """Return the digest that a JSON file stores of itself.
 
-    It covers the encoding of the file without the key "digest".
+    It is the digest of the file's canonical JSON without the key "digest".
     """
     return digest_of(encode({key: item for key, item in value.items() if key != "digest"}))
 
 
 def digest_of_buffers(buffers: Iterable) -> str:
-    """Return the digest of buffers one after the other, without joining them.
+    """Return the digest of the concatenated buffers, without copying them.
 
     The buffers are bytes or contiguous memoryviews.
     """

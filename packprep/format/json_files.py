@@ -4,8 +4,8 @@ Canonical JSON is the result of `json.dumps(…, sort_keys=True, separators=(","
 ensure_ascii=False)` in UTF-8, and one newline. Manifests, plans and receipts are decoded here, so
 that a changed byte in any of them is refused in the same way.
 
-A key that is added later is written only if it differs from its default. If it is missing, it has
-its default. So existing files stay valid.
+A key that was added in a later version is written only if it differs from its default. If it is
+missing, its default applies. Existing files therefore stay valid.
 """
 
 import json
@@ -17,7 +17,7 @@ from packprep.forking import unforked
 
 FORMAT = "packprep"
 VERSION = 1  # The version of the format on disk.
-# It covers everything that determines the bytes, and rises whenever they change.
+# The version of all rules that determine the bytes of a dataset. It rises whenever bytes change.
 LAW_VERSION = 3
 
 MANIFEST_NAME = "dataset.json"
@@ -45,8 +45,8 @@ def rejects_name(shard: int) -> str:
 
 
 Later: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""The defaults of a file's keys that were added later. The key "" has those of the file itself.
-NAME has those of its part NAME, or of each entry if that part is a list."""
+"""The defaults of keys that were added to a file later, by part of the file. The part "" is the
+outer object. The part NAME is the object at key NAME, or each object of the list at key NAME."""
 
 
 def with_defaults(value: Mapping[str, Any], later: Later) -> dict[str, Any]:
@@ -153,10 +153,10 @@ def encode(value: Any) -> bytes:
 
 
 def json_value(value: Any) -> Any:
-    """Return a value as JSON returns it, with lists for tuples.
+    """Return a value as it would be read back from JSON: tuples become lists.
 
     Raises:
-        DatasetError: If `encode` cannot write it.
+        DatasetError: If `encode` cannot write the value.
     """
     return json.loads(encode(value))
 

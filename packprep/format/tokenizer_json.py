@@ -1,6 +1,6 @@
 """Find the tokens of a tokenizer.json that begin inside a UTF-8 character.
 
-A text is not cut before such a token. Only numpy is needed.
+With `text_safe`, fill-in-the-middle does not cut before such a token. This module needs only numpy.
 """
 
 import base64
