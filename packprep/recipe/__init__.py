@@ -1,7 +1,7 @@
 """The recipe, which describes a dataset to build.
 
-`schema` declares it. `from_toml` reads it from TOML and computes its stored form and its
-fingerprint. The presets are in presets.toml in this folder.
+`schema` declares the keys of a recipe. `from_toml` reads a recipe from TOML, and computes its
+stored form and its fingerprint. The presets are in presets.toml in this folder.
 """
 
 from packprep.recipe.editor_schema import json_schema

@@ -13,7 +13,8 @@ def json_schema(
 ) -> dict[str, Any]:
     """Return the JSON schema (draft 2020-12) of a recipe, for editors.
 
-    It accepts every valid recipe. It rejects only errors in a single key: its name, type or range.
+    The schema accepts every valid recipe. It rejects only errors in a single key: its name, type or
+    range.
 
     Args:
         presets: The names of the presets.
@@ -31,7 +32,7 @@ def json_schema(
         **msgspec.json.schema(Role),
         "description": KEYS["specials"]["mode_tokens"].meaning,
     }
-    # A bare word does not match this pattern.
+    # This pattern matches every text except a bare word, because mode tokens have brackets.
     tables["specials"]["patternProperties"] = {"^$|^[^A-Za-z_]|[^A-Za-z0-9_]": mode_token}
 
     keys, required = task.pop("properties"), task.pop("required")
@@ -73,7 +74,7 @@ def json_schema(
 
 
 def _table_schema(section: str, shared: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON schema of a section's table, with the keys that it declares.
+    """Return the JSON schema of a section's table.
 
     `shared` receives the definitions that the schema refers to.
     """

@@ -58,13 +58,13 @@ def misplaced(name: str) -> str:
 
 
 def read_value(key: Key, value: Any, where: str) -> Any:
-    """Return `value` as a key accepts it.
+    """Check a value of a recipe, and return it in the form that the recipe's record stores.
 
     `where` is the location of the key in messages.
 
     Raises:
-        RecipeError: If the key does not accept it. The message has the location, the value and the
-            accepted values.
+        RecipeError: If the key does not accept the value. The message has the location, the value
+            and the accepted values.
     """
     try:
         return key.accept(value)
@@ -76,9 +76,9 @@ def read_value(key: Key, value: Any, where: str) -> Any:
 
 
 def _meant(key: Key, value: Any) -> str:
-    """Return a message part for a value that is almost valid: 512.0, "512", "False", "bestfit".
+    """Return a hint for a message about a value that is almost valid; otherwise "".
 
-    Return "" for other values.
+    Examples are 512.0, "512", "False" and "bestfit".
     """
     written = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
     if isinstance(value, str | float) and len(written) < 100:
@@ -119,7 +119,7 @@ def read_section(section: str, table: Any, where: str) -> dict[str, Any]:
             values[name] = read_value(keys[name], value, f"{where}.{name}" if where else name)
         elif section == "tasks":
             others[name] = value
-        # A mode token has brackets. A bare word is a mistake.
+        # A mode token has brackets, so a bare word is an unknown key.
         elif section == "specials" and not name.isidentifier():
             others[name] = read_value(KEYS[section]["mode_tokens"], value, f'specials."{name}"')
         else:
@@ -147,7 +147,7 @@ def read_section(section: str, table: Any, where: str) -> dict[str, Any]:
 
 @cache
 def presets() -> dict[str, list[dict[str, Any]]]:
-    """Return name → list of task tables, from presets.toml in this folder."""
+    """Return the list of task tables of each preset, by name, from presets.toml."""
     return tomllib.loads((Path(__file__).with_name("presets.toml")).read_text("utf-8"))
 
 
@@ -480,14 +480,14 @@ def _check_sides(recipe: Recipe) -> None:
 
 
 def tasks_named(name: str, names: Sequence[str]) -> list[int]:
-    """Return the indices of the tasks that a name selects: that task and the family NAME-…."""
+    """Return the indices of the tasks that NAME selects: tasks with name NAME or NAME-…."""
     return [i for i, task in enumerate(names) if task == name or task.startswith(name + "-")]
 
 
 def normalised(recipe: Recipe) -> dict[str, Any]:
     """Return the recipe in the form that a dataset stores.
 
-    Presets are expanded and values have their final types. Defaults are filled in, except for keys
+    Presets are expanded, and values have their final types. Defaults are filled in, except for keys
     that were added later. Paths and the engine are left out. The tokenizer and the chat template
     keep only the last component of their paths.
     """
@@ -505,7 +505,7 @@ def normalised(recipe: Recipe) -> dict[str, Any]:
 
 
 def without_places(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a normalised recipe without file names.
+    """Return a normalised recipe without the names of the tokenizer and the chat template.
 
     The fingerprint covers the contents of these files instead.
     """
@@ -524,7 +524,7 @@ def fingerprint(
 
     Args:
         recipe: The recipe.
-        files: (relative name, size) of the files of each source.
+        files: For each source, the relative name and the size of each file.
         tokenizer_digest: The digest of the tokenizer.
         chat_template: The chat template, or None.
         removed: The digest of removed.json, or None.
@@ -583,8 +583,8 @@ def from_normalised(table: Any, engine: str, made_with: Any = None) -> Recipe:
 def _stored(section: str, table: Any, where: str, made_with: Any) -> dict[str, Any]:
     """Return the checked values of a stored section.
 
-    It must have every key, except paths and keys that were added later. None is valid for a value
-    with this default.
+    The section must have every key, except paths and keys that were added later. A value may be
+    None if None is the key's default.
     """
     if not isinstance(table, dict):
         raise RecipeError(f"[{where}]: expected an object, found {table!r:.100}")
@@ -652,14 +652,14 @@ def written_as(text: str) -> str:
 
 
 def refuse_other_formats(path: Path) -> None:
-    """Raise `RecipeError` for a file of inputs that is a recipe in JSON or YAML."""
+    """Raise `RecipeError` if an input file is a recipe in JSON or YAML."""
     if path.suffix.lower() not in (".json", ".yaml", ".yml"):
         return
     try:
         with path.open("rb") as file:
             found = written_as(file.read(_MOST_BYTES).decode().removeprefix("\ufeff"))
     except (OSError, ValueError):
-        return  # This is not a recipe, or it is unreadable. The reader of the inputs reports that.
+        return  # The file is unreadable or not a text. The reader of the inputs reports that.
     if found:
         raise RecipeError(f"{path}: {_OTHER_FORMAT[found]}")
 
@@ -684,7 +684,7 @@ def load_recipe(path: Path) -> dict[str, Any]:
     """Return the TOML table of a recipe file.
 
     Raises:
-        RecipeError: If it cannot be read or parsed.
+        RecipeError: If the file cannot be read or parsed.
     """
     try:
         table = tomllib.loads(recipe_text(path))
@@ -750,9 +750,9 @@ def _refuse_wide_integers(value: Any) -> None:
 
 
 def as_toml(value: Any) -> str:
-    """Return a value as a line of TOML, with unprintable characters escaped.
+    """Return a value as one line of TOML, with unprintable characters escaped.
 
-    JSON's numbers and escapes are also valid in TOML.
+    Numbers and texts are written as JSON, because TOML accepts the same notation.
     """
     if isinstance(value, Mapping):
         pairs = (
@@ -770,7 +770,7 @@ def as_toml(value: Any) -> str:
 
 
 def normalised_toml(table: Mapping[str, Any], paths: Mapping[str, Sequence[str]]) -> str:
-    """Return a normalised recipe as TOML, which reads as the same recipe.
+    """Return a normalised recipe as TOML. Reading the TOML gives the same recipe.
 
     Values equal to their defaults are left out, except seq_length, seed and the parameters of
     objectives.
@@ -843,7 +843,8 @@ def split_assignment(assignment: str) -> tuple[str, str]:
 def set_value(table: dict[str, Any], assignment: str) -> KeyPath:
     """Apply one `--set a.b=c` to a recipe's table, and return the path of the key that was set.
 
-    The value is TOML, otherwise text. List entries are selected by number or by name.
+    The value is parsed as TOML. If that fails, it is a text. A list entry is selected by its index
+    or its name.
 
     Raises:
         RecipeError: If the assignment is malformed or its key cannot be set.

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 KeyPath = tuple[str | int, ...]
-"""The path of a key in the recipe, such as ("tasks", 0, "weight"). A task may be given by name."""
+"""The path of a key in the recipe: ("tasks", 0, "weight"), or ("tasks", "causal", "weight")."""
 
 MAX_LINES = 500
 """Maximum number of lines of a value. The value is parsed again for each of its lines."""
 
 
 def key_of(where: str) -> KeyPath:
-    """Return the path of a key that a message writes as tasks[0].weight."""
+    """Return the path of a key from its form in messages, such as tasks[0].weight."""
     parts = re.findall(r'"[^"]*"|[^.\[\]"]+', where)
     return tuple(int(part) if part.isdigit() else part.strip('"') for part in parts)
 
@@ -21,8 +21,8 @@ def key_of(where: str) -> KeyPath:
 def line_of(text: str, key: KeyPath) -> int | None:
     """Return the line number of a key in a TOML text, starting at 1.
 
-    If the key has no line, return the line of its table's header. Return None if neither exists, or
-    if a value has more than MAX_LINES lines.
+    If the key has no line, return the line of its table's header. Return None if there is no header
+    either, or if a value has more than MAX_LINES lines.
     """
     key = _by_number(tomllib.loads(text), key)
     best, deepest = None, 0
@@ -33,7 +33,7 @@ def line_of(text: str, key: KeyPath) -> int | None:
 
 
 def _by_number(table: Any, key: KeyPath) -> KeyPath:
-    """Return the key with a task's name replaced by its number."""
+    """Return the path of a key with a task's name replaced by its index."""
     if (
         len(key) < 2
         or key[0] != "tasks"
@@ -53,7 +53,7 @@ def _by_number(table: Any, key: KeyPath) -> KeyPath:
 
 
 def _statements(text: str) -> Iterator[tuple[int, KeyPath]]:
-    """Yield (line, key) of each header and each assignment.
+    """Yield the first line number and the key of each header and each assignment.
 
     A statement is the shortest sequence of lines that is valid TOML.
     """

@@ -19,16 +19,17 @@ from msgspec import Meta
 
 from packprep.format.json_files import Later
 
-# The header of a segment stores these numbers in 16 bits. One more task, too_short, is added.
+# A shard stores the source and the task of a segment in 16 bits. The task too_short is added to the
+# recipe's tasks.
 MOST = {"sources": 65_535, "tasks": 65_535}
 MOST_DRAWS = 1 << 22  # Number of (source, task) pairs. Each has its own threshold.
 MOST_SENTINELS = 1 << 20
 _LARGEST = 2**63 - 1  # the largest integer in TOML
 
 
-# The types of recipe values follow, as types of msgspec. A title describes a type in words if the
-# type does not. If the stored value has another type, `given` is the type of the recipe's value.
-# `read` then converts that value or raises ValueError.
+# The msgspec types of recipe values follow. A `title` describes the accepted values in words. If a
+# value is stored with another type than it has in the recipe, `given` is its type in the recipe.
+# `read` converts the recipe's value to the stored value, or raises ValueError.
 
 
 def parse_size(value: int | str) -> int:
@@ -217,7 +218,7 @@ Sentinels = Annotated[
 
 
 def _read_media(value: Mapping[str, Any]) -> dict[str, tuple[str | int, ...]]:
-    """Return kind → its start, position and end token, sorted by kind.
+    """Return, for each kind of media, its start, position and end token, sorted by kind.
 
     The start or end token is "" if the kind has none. The order of the kinds defines their numbers.
     """
@@ -241,7 +242,7 @@ Media = Annotated[Any, Meta(title=_MEANT, extra={"given": _Kinds, "read": _read_
 
 
 def _key(meaning: str, kind: str | None = None, *, later: bool = False, **limits: Any) -> Meta:
-    """Return the declaration of a key, in addition to its type.
+    """Return the metadata of a key: its meaning, accepted values and limits.
 
     Args:
         meaning: The meaning of the key.
@@ -496,7 +497,7 @@ class Packing:
 
 @dataclass(frozen=True, kw_only=True)
 class Specials:
-    """The keys of `[specials]`, which assign tokens to roles."""
+    """The keys of `[specials]`, which assign a token to each special function, such as eos."""
 
     missing: Annotated[
         Literal["error", "add"],
@@ -634,13 +635,14 @@ class Recipe:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The row lengths of all datasets that share the documents, ascending."""
+        """The row lengths of all datasets that the recipe defines, ascending."""
         return self.seq_lengths or (self.seq_length,)
 
     def by_length(self) -> tuple["Recipe", ...]:
         """Return the recipe of each dataset to build.
 
-        With seq_lengths and without seq_length, which is then 0, return a recipe per length.
+        With a seq_length, this is only the recipe itself. Otherwise seq_length is 0, and there is a
+        recipe for each entry of seq_lengths.
         """
         return (
             (self,) if self.seq_length else tuple(replace(self, seq_length=n) for n in self.lengths)
@@ -687,7 +689,7 @@ class Key:
         """Return the stored value for a recipe's value.
 
         Raises:
-            ValueError: If the value is not of this kind.
+            ValueError: If the key does not accept the value.
         """
         # msgspec treats a set as a list, but a set has no order.
         if isinstance(value, set | frozenset):
@@ -700,7 +702,7 @@ def _keys_of(record: type) -> dict[str, Key]:
     hints, found = get_type_hints(record, include_extras=True), {}
     for f in fields(record):
         hint = hints[f.name]
-        # a union with None, which a recipe cannot contain
+        # The type is a union with None, but a recipe cannot contain None.
         if get_origin(hint) in (Union, UnionType):
             hint = get_args(hint)[0]
         metas = getattr(hint, "__metadata__", ())
