@@ -1,1 +1,1 @@
-"""Build shards: documents → segments → rows → arrays → files, and the processes that run it."""
+"""Build shards in worker processes: documents → segments → rows → arrays → files."""

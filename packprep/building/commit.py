@@ -334,7 +334,7 @@ def publish(out: Folder, plan: Plan) -> dict[str, Any] | None:
 def _limit_of_published(out: Folder, plan: Plan) -> float:
     """Return the max_bad_fraction that a published dataset was built with.
 
-    If nothing is published yet, return the plan's.
+    If nothing is published yet, return the plan's max_bad_fraction.
     """
     with contextlib.suppress(OSError, DatasetError):
         published = decode(out.read(MANIFEST_NAME), MANIFEST_NAME)

@@ -80,8 +80,8 @@ def build_shard(
         moved: The prefix of the files on this machine, by source name.
 
     Raises:
-        ArgumentError: If there is no shard with this number.
-        PlanError: If there is no plan.
+        ArgumentError: If `number` is not in this range.
+        PlanError: If `out` has no plan.
         SourceError: If an input cannot be read.
         BuildError: If a fast engine gives other tokens than the reference.
     """
@@ -148,7 +148,7 @@ def status_of(
     Returns:
         A dict with these keys:
 
-        - shards: Number of shards. None while there is no plan yet.
+        - shards: Number of shards. None before the plan is written.
         - done, missing: Number of finished shards, and the numbers of the others.
         - published: True if the dataset is published.
         - array: The indices of the array tasks, of `array_count`, that make the missing shards.
@@ -157,7 +157,7 @@ def status_of(
         - redo: The command that submits the missing work, if `packprep slurm` wrote scripts.
 
     Raises:
-        PlanError: If there is no plan and no job that would write one.
+        PlanError: If `out` has neither a plan nor a job that will write it.
     """
     out = folder_at(out)
     found = stored_plan_and_digest(out)
@@ -216,7 +216,7 @@ def _refused(out: Folder, plan: Mapping[str, Any], digest: str) -> str:
 
 @functools.lru_cache(maxsize=1)
 def _maker(place: str, plan_digest: str, moved: tuple[tuple[str, str], ...]) -> tuple[Plan, Do]:
-    """Return the plan and the function that makes its shards.
+    """Return the plan in a folder, and the function that makes the plan's shards.
 
     `plan_digest` is a key of the cache, because another plan may be written to the same folder.
     """

@@ -181,7 +181,7 @@ def _figures_of_task(recipe: Recipe, task: Task, all_weights: float) -> dict[str
 
 
 def _warnings_of_task(recipe: Recipe, task: Task, figures: Mapping[str, Any]) -> Iterator[str]:
-    """Yield warnings about a task whose noise or segments differ from what the recipe asks for."""
+    """Yield warnings if a task's noise or segments differ from the values in the recipe."""
     objective, sentinels = task.objective, len(task.ids.sentinels)
     lacks_sentinels = (
         objective.sentinels
@@ -509,7 +509,7 @@ def _totals_of_shards(
 def _segments_of_shards(
     inputs: Inputs, documents: Documents, shard: np.ndarray
 ) -> Iterator[Segments]:
-    """Yield the segments of each shard that has documents."""
+    """Cut made-up documents, and yield the segments of each shard that has documents."""
     recipe, tasks, numbers = inputs.recipe, inputs.tasks, np.unique(shard)
     is_concat = recipe.packing.algorithm == "concat"  # Cuts depend on the rows of each shard.
     if not is_concat:

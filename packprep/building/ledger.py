@@ -128,7 +128,7 @@ def _sums(counts: Mapping[str, np.ndarray], chosen: np.ndarray) -> dict[str, int
 def segment_counts(
     names: Sequence[str], tasks: Sequence[Task], segments: Segments, recipe: Recipe
 ) -> dict[str, Any]:
-    """Return the part of a ledger that counts segments and the slots that they add to their tokens.
+    """Return the part of a ledger that counts segments and their added slots.
 
     The arguments are as in `shard_ledger`.
     """
@@ -177,7 +177,7 @@ def of_sides(
 ) -> dict[str, float]:
     """Return the fraction of the encoder and decoder sequences that segments fill, by name.
 
-    Return {} if rows have one sequence, or if there are no rows.
+    Return {} if rows have one sequence, or if `rows` is 0.
 
     Args:
         inputs: Slots of the segments' prefixes.
@@ -232,7 +232,7 @@ def add_ledgers(ledgers: Iterable[Ledger]) -> dict[str, Any]:
 
 
 def without_counts(ledger: Ledger, part: Ledger) -> dict[str, Any]:
-    """Return a copy of a ledger from which the counts of another ledger are subtracted."""
+    """Return a ledger minus the counts of another ledger, as a copy."""
     total = add_ledgers((ledger,))
     _add(total, part, -1)
     return total

@@ -105,7 +105,7 @@ def assign(counts, capacity, max_segments):
                 placed += 1
                 left, rows = left - moved * documents, rows - moved
                 row += moved * step
-                # Full rows go to no stack.
+                # Rows that cannot take another segment are not pushed.
                 new_fill, new_in_row = fill + documents * length, in_row + documents
                 if new_fill >= capacity or new_in_row >= limit:
                     continue
@@ -279,14 +279,16 @@ def _update(least, side, node):
 
 @kernel(inline=True)
 def _largest_fitting(least, side, part, other):
-    """Return the largest part ≤ `part` of a segment with an other part ≤ `other`, or -1.
+    """Return the size of the largest segment that fits, or -1 if none fits.
+
+    The size of a segment is the number of its slots in sequence `side`.
 
     Args:
         least: int64[2, 2 · leaves]: the trees of `_smallest_other_parts` for the remaining
             segments.
-        side: The sequence of `part`.
-        part: Maximum part of this sequence.
-        other: Maximum part of the other sequence.
+        side: 0 for inputs, 1 for targets.
+        part: Maximum slots of a segment in this sequence.
+        other: Maximum slots of a segment in the other sequence.
     """
     leaves = least.shape[1] // 2
     node = leaves + part
@@ -362,14 +364,14 @@ def pack_sides(
 ) -> np.ndarray:
     """Return the row of each segment, int64[n], for rows of two sequences, inputs and targets.
 
-    A row starts with the largest remaining segment. The size of a segment is the fraction that it
-    takes of a sequence, whichever of the two is larger. While another segment fits, the row takes
-    one more. It first chooses the sequence with the larger unfilled fraction, then the segment with
-    the most slots in that sequence. Ties go to the segment with the fewest slots in the other
+    A row starts with the largest remaining segment. The size of a segment is the larger of the
+    fractions that it takes of the two sequences. Further segments are added while any fits. Each
+    time, choose the sequence with the larger unfilled fraction, and add the fitting segment with
+    the most slots in this sequence. Ties go to the segment with the fewest slots in the other
     sequence, then to the given order.
 
-    All segments together need more of one sequence than of the other. The other sequence cannot be
-    filled completely. Its slots that are expected to stay empty do not count as unfilled.
+    If all segments together need more of one sequence than of the other, the other sequence cannot
+    be filled. Its slots that are expected to stay empty do not count as unfilled.
 
     Args:
         inputs: int64[n]: slots of inputs, each 1 … sides[0].

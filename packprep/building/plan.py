@@ -110,7 +110,7 @@ def _resolved(stored: Mapping[str, Any], recipe: Recipe) -> list[Mapping[str, An
 
 
 def ids_of(vocabulary: Vocabulary) -> Ids:
-    """Return the token ids of a vocabulary that tasks need."""
+    """Return the vocabulary's token ids that tasks need."""
     roles = vocabulary.roles
     return Ids(
         vocab_size=vocabulary.vocab_size,
@@ -286,7 +286,7 @@ class Plan:
 
     @cached_property
     def cut_limits(self) -> CutLimits:
-        """Return the limits that `cut` applies."""
+        """Return the limits that `cut` applies to documents of this plan."""
         return cut_limits(self.recipe, self.tasks)
 
     @cached_property
@@ -314,8 +314,8 @@ def open_store(location: str) -> TokenStore:
     The result is cached in this process until the store's manifest changes.
 
     Raises:
-        PlanError: If there is no token store, or it is not finished.
-        DatasetError: If its manifest is damaged.
+        PlanError: If the location is not a token store, or the store is not finished.
+        DatasetError: If the store's manifest is damaged.
     """
     manifest = b""
     with contextlib.suppress(OSError):  # `_opened_store` reports the error.
@@ -357,7 +357,7 @@ def stored_plan(out: str | os.PathLike | Folder) -> dict[str, Any] | None:
     """Return the contents of an output folder's plan.json, or None without one.
 
     Raises:
-        PlanError: If any byte of it has changed since it was written.
+        PlanError: If any byte of the file has changed since it was written.
     """
     found = stored_plan_and_digest(out)
     return found[0] if found else None
@@ -398,7 +398,7 @@ def lengths_in(out: Folder) -> list[int]:
     If the plans differ, the most frequent seq_lengths are returned. Unreadable plans are ignored.
     """
     found = []
-    for name in [*out.others()] or _mixed_in(out):  # Object stores list no files.
+    for name in [*out.others()] or _mixed_in(out):  # An object store lists nothing.
         if name.startswith("seq_") and "/" not in name:
             with contextlib.suppress(PackprepError):
                 lengths = (stored_plan(f"{out}/{name}") or {"recipe": {}})["recipe"].get(
@@ -410,7 +410,7 @@ def lengths_in(out: Folder) -> list[int]:
 
 
 def _mixed_in(out: Folder) -> list[str]:
-    """Return the datasets that a folder's mixture.json names, or [] if there is no such file."""
+    """Return the datasets that a folder's mixture.json names, or [] without such a file."""
     if not out.exists(MIXTURE_NAME):
         return []
     names: list[str] = mixture_of(out.read(MIXTURE_NAME), out.path_of(MIXTURE_NAME))["datasets"]

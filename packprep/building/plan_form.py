@@ -105,9 +105,9 @@ class FileForm(_Part):
 class ReplacedForm(_Part):
     """An earlier dataset, which still has documents that were removed from this one.
 
-    It has the fingerprint of the dataset, and the digests of its manifest, plan and removed.json.
-    `ledger` and `shards`, by shard number, have the values of its manifest that differ from the
-    manifest of the next dataset.
+    `fingerprint` is the dataset's. `digest`, `plan` and `removed` are the digests of its manifest,
+    plan and removed.json. `ledger` and `shards`, by shard number, have the values of its manifest
+    that differ from the manifest of the next dataset.
     """
 
     fingerprint: Digest

@@ -265,7 +265,7 @@ def make_plan(
         _warn_of_template(inputs, inputs.chat_template, say)
     for source, estimate in zip(sources, estimates, strict=True):
         source.ratios = estimate.ratios
-    # Verification computes these values again from the stored ones.
+    # Verification computes these values again from the other values of the plan.
     rates = [estimate.tokens_per_byte for estimate in estimates]
     has_chats = recipe.output.shard_text_bytes == "auto" and is_chat
     derived = follows(recipe, vocabulary, tasks, sources, rates, inputs.is_store, has_chats)
@@ -539,9 +539,11 @@ def sampled(
     template: str | None,
     is_store: bool,
 ) -> tuple[Estimates, list[dict[str, Any]]]:
-    """Return the estimates of a source's calibration sample, and those that a token store keeps.
+    """Return the estimates of a source's calibration sample.
 
-    Both depend only on the arguments and the source's files, so that verification can repeat them.
+    The second result is the list of estimates that a token store keeps, or [] for a dataset. Both
+    results depend only on the arguments and the source's files, so that verification can repeat
+    them.
     """
     supervised = _supervise_of(settings, template)
     sample = partial(calibrate, source, engine, vocabulary, settings, supervised)
@@ -590,7 +592,10 @@ def stored_estimates(
 
 
 def estimates_in(store: TokenStore, source: PlannedSource) -> Estimates:
-    """Return a source's estimates from its token store, and note its splits' text bytes."""
+    """Return a source's estimates from its token store.
+
+    Also record the text bytes of the splits, which the store knows, in `source.files`.
+    """
     kept = planned_in(store, source.name)["estimates"]
     estimates, piece_bytes = estimates_from_json(kept[source.source.share is not None])
     for i, held in piece_bytes.items():
@@ -702,7 +707,7 @@ def other_stores(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
 def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
     """Return the reasons why this recipe and its inputs cannot resume a plan; empty if they can."""
     limit = plan["recipe"]["documents"]["max_bad_fraction"]
-    if inputs.recipe.documents.max_bad_fraction != limit:  # It affects only publication.
+    if inputs.recipe.documents.max_bad_fraction != limit:  # This key affects only publication.
         documents = replace(inputs.recipe.documents, max_bad_fraction=limit)
         inputs = replace(inputs, recipe=replace(inputs.recipe, documents=documents))
     if plan["fingerprint"] == inputs.fingerprint:

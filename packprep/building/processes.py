@@ -1,10 +1,10 @@
 """Distribute items over worker processes and collect the results. Only this file forks.
 
 A worker gets an item when it asks for one. A killed worker leaves only temporary files, and the
-parent notices and reports it. Workers are forked from this process and inherit everything it has
-loaded, as long as it has one thread. Otherwise a fork server without threads starts them. The
-parent does no work itself, so that it reacts to a signal at once, even if workers are inside a
-library call.
+parent notices and reports it. Workers are forked from this process and inherit everything that is
+loaded. If this process has more than one thread, a fork server without threads starts the workers
+instead. The parent does no work itself, so that it reacts to a signal at once, even if workers are
+inside a library call.
 """
 
 import contextlib
@@ -68,8 +68,8 @@ def available_cpus() -> int:
 def free_memory() -> int:
     """Return the bytes of memory that this process and its workers may allocate.
 
-    This is the minimum of the machine's available memory and the memory that its control groups
-    allow.
+    This is the minimum of the machine's available memory and the memory that the control groups of
+    this process allow.
     """
     meminfo = Path("/proc/meminfo").read_text()
     free = [
@@ -151,7 +151,7 @@ def _keep_sockets_near() -> None:
         if len(os.fsencode(folder)) <= _MOST_FOLDER_BYTES and os.access(folder, os.W_OK | os.X_OK):
             try:
                 tempfile.tempdir = folder
-                get_temp_dir()  # It creates the folder at its first call and keeps it.
+                get_temp_dir()  # The first call creates the folder for all later calls.
             finally:
                 tempfile.tempdir = before
             return

@@ -3,8 +3,8 @@
     built     ‹NLG› t ‹0› ias ‹1› ‹0› hod ‹1› ericAl ‹eos›     loss 0 0 0 0 0 1 …     12 tokens
     removed   ‹pad› … of as many slots                         loss 0 …               0 tokens
 
-The header keeps the document, the task and the key of each segment. Its noise, its media and a
-prefix that its task drew are removed. No slot of another segment moves, so rows, their order and
+The header keeps the document, the task and the key of each segment. The noise, the media and a
+prefix that the task drew are removed. No slot of another segment moves, so rows, their order and
 all random numbers stay the same. A build that reads the text applies the removal to its rendered
 arrays; `packprep remove` applies it to the stored arrays. Both give the same bytes.
 """
@@ -37,7 +37,7 @@ Listed = Mapping[str, Mapping[str, Iterable[int]]]
 def encode_removed(documents: Listed) -> bytes:
     """Return removed.json in canonical form.
 
-    The documents may be listed in any order, and repeatedly.
+    The documents may be listed in any order, and more than once.
     """
     ordered = {
         source: {file: sorted(set(positions)) for file, positions in files.items()}
@@ -166,7 +166,7 @@ def without(
     removed: np.ndarray,
     ledger: dict[str, Any],
 ) -> tuple[dict[str, np.ndarray], Segments, dict[str, Any], np.ndarray]:
-    """Return a shard with the contents of the `removed` segments erased, also from its ledger.
+    """Erase the contents of the `removed` segments from a shard and from its ledger.
 
     Args:
         plan: A `building.plan.Plan`.
@@ -216,7 +216,7 @@ def note_removed(plan: Any, rejected: Rejected, passes: np.ndarray) -> None:
 def _lose(entry: dict[str, Any], documents: int, tokens: int, slots: int) -> None:
     """Move removed documents and tokens from used to removed in a source's ledger.
 
-    Their slots become padding.
+    The slots of the removed segments become padding.
     """
     entry["documents"]["used"] -= documents
     entry["tokens"]["used"] -= tokens
@@ -252,7 +252,7 @@ def _eos(plan: Any, segments: Segments, removed: np.ndarray) -> np.ndarray:
 def store_without(
     plan: Any, arrays: Arrays, before: Removed, ledger: dict[str, Any]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], np.ndarray]:
-    """Return a token store's shard with the documents erased that its plan lists as removed.
+    """Erase the documents that a plan lists as removed in a shard of its token store.
 
     A document keeps its length and the positions of its media. Datasets therefore cut, pack and
     draw as before. Its tokens become pad ids, and its media references become empty.
@@ -289,9 +289,9 @@ def store_without(
 
 
 def _without_refs(arrays: Arrays, which: np.ndarray) -> dict[str, np.ndarray]:
-    """Return a store shard's arrays of media references, emptied in the documents `which`, bool[D].
+    """Return a store shard's media references, emptied for the documents `which`, bool[D].
 
-    Return {} if the shard has no media.
+    The result has the arrays place_ref_offsets and place_refs, or {} if the shard has no media.
     """
     if "place_offsets" not in arrays:
         return {}

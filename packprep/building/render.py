@@ -145,8 +145,8 @@ def _mark_bodies(segments, trained, mode, rows):
 
     Args:
         segments: The segments.
-        trained: The trained spans of all documents. An unsupervised document has a span only if it
-            has a weight.
+        trained: The trained spans of all documents. An unsupervised document has a span only if its
+            record has a weight.
         mode: 1 if a mode token before the body is trainable, otherwise 0.
         rows: The rows to write to.
     """
@@ -170,8 +170,8 @@ def _mark_bodies(segments, trained, mode, rows):
 def _mark_added(rows, begin, count):
     """Mark `count` slots from `begin` on, which an objective added to a body, as trainable.
 
-    They get the weight and group of the slot after them. If that slot is untrained, they get those
-    of the slot before them.
+    They get the weight and group of the slot after them. If that slot is untrained, they get the
+    weight and group of the slot before them.
     """
     like = begin + count if rows.trainable[begin + count] else begin - 1
     for slot in range(begin, begin + count):
@@ -252,7 +252,7 @@ def _scale_weights(order, first_slot, first_target, slots, sums, rows):
     """Scale the weights of trainable slots, so that the weights of group g sum to `sums[g]`.
 
     The sum excludes slots before a segment's `first_target`, because no slot predicts them. Weights
-    are added in float64, slot by slot, through the segments in `order`.
+    are added in float64, slot by slot, segment by segment as `order` lists them.
     """
     totals = np.zeros(sums.shape[0], np.float64)
     for i in order:
@@ -323,7 +323,7 @@ def render_rows(
 
     Returns:
         The arrays of slots, by name, each [rows, seq_length], and the segments with the columns
-        that follow from rendering.
+        that rendering computes.
     """
     with_labels = any(task.in_place for task in tasks)
     m, pad = len(segments), tasks[0].ids.pad
@@ -683,8 +683,7 @@ def _media(
 def body_tokens(documents: Documents, segments: Segments) -> tuple[np.ndarray, np.ndarray]:
     """Return the index of each body's first token in flat token ids, int64[m], and these ids.
 
-    The ids are those of the documents, followed by a copy of each body that repeats a system
-    message.
+    The ids start with all documents. A copy of each body that repeats a system message follows.
     """
     begin = documents.offsets[segments.document] + segments.start
     repeating = np.flatnonzero(segments.repeated)

@@ -33,7 +33,9 @@ def plan_digest_of(stored: Mapping[str, Any], digest: str, shard: int) -> str:
 def with_removed(
     stored: Mapping[str, Any], plan: Plan, removed: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return a copy of a stored plan with other removed documents, and with its new digests.
+    """Return a copy of a stored plan with other removed documents.
+
+    The copy has its own fingerprint and digest.
 
     Args:
         stored: The plan as stored.
@@ -59,7 +61,7 @@ def plan_replaced(stored: Mapping[str, Any], plan: Plan, number: int) -> tuple[s
     Args:
         stored: The plan as stored.
         plan: The plan loaded from `stored`.
-        number: Index of the dataset in `replaced`.
+        number: Index of the dataset in `replaced(stored)`.
     """
     entries = replaced(stored)
     digest = entries[number].get("removed")

@@ -180,7 +180,7 @@ def build(
 def _write_plan(
     inputs: Inputs, out: Folder, workers: int | None, say: Callable[[str], None]
 ) -> Plan:
-    """Return the plan of a build, which is written if there is none yet.
+    """Return the plan of a build, and write it first if none exists.
 
     Also check that the source files have not changed since the build started.
     """
@@ -337,7 +337,7 @@ def _to_do(share: int, missing: int, shards: int) -> str:
 
 
 def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
-    """Return the plan in `out`, and write it first if there is none.
+    """Return the plan in `out`, and write it first if none exists.
 
     Args:
         inputs: The recipe and its inputs.
@@ -390,7 +390,7 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
 
 
 def begun(inputs: Inputs, out: Folder) -> tuple[dict[str, Any], str] | None:
-    """Return the stored plan in `out` and its digest, or None if there is no plan yet.
+    """Return the stored plan in `out` and its digest, or None before a plan is written.
 
     Nothing is written.
 

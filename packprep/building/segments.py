@@ -54,7 +54,7 @@ def inputs_of(tasks: Sequence[Task], segments: Segments) -> np.ndarray:
 
 
 class CutLimits(NamedTuple):
-    """The limits that cutting takes from a recipe and its tasks, equal for every shard."""
+    """The limits that cutting takes from a recipe and its tasks. They are equal for all shards."""
 
     drawn: np.ndarray  # int64[sources, tasks]: thresholds for drawing a segment's task
     # int64[sources, tasks]: thresholds for segments of supervised documents
@@ -119,7 +119,7 @@ class LeftOut(NamedTuple):
 
 
 class _Documents(NamedTuple):
-    """The columns of `Documents` that cutting reads, and the documents that a kernel cuts."""
+    """The columns of `Documents` that cutting reads, and a flag for each document to cut."""
 
     offsets: np.ndarray
     position: np.ndarray
@@ -247,7 +247,7 @@ def _write_cut(cuts, count, cut):
     """Write the segment `cut` to index `count` of the columns `cuts`, unless they are shorter.
 
     The columns are empty in the first run of a kernel, which only counts the segments. In the
-    second run, they lack space only for segments of a document that is then rejected.
+    second run, they are too short only for segments of a document that is then rejected.
     """
     if count >= cuts.document.shape[0]:
         return
@@ -276,8 +276,8 @@ def _shortened(key, tokens, min_tail, probability):
 def _lengths_of(documents, supervised, limits, bos, length):
     """Write to `length`, int64[D], the index of the row length that each document goes to.
 
-    It is the shortest length that fits the whole document. If none does, it is the shortest length
-    that fits most of the document's tokens.
+    It is the shortest length that fits the whole document. If none does, it is the shortest of the
+    lengths that fit the most tokens.
     """
     capacity, first_token = limits.capacity, np.int64(0)
     for d in range(documents.offsets.shape[0] - 1):
@@ -400,7 +400,7 @@ def _repeated_tokens(system, room, min_room):
 
 @kernel(inline=True)
 def _message_in_reach(cuts, ranks, boundary, last_boundary, reach):
-    """Return the start of the last message of the highest rank within reach; 0 if there is none.
+    """Return the start of the last message of the highest rank within reach, or 0.
 
     Args:
         cuts: The tokens where messages start, as in `Training`.

@@ -124,9 +124,9 @@ _FLAGS = {
 def default_at_once(count: int) -> int:
     """Return the default number of array tasks that run at once.
 
-    Up to 16 tasks all run at once. If there are more, a quarter of them does, but at least 16. Four
-    times as many tasks as run at once shorten the wait for the last task on uneven machines. The
-    limit also leaves resources for other users.
+    Up to 16 tasks all run at once. If there are more, a quarter of them does, but at least 16.
+    Waiting tasks balance the load of uneven machines, and the limit leaves resources for other
+    users.
     """
     return min(count, max(FEW_TASKS, -(-count // TASKS_PER_RUNNING)))
 
@@ -332,7 +332,7 @@ def build_jobs(out: str | os.PathLike) -> list[dict[str, str]]:
 def first_command(out: str | os.PathLike) -> str | None:
     """Return the shell command that submits the existing scripts of a whole build.
 
-    Return None if there are no scripts.
+    Return None without such scripts.
     """
     with contextlib.suppress(RecipeError):  # The output folder is /.
         array, finish = _array_script(slurm_folder(out)), slurm_folder(out) / FINISH
@@ -352,7 +352,7 @@ def _array_script(folder: Path) -> Path:
 def redo_command(out: str | os.PathLike, missing: Sequence[int], shards: int) -> str | None:
     """Return the shell command that makes the missing shards and then publishes.
 
-    Return None if there are no scripts. Tasks that run again keep their numbers in the original
+    Return None if the scripts do not exist. Tasks that run again keep their numbers in the original
     array. The size of that array is read from the script.
     """
     folder = slurm_folder(out)
@@ -473,7 +473,7 @@ def _log(folder: Path, name: str) -> tuple[str, str]:
 
 
 def _by_option(words: Sequence[str]) -> list[list[str]]:
-    """Return the words of a command line, grouped as each option with its values."""
+    """Return the words of a command line, grouped into options with their values."""
     lines: list[list[str]] = []
     for word in words:
         if word.startswith("-") or not lines:

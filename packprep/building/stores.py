@@ -245,7 +245,7 @@ def template_of(template: str | None, stores: Mapping[str, TokenStore]) -> str |
 
 
 def patterns_of(source: Source, base: Path, stores: Mapping[str, TokenStore]) -> list[str]:
-    """Return a source's glob patterns; for a source in a store, those that it was made from."""
+    """Return the glob patterns of a source, or of the files that its token store was made from."""
     if source.name in stores:
         patterns: list[str] = planned_in(stores[source.name], source.name)["patterns"]
         return patterns
