@@ -102,7 +102,7 @@ def unknown_key(key: str, made_with: Any) -> str:
 
 
 def other_law(law: int, made_with: Any) -> str:
-    """Return the end of a message about a file of another law_version."""
+    """Return the end of a message about a file with another law_version."""
     if law < LAW_VERSION:
         return f"was built by a pre-release version of packprep (law_version {law}): build it again"
     there = _maker(made_with)

@@ -21,8 +21,8 @@ def key_of(where: str) -> KeyPath:
 def line_of(text: str, key: KeyPath) -> int | None:
     """Return the line number of a key in a TOML text, starting at 1.
 
-    If the key has no line, return the line of its table's header. Return None if there is no header
-    either, or if a value has more than MAX_LINES lines.
+    If the key has no line, return the line of its table's header. Return None if the header is
+    missing too, or if a value has more than MAX_LINES lines.
     """
     key = _by_number(tomllib.loads(text), key)
     best, deepest = None, 0
