@@ -484,7 +484,7 @@ def listed_reasons(reasons: Mapping[str, int]) -> str:
 
 
 def bad_documents(total: Ledger) -> tuple[int, int, dict[str, int]]:
-    """Count the documents read, the documents used, and the bad documents by reason, in a ledger.
+    """Return the numbers of documents read and used in a ledger, and of bad documents by reason.
 
     Documents that were used and removed later count as used.
     """

@@ -153,7 +153,7 @@ def _with_row(array, row):
 def _fill_rows(placements, counts, lengths, places, row, offset):
     """Write the row and the offset, which is the first slot, of every segment.
 
-    Segments of one length take the positions placed for that length, in the given order. The
+    Segments of one length take, in the given order, the positions that `assign` placed. The
     positions are first written to `places` in the order of placements, then read from there for
     each segment. This avoids scattered writes to `row` and `offset`.
 
@@ -250,10 +250,11 @@ class _Remaining(NamedTuple):
 
 @kernel(inline=True)
 def _smallest_other_parts(remaining, room):
-    """Return the tournament trees of both sequences, int64[2, 2 · leaves].
+    """Return a tournament tree for each sequence, int64[2, 2 · leaves]. Parents have the minimum.
 
-    Leaf v of a tree has the smallest other part among the segments with part v. Without such
-    segments, it has the value `leaves`, which is more than the slots of a row.
+    Leaf v stands for the remaining segments with v slots in this sequence. Its value is the fewest
+    slots that any of them takes in the other sequence. Without such segments, its value is
+    `leaves`, which is more than the slots of a row.
     """
     leaves = np.int64(1)
     while leaves <= max(room[0], room[1]):

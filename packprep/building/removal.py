@@ -166,7 +166,7 @@ def without(
     removed: np.ndarray,
     ledger: dict[str, Any],
 ) -> tuple[dict[str, np.ndarray], Segments, dict[str, Any], np.ndarray]:
-    """Erase the contents of the `removed` segments from a shard and from its ledger.
+    """Clear the contents of the `removed` segments in a shard and in its ledger.
 
     Args:
         plan: A `building.plan.Plan`.
@@ -252,7 +252,7 @@ def _eos(plan: Any, segments: Segments, removed: np.ndarray) -> np.ndarray:
 def store_without(
     plan: Any, arrays: Arrays, before: Removed, ledger: dict[str, Any]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], np.ndarray]:
-    """Erase the documents that a plan lists as removed in a shard of its token store.
+    """Clear the documents that a plan lists as removed in a shard of its token store.
 
     A document keeps its length and the positions of its media. Datasets therefore cut, pack and
     draw as before. Its tokens become pad ids, and its media references become empty.
