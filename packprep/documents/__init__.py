@@ -1,7 +1,7 @@
-"""Read the slices of sources into tokenized documents, stored as columns with their trained spans.
+"""Read the documents of sources, tokenize them, and keep them as arrays.
 
 ```
-texts, Conversations, ids ─► tokens ─► reading: documents, counts, rejects
-                                       sample: how many there will be
+texts, conversations or ids ─► tokens ─► reading: documents, counts and rejects of one shard
+                                         sample:  estimates of a source's totals, for the plan
 ```
 """

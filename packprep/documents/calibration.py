@@ -1,9 +1,9 @@
-"""Estimate sizes and token counts of a source from a sample drawn by key.
+"""Estimate the text bytes and tokens of a source from a keyed random sample of its documents.
 
-The sample gives text bytes per byte of a split (piece), tokens per text byte, and the lengths of
-documents. The figures are only used as estimates. Documents depend on them only through the number
-of shards and `share`. The plan stores the figures, except the time that the sample took. If sources
-have shares, the sample grows until their tokens are known well enough (`precise`).
+The estimates are text bytes per byte of a split, tokens per text byte, and the lengths of
+documents. A dataset depends on them only through the number of shards and `share`. The plan stores
+the estimates, except the measured times. If sources have shares, the sample grows until the error
+of the token count is small (`precise`).
 """
 
 import math
@@ -37,7 +37,7 @@ from packprep.tokenizer.engines.engine import Engine
 from packprep.tokenizer.roles import Vocabulary
 
 TOKENIZED_CHARACTERS = 4 << 10
-"""A text longer than two windows of this size is represented by one window.
+"""Characters of a window. If a text is longer than two windows, only one window is tokenized.
 
 The number of tokens per byte hardly changes within a document.
 """
@@ -48,21 +48,21 @@ MAX_RATIO = 1 << 24  # text bytes per 1024 stored bytes
 
 @dataclass(frozen=True)
 class Estimates:
-    """The estimated figures of one source.
+    """The estimates of one source.
 
-    `ratios` maps a format to text bytes per 1024 bytes of its splits.
+    `ratios` maps a format's name to the text bytes per 1024 bytes of its splits.
     """
 
     ratios: dict[str, int]
     tokens_per_byte: float  # tokens per byte of the text that the ratios predict
-    document_bytes: float
-    supervised: bool  # whether a document had loss_spans or messages
-    chat: bool  # whether a document had messages
+    document_bytes: float  # mean text bytes of a document
+    supervised: bool  # whether a sampled document limits which of its tokens are trained
+    chat: bool  # whether a sampled document has messages
     sampling_error: (
         float  # standard error of the estimated tokens of all documents, relative to them
     )
     lengths: np.ndarray  # int64[k]: tokens of the sampled documents
-    length_weights: np.ndarray  # float64[k]: number of documents that each represents
+    length_weights: np.ndarray  # float64[k]: documents that each sampled document represents
     sizes: np.ndarray  # int64[k]: text bytes of the sampled documents
     read_s_per_byte: float = 0.0  # seconds on one core to read a byte of text, never stored
     tokenize_s_per_byte: float = 0.0  # seconds on one core to tokenize a byte of text
@@ -70,12 +70,12 @@ class Estimates:
     notes: SampleNotes = field(default_factory=SampleNotes)
 
     def error_of(self, source: PlannedSource) -> float:
-        """Return the relative standard error of the tokens that are used.
+        """Return the relative standard error of the number of tokens that a build reads.
 
-        The random choice of documents adds to the sampling error. `sample` keeps each document
-        independently. The fraction of `repeat` keeps documents evenly within each size class of
-        each split. It keeps n · f of n documents in a class, to within less than one. They may have
-        any length in the class.
+        The random choice of documents adds to the sampling error. The hash split (`sample`) keeps
+        each document independently. A fractional `repeat` keeps the fraction f of the n documents
+        in each size class of each split. The number of kept documents differs from n · f by less
+        than one. The kept documents may have any length of their class.
         """
         low, high = source.source.sample
         kept, repeat, pieces = high - low, source.repeat, len(source.pieces)
@@ -107,16 +107,16 @@ def calibrate(
     supervise: Supervise | None = None,
     precise: bool = False,
 ) -> Estimates:
-    """Estimate the figures of a source whose ratios are not known yet.
+    """Estimate the text bytes, tokens and document lengths of a source from a sample.
 
-    `source.ratios` is not read.
+    `source.ratios` is not read, because the result of this function determines it.
 
     Args:
         source: The planned source.
         engine: The engine of the tokenizer.
         vocabulary: The vocabulary of the tokenizer.
         settings: `[documents]` in the recipe.
-        supervise: Resolves supervision, with a template. None ignores loss_spans and messages.
+        supervise: Renders supervised documents. None ignores loss_spans and messages.
         precise: Whether to sample until the error of the token count is a few thousandths. The text
             bytes of compressed files are then recorded in `source.files.piece_bytes`.
 
@@ -124,7 +124,7 @@ def calibrate(
         The estimates.
     """
     tables = [i for i in source.files.piece_bytes if position_of(*source.formats[i]) == "number"]
-    # These sizes were recorded by an earlier sample.
+    # Keep only the sizes of tables, because an earlier sample may have recorded other sizes.
     source.files.forget({i: source.files.piece_bytes[i] for i in tables})
     clock, notes, tally = Clock(), SampleNotes(), Tally()
     counter = _TokenCounter(engine, vocabulary, settings, clock, notes)
@@ -150,17 +150,17 @@ def calibrate(
 
 
 def _estimates(ratios: dict[str, int], looks: Sequence[Looked], token_s: float) -> Estimates:
-    """Return the estimates from the samples of all kinds of a source's files.
+    """Combine the samples of a source's kinds of files into the estimates of the source.
 
     Args:
-        ratios: Text bytes per 1024 bytes of the splits of each kind.
-        looks: The sample of each kind.
-        token_s: Seconds on one core to make a token.
+        ratios: Maps each kind's name to its text bytes per 1024 bytes of splits.
+        looks: The result of sampling each kind, in the order of `ratios`.
+        token_s: Seconds on one core per token.
     """
     text_bytes = sum(look.text_bytes for look in looks)
     documents = sum(float(look.weights.sum()) for look in looks)
     tokens = sum(look.all_tokens for look in looks)
-    # The plan predicts the text bytes by the rounded ratios, so rates refer to these.
+    # The plan computes text bytes with the rounded ratios, so the rates use the same text bytes.
     planned_bytes = sum(
         look.held * ratio / 1024 for look, ratio in zip(looks, ratios.values(), strict=True)
     )
@@ -186,15 +186,18 @@ def _estimates(ratios: dict[str, int], looks: Sequence[Looked], token_s: float) 
 
 
 def highest_ratio(source: PlannedSource) -> int:
-    """Return the maximum of a ratio.
+    """Return the maximum value in `Estimates.ratios`.
 
-    The weight of a split is its bytes times the ratio. It must stay far below 2⁶³.
+    The weight of a split is its bytes times the ratio. Weights must stay far below 2⁶³.
     """
     return min(MAX_RATIO, max(1 << 20, (1 << 56) // int(source.files.sizes.max(initial=1))))
 
 
 def first_texts(source: PlannedSource, supervise: Supervise | None = None) -> Iterator[str]:
-    """Yield the first texts of the sample of `calibrate`, cut to FIRST_CHARACTERS in total."""
+    """Yield texts from a quick sample of a source, cut to FIRST_CHARACTERS in total.
+
+    Files of tokens are skipped. `supervise` renders supervised documents.
+    """
     room = FIRST_CHARACTERS
     for _, kind, own, key in _kinds(source):
         if FORMATS[kind[0]].holds == "tokens":
@@ -217,7 +220,10 @@ def _kinds(source: PlannedSource) -> Iterator[tuple[str, tuple[str, str], np.nda
 
 
 def _warmed(supervise: Supervise, clock: Clock) -> Supervise:
-    """Return `supervise` with an untimed first run, because loading a template takes long."""
+    """Return `supervise` with an additional first run in stage "warm-up".
+
+    Loading a template takes long, and must not count as reading time.
+    """
     cold = [True]
 
     def timed(batch: Batch) -> tuple[Batch, dict[int, Any]]:
@@ -244,15 +250,16 @@ class _Windows(NamedTuple):
 
     texts: list[str]
     conversations: dict[int, Conversation]  # by number of the text
-    number: np.ndarray  # int64[n]: text of each document; -1 for the last one of the previous call
-    scale: np.ndarray  # float64[n]: size of each document relative to its text
-    slots: np.ndarray  # float64[n]: slots of media beyond one token per medium
+    number: np.ndarray  # int64[n]: index in `texts`; -1 for the last text of the previous call
+    scale: np.ndarray  # float64[n]: size of each document relative to its text in `texts`
+    slots: np.ndarray  # float64[n]: media positions beyond one position per medium
 
 
 def _window_of(place: Place) -> tuple[str, Conversation | None]:
-    """Return the text to tokenize for a sampled document, and what it trains.
+    """Return (text, conversation) to tokenize for a sampled document.
 
-    For a long document, that is a window around the position, and only its tokens are counted.
+    For a long document, the text is a window around the sampled position. The conversation then has
+    no trained spans, or is None if the document is not a chat.
     """
     text, conversation, position = place
     if position >= 0 and len(text) > 2 * TOKENIZED_CHARACTERS:
@@ -264,10 +271,10 @@ def _window_of(place: Place) -> tuple[str, Conversation | None]:
 
 
 class _TokenCounter:
-    """A function that counts the tokens of sampled documents.
+    """A counter of the tokens of sampled documents.
 
     A conversation that is sampled at several consecutive positions is tokenized once, because it
-    may have many spans. `tokens` is the number of tokens so far.
+    may have many spans. `tokens` is the number of all tokens so far.
     """
 
     def __init__(
@@ -297,7 +304,8 @@ class _TokenCounter:
     def count(self, places: Sequence[Place]) -> np.ndarray:
         """Return the number of tokens of each sampled document, float64[n].
 
-        For long documents, it scales the tokens of a window around the position.
+        For a long document, only a window around the position is tokenized. The window's token
+        count is scaled by the length of the document.
         """
         windows, special_text = self._windows(places), self._settings.special_text
         if not self._is_warm and windows.texts:  # The first call of a library takes longer.
@@ -319,7 +327,7 @@ class _TokenCounter:
         self.tokens += len(tokens.ids)
         counts = np.append(np.diff(tokens.offsets), self._last_tokens)[windows.number]
         if len(places):
-            # Only a conversation that was tokenized whole has tokens that a next call can use.
+            # The next call can reuse the count only if the conversation was tokenized whole.
             is_whole = windows.scale[-1] == 1.0
             self._last = places[-1].conversation if is_whole else None
             self._last_tokens = int(counts[-1])
@@ -330,7 +338,7 @@ class _TokenCounter:
         conversations: dict[int, Conversation] = {}
         number = np.zeros(len(places), np.int64)
         scale, slots = np.ones(len(places)), np.zeros(len(places))
-        # Maps a conversation to the number of its text, if that is whole.
+        # Maps a conversation that is tokenized whole to the index of its text.
         numbers = {id(self._last): -1}
         for i, place in enumerate(places):
             text, conversation = _window_of(place)

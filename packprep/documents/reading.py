@@ -1,7 +1,7 @@
-"""Read the slices of one shard and tokenize their documents into column arrays.
+"""Read the work ranges of one shard, and tokenize their documents into column arrays.
 
-A slice is the part of a file that one shard reads. No Python object per document remains after this
-step.
+A work range (`Slice`) is a shard's part of one split in one pass. No Python object per document
+remains after this step.
 """
 
 from array import array
@@ -50,15 +50,15 @@ from packprep.tokenizer.roles import Vocabulary
 
 
 def take_tokens(lists: IdLists, documents: DocumentKeys, vocabulary: Vocabulary) -> Tokens:
-    """Take the content of each list of ids, in the form that `tokenize` gives for texts.
+    """Return the content tokens of documents from a token source, in the form of `tokenize`.
 
     A document with an id outside [0, vocab_size) is rejected with reason "id_out_of_range". The
     settings in `documents` change the content as follows.
 
-    - `append_eos`: One trailing eos is the one that packprep appends. It is not content.
-    - `prepend_bos`: One leading bos is the one that packprep prepends. It is not content.
-    - `special_text`: "text" and "special" keep the ids of special tokens in the content, because
-      the author of the ids meant them. "reject" rejects the document with reason "special_text".
+    - `append_eos`: If set, one trailing eos is removed, because packprep appends its own.
+    - `prepend_bos`: If set, one leading bos is removed, because packprep prepends its own.
+    - `special_text`: With "text" or "special", ids of special tokens are content. With "reject", a
+      document that contains such an id is rejected with reason "special_text".
     """
     ids, offsets = lists
     rejected: dict[int, tuple[str, str]] = {}
@@ -88,11 +88,11 @@ def take_tokens(lists: IdLists, documents: DocumentKeys, vocabulary: Vocabulary)
 
 
 def _inside(ids: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Return the ids inside ranges that do not overlap."""
+    """Return the ids in the ranges [begin[i], end[i]), which are ascending and do not overlap."""
     if int((end - begin).sum()) == len(ids):
         return ids
-    # Ids may be dropped before, between and after the ranges. Mark each change with +1 or -1. The
-    # running sum then tells which ids to keep.
+    # Mark the start of each range with +1 and its end with -1. The running sum is 1 inside the
+    # ranges and 0 outside.
     change = np.zeros(len(ids) + 1, np.int8)
     np.add.at(change, begin, 1)
     np.add.at(change, end, -1)
@@ -100,7 +100,10 @@ def _inside(ids: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
 
 
 def _firsts(places: np.ndarray, offsets: np.ndarray) -> list[tuple[int, int]]:
-    """Return (document, its first position) for ascending positions in the flat ids."""
+    """Return (document, its first entry in `places`) for each document with an entry.
+
+    `places` has ascending indices into the concatenated ids of the documents.
+    """
     owner = np.searchsorted(offsets, places, side="right") - 1
     documents, at = np.unique(owner, return_index=True)
     return list(zip(documents.tolist(), places[at].tolist(), strict=True))
@@ -108,7 +111,10 @@ def _firsts(places: np.ndarray, offsets: np.ndarray) -> list[tuple[int, int]]:
 
 @lru_cache(maxsize=4)
 def _forbidden(vocabulary: Vocabulary) -> np.ndarray:
-    """Return the special ids, int64[k], without the unknown token, which any text may produce."""
+    """Return the ids of special tokens, int64[k], except the unknown token.
+
+    Any text may produce the unknown token, so it is allowed.
+    """
     unknown = unknown_id(vocabulary.tokenizer_json)
     return np.array([id for id in vocabulary.special_ids if id != unknown], np.int64)
 
@@ -118,7 +124,7 @@ BELOW_MIN_TOKENS = "below_min_tokens"
 UNTRAINED = "untrained"
 SENTINEL_IN_TEXT = "sentinel_in_text"
 DROP_REASONS = (EMPTY, BELOW_MIN_TOKENS, UNTRAINED, SENTINEL_IN_TEXT)
-"""The reasons why a document that was read is not used."""
+"""The reasons to drop a document after it was tokenized."""
 MOST_DOCUMENTS = 1 << 22
 """Maximum number of documents in one shard.
 
@@ -128,10 +134,10 @@ A document, used or rejected, takes up to about 200 bytes of memory in addition 
 
 @dataclass
 class Rejected:
-    """The documents that could not be used, with location and reason.
+    """The rejected documents of a shard, with their locations and reasons.
 
-    Each one becomes a line of the rejects file. They are kept as columns. A file with millions of
-    bad lines costs about 100 bytes per line instead of one object.
+    Each document becomes a line of the rejects file. The documents are stored as columns, because
+    a file may have millions of bad lines. A document takes about 100 bytes.
     """
 
     # Columns: file, pass, position.
@@ -149,7 +155,7 @@ class Rejected:
     def add(
         self, source: PlannedSource, use: int, file: int, position: int, reason: str, detail: str
     ) -> None:
-        """Record one document. `file` is the index into the plan's files."""
+        """Record a rejected document of pass `use`. `file` is an index into the plan's files."""
         if file not in self._names:
             self._names[file] = source.name, source.files.names[file - source.first_file]
         for column, value in zip(self.places, (file, use, position), strict=True):
@@ -159,10 +165,11 @@ class Rejected:
         self._ends.append(len(self._details))
 
     def records(self, order: Iterable[int] | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the records with the numbers in `order`, in that order.
+        """Yield the rejects file's records of some documents.
 
-        With None, yield all records sorted by source, file, pass and position. This order does not
-        depend on how the work was batched.
+        `order` has the numbers of the documents, counted from 0 in the order of `add` calls. With
+        None, yield all records, sorted by source name, file name, pass and position. This order
+        does not depend on how the work was batched.
         """
         if order is None:
             rank = {
@@ -182,7 +189,7 @@ class Rejected:
             yield {**record, "reason": reasons[self._reasons[i]], "detail": detail}
 
     def counts(self, source: str) -> dict[str, int]:
-        """Return the number of rejected documents of a source per reason."""
+        """Return reason → number of rejected documents, for the source with this name."""
         own = [file for file, (name, _) in self._names.items() if name == source]
         of_source = np.isin(np.array(self.places[0], np.int64), own)
         found = np.bincount(
@@ -194,16 +201,13 @@ class Rejected:
 
 
 class ReadDocuments(NamedTuple):
-    """A batch of consecutive tokenized documents of a slice.
+    """A batch of n consecutive tokenized documents of a work range."""
 
-    `rejects` holds the documents that have no entry in the other columns.
-    """
-
-    positions: np.ndarray  # int64[n]
+    positions: np.ndarray  # int64[n]: position of each document in its file
     tokens: Tokens
-    trained: Mapping[int, Trained]  # document number → its trained spans
-    rejects: Sequence[Reject]
-    text_bytes: np.ndarray  # int64[n], or longer if rejects had text
+    trained: Mapping[int, Trained]  # document's number in the batch → its trained spans
+    rejects: Sequence[Reject]  # further documents, which were rejected before tokenization
+    text_bytes: np.ndarray  # int64[n], or longer if it includes the text of rejects
 
 
 @dataclass
@@ -219,14 +223,14 @@ class Documents:
         source: Index of the source, int64[D].
         repeat: Number of the pass, int64[D].
         file_key: Random key of (seed, source name, file name), uint64[D].
-        training: Trained spans. None if no document says which part of it is trained.
-        rejected: The documents that could not be used.
+        training: Trained spans and weights. None if no document has spans or weights.
+        rejected: The rejected documents.
         read: Number of documents read per source.
-        dropped_tokens: Tokens of documents that were dropped after tokenization, by source and
-            reason.
+        dropped_tokens: Number of tokens in documents that were dropped after tokenization, by
+            source and reason.
         text_digests: Digest per source: xxh3-128 of the text bytes that were read. For sources of
-            tokens, the digest covers the content's ids as int32. For token stores, it covers the
-            stored data and starts with OF_TOKENS.
+            tokens, the digest covers the content ids as int32. For token stores, it covers the
+            stored ids and media spans, and has the prefix OF_TOKENS.
     """
 
     ids: np.ndarray  # uint16 or int32[tokens]
@@ -245,18 +249,19 @@ class Documents:
 
 
 def is_bad(reason: str) -> bool:
-    """Return whether a reject counts against `max_bad_fraction`.
+    """Return whether a reject with this reason counts against `max_bad_fraction`.
 
-    It counts if the document is damaged, and not if the recipe leaves it out.
+    Damaged documents count. Documents that a setting of the recipe leaves out do not.
     """
     return reason in BAD_REASONS or reason in TEXT_REASONS or reason == SENTINEL_IN_TEXT
 
 
 def in_sample(source: PlannedSource, file: int, positions: np.ndarray) -> np.ndarray:
-    """Return which documents `sample` keeps, bool[n].
+    """Return which documents of a file are in the source's hash split (`sample`), bool[n].
 
-    A document is kept if u(the file's relative name, position) is in [low, high). The result does
-    not depend on the seed or the name of the source.
+    u is a hash of the file's relative name and the document's position. A document is kept if u is
+    in the interval [low, high) of `source.sample`. The result does not depend on the seed or the
+    name of the source.
 
     Args:
         source: The planned source.
@@ -272,15 +277,24 @@ def in_sample(source: PlannedSource, file: int, positions: np.ndarray) -> np.nda
 
 
 def keeps_all(source: PlannedSource, use: int) -> bool:
-    """Return whether neither `sample` nor a fractional `repeat` drops documents of a pass."""
+    """Return whether pass `use` reads all documents of a source.
+
+    The hash split (`sample`) or a fractional `repeat` may leave out documents.
+    """
     return source.sample == ALL and source.kept_of_use(use) == 1
 
 
 def keeper(source: PlannedSource, use: int, piece: int) -> Keep | None:
-    """Return a function that selects the documents to keep from a split (piece) in one pass.
+    """Return the selector of the documents that a pass keeps from a split, or None to keep all.
 
-    `sample` and a fractional `repeat` select them. Return None to keep all documents. The fraction
-    is a `Choice`. For text files, whose sizes are in the plan, it is evaluated here.
+    The hash split (`sample`) and a fractional `repeat` leave out documents. With a fractional
+    `repeat`, the selector of the last pass is a `Choice`. For text files, the choice is made here,
+    because their sizes are in the plan.
+
+    Args:
+        source: The planned source.
+        use: Number of the pass.
+        piece: Index of the split in the source.
     """
     sample = None if source.sample == ALL else partial(in_sample, source)
     part = source.kept_of_use(use)
@@ -302,10 +316,9 @@ def keeper(source: PlannedSource, use: int, piece: int) -> Keep | None:
 def with_keeps(
     slices: Iterable[tuple[PlannedSource, Slice]],
 ) -> Iterator[tuple[PlannedSource, Slice, Keep | None]]:
-    """Yield (source, slice, selection) for each slice.
+    """Yield (source, work range, selector) for each work range.
 
-    The selection is a function that selects the documents of the slice, or None to keep all. The
-    text files of one split are selected together.
+    The selector is the result of `keeper`. Consecutive text files of one split share a selector.
     """
     last, keep = None, None
     for source, part in slices:
@@ -323,10 +336,10 @@ def _is_wanted(only: Mapping[int, np.ndarray], file: int, positions: np.ndarray)
 
 
 def kept_by_plan(source: PlannedSource, use: int, file: int, positions: np.ndarray) -> np.ndarray:
-    """Return which documents of a file a pass may keep, bool[n], judging only by the plan.
+    """Return which documents of a file pass `use` may keep according to the plan, bool[n].
 
-    The plan knows `sample` and the sizes of text files. If `chosen_by_size` is true, only the file
-    itself determines the rest.
+    The plan contains the hash split (`sample`) and the sizes of text files. If `chosen_by_size` is
+    True, the pass keeps only a part of these documents, and the file's content determines which.
     """
     piece = next(iter(source.pieces.of_file(file - source.first_file)), None)
     keep = None if piece is None else keeper(source, use, piece)
@@ -336,14 +349,14 @@ def kept_by_plan(source: PlannedSource, use: int, file: int, positions: np.ndarr
 
 
 def chosen_by_size(source: PlannedSource, use: int, file: int) -> bool:
-    """Return whether a pass keeps documents of a file by sizes that are not in the plan."""
+    """Return whether a pass selects documents of a file by sizes that the plan does not contain."""
     is_text = position_of(*source.formats[file - source.first_file]) == "whole"
     return not is_text and source.kept_of_use(use) < 1
 
 
 @dataclass(frozen=True)
 class TextReader:
-    """A reader that reads slices of files and tokenizes their documents.
+    """A reader that reads work ranges of files and tokenizes their documents.
 
     Attributes:
         settings: `[documents]` in the recipe.
@@ -351,7 +364,7 @@ class TextReader:
         engine: The engine of the tokenizer. None if all sources are token stores.
         template: The chat template, or None.
         uncut_tokens: Documents with at most this many tokens are never cut.
-        decoders: Cache of information from one slice for the next ones.
+        decoders: State that is kept between work ranges. It affects only the speed.
         clock: Receives the seconds of the stages "read" and "tokenize".
     """
 
@@ -366,9 +379,13 @@ class TextReader:
     def read(
         self, source: PlannedSource, part: Slice, keep: Keep | None, digest: xxhash.xxh3_128
     ) -> Iterator[ReadDocuments]:
-        """Yield the documents of a slice in batches.
+        """Yield the tokenized documents of a work range in batches.
 
-        `digest` is updated with their text, or with their content if they are tokens.
+        Args:
+            source: The planned source.
+            part: The work range.
+            keep: Selects the documents to read, or None for all.
+            digest: Is updated with the documents' text, or with the content ids of token sources.
         """
         if source.in_store:
             yield from self._read_store(source, part, keep, digest)
@@ -392,7 +409,10 @@ class TextReader:
     def _read_store(
         self, source: PlannedSource, part: Slice, keep: Keep | None, digest: xxhash.xxh3_128
     ) -> Iterator[ReadDocuments]:
-        """Yield the documents of a slice from the token store of the source."""
+        """Yield the documents of a work range from the source's token store.
+
+        `digest` is updated with the token ids and media spans.
+        """
         batches = source.store.read(source, part, keep, self.vocabulary)
         for batch in self.clock.steps("read", batches):
             digest.update(np.ascontiguousarray(batch.tokens.ids).data)
@@ -402,7 +422,7 @@ class TextReader:
             yield batch
 
     def _take_tokens(self, batch: Batch) -> tuple[Tokens, dict[int, Trained]]:
-        """Return the content of a batch of ids, and its trained spans."""
+        """Return a token batch's content tokens, and its trained spans by document number."""
         assert batch.tokens is not None
         with self.clock.stage("tokenize"):
             tokens = take_tokens(batch.tokens, self.settings, self.vocabulary)
@@ -419,7 +439,7 @@ class TextReader:
         return tokens, trained | (trained_by_weight(weights, lengths) if weights else {})
 
     def _token_weights(self, batch: Batch, tokens: Tokens, i: int) -> np.ndarray:
-        """Return the weights of document `i`'s tokens and of its end, float32[n + 1]."""
+        """Return the weights of document `i`'s n content tokens and of its eos, float32[n + 1]."""
         assert batch.tokens is not None and batch.token_weights is not None
         begin, end = batch.tokens.offsets[i : i + 2].tolist()
         weights, n = batch.token_weights[begin:end], int(np.diff(tokens.offsets[i : i + 2])[0])
@@ -437,7 +457,7 @@ class TextReader:
         conversations: Mapping[int, Conversation],
         place: tuple[PlannedSource, int, int, np.uint64],
     ) -> tuple[Tokens, dict[int, Trained]]:
-        """Return the ids of a batch's texts, and their trained spans.
+        """Tokenize a batch's texts, and return the tokens and the trained spans by document number.
 
         Args:
             batch: The batch of texts.
@@ -445,7 +465,7 @@ class TextReader:
             place: (source, file, pass, key of the file).
 
         Raises:
-            BuildError: If the engine differs from its reference.
+            BuildError: If the engine's ids differ from the reference's.
         """
         source, file, repeat, file_key = place
         engine, special_text = self.engine, self.settings.special_text
@@ -512,8 +532,8 @@ class DocumentsBuilder:
             recipe: The recipe.
             sources: The planned sources of the shard.
             token_dtype: Dtype of the stored tokens.
-            marks: Per source, as `objectives.tasks.Marks`. A document that contains one of these
-                ids is rejected. None rejects none.
+            marks: Ids per source that only a task may write, as `objectives.tasks.Marks`. A
+                document that contains such an id is rejected. None skips this check.
         """
         self._settings, self._sources = recipe.documents, sources
         self._token_dtype, self._marks = token_dtype, marks
@@ -535,7 +555,7 @@ class DocumentsBuilder:
         return self._digests[source.name]
 
     def add(self, source: PlannedSource, part: Slice, batch: ReadDocuments) -> None:
-        """Add the documents of a batch of a slice.
+        """Add a batch of documents of a work range. Documents that cannot be used become rejects.
 
         Raises:
             SourceError: If a document is bad and `bad_documents` is "fail".
@@ -562,9 +582,9 @@ class DocumentsBuilder:
     def _unused(
         self, source: PlannedSource, batch: ReadDocuments, lengths: np.ndarray, used: np.ndarray
     ) -> dict[int, tuple[str, str]]:
-        """Return (reason, detail) of the documents of a batch that were read but are not used.
+        """Return document number → (reason, detail), for tokenized documents to drop.
 
-        `used`, bool[n], says which documents are long enough.
+        `used`, bool[n], says which documents have at least `min_tokens` tokens.
         """
         unused: dict[int, tuple[str, str]] = {}
         if not used.all():
@@ -610,7 +630,7 @@ class DocumentsBuilder:
         lengths: np.ndarray,
         used: np.ndarray,
     ) -> None:
-        """Append the columns of the documents that are used."""
+        """Append the columns of the documents in a batch where `used`, bool[n], is True."""
         ids = batch.tokens.ids if used.all() else batch.tokens.ids[np.repeat(used, lengths)]
         self._ids.append(ids.astype(self._token_dtype))
         if part.file not in self._file_keys:
@@ -628,7 +648,7 @@ class DocumentsBuilder:
         self._used += count
 
     def documents(self) -> Documents:
-        """Return the documents that were added."""
+        """Return all documents that were added, as arrays."""
         lengths, position, file, source, repeat, file_key = map(
             np.concatenate, zip(*self._columns, strict=True)
         )
@@ -659,19 +679,20 @@ def read_documents(
     most_bytes: int | None = None,
     progress: Callable[[int, int, int, int], None] | None = None,
 ) -> Documents:
-    """Read and tokenize the documents of `slices`, in order.
+    """Read and tokenize the documents of a shard's work ranges, in order.
 
     Args:
         builder: An empty builder that collects the documents.
-        reader: The reader for the slices.
-        slices: The slices to read.
-        only: File → positions of the documents to read. Other files are skipped. None reads the
-            documents that `sample` and `repeat` keep.
+        reader: The reader for the work ranges.
+        slices: (source, work range) pairs.
+        only: Maps a file's index in the plan to the positions of its documents to read. Other
+            files are skipped. None reads the documents that `sample` and `repeat` keep.
         most_bytes: Maximum number of text bytes, or None for no limit.
-        progress: Called with (documents, text bytes, tokens, rejects) of each batch.
+        progress: Called with the numbers of documents, text bytes, tokens and rejects of each
+            batch.
 
     Returns:
-        The documents. Bad documents are among the rejects.
+        The documents, with bad documents among the rejects.
 
     Raises:
         SourceError: If there are more than `most_bytes` of text or more than MOST_DOCUMENTS
@@ -699,13 +720,14 @@ def read_documents(
 def _marked(
     tokens: Tokens, trained: Mapping[int, Trained], of_plain: np.ndarray, of_supervised: np.ndarray
 ) -> dict[int, str]:
-    """Return document → error detail, for documents with an id that only a task may write.
+    """Return document number → error detail, for documents with an id that only a task may write.
 
     Args:
         tokens: The documents.
         trained: Document number → its trained spans.
-        of_plain: The forbidden ids, as in `objectives.tasks.Marks`.
-        of_supervised: The forbidden ids of supervised documents, which draw from fewer tasks.
+        of_plain: Ascending ids that a document without limited training may not contain.
+        of_supervised: Ids that a document with limited training may not contain. They are fewer,
+            because fewer tasks apply to such a document.
     """
     ids, offsets = tokens.ids, tokens.offsets
     if not (len(of_plain) and len(ids)) or ids.max() < of_plain[0] or ids.min() > of_plain[-1]:
@@ -726,7 +748,7 @@ def refuse_beyond(path: str, documents: int, text_bytes: int, most_bytes: int) -
     """Check the size of a shard.
 
     Args:
-        path: The file that was being read, for messages.
+        path: The file that was read last, for messages.
         documents: Number of documents so far.
         text_bytes: Number of text bytes so far.
         most_bytes: Maximum number of text bytes.
@@ -766,8 +788,8 @@ def _add_content(
 ) -> np.ndarray:
     """Add the texts and media spans of a batch to a source's digest.
 
-    For batches of tokens, add the ids of the content instead. Return the text bytes per document,
-    int64[n]. A media position counts as TOKEN_TEXT_BYTES.
+    For a batch of tokens, add the content `ids` instead. Return the text bytes of each document,
+    int64[n]. A media position counts as TOKEN_TEXT_BYTES, and so does a stored token.
     """
     if batch.tokens is not None:
         assert ids is not None
@@ -792,7 +814,10 @@ def text_digest(
     decoders: Decoders,
     template: str | None,
 ) -> str:
-    """Return the digest that `read_documents` gives for these slices, without tokenizing texts."""
+    """Return the text digest of a source's work ranges, as `read_documents` computes it.
+
+    Texts are not tokenized.
+    """
     digest = xxhash.xxh3_128()
     for _, part, keep in with_keeps((source, part) for part in slices):
         how = recipe.documents, template, keep
@@ -822,7 +847,7 @@ def _differs(
 
 
 def fail_on_bad(records: Iterable[dict[str, Any]], path: str) -> None:
-    """Raise `SourceError` for the first bad document among these rejects of a file."""
+    """Raise `SourceError` for the first bad document among the reject records of a file."""
     for record in records:
         if is_bad(record["reason"]):
             raise SourceError(

@@ -1,15 +1,14 @@
-"""Sample the documents of a source at random positions before a plan is made.
+"""Sample documents of a source before a plan is made, to estimate the source's totals.
 
-The positions are drawn from a key. Each sampled document has a weight: the number of documents that
-it represents.
+Positions are drawn uniformly over all bytes, from a random key. The document at each position is
+sampled, so its probability is proportional to its bytes. A sampled document has a weight: the
+number of documents that it represents. The weight is the distance between two positions divided by
+the document's bytes. So a few long documents do not bias the estimate. Only a window of a long
+document is tokenized.
 
-A document is sampled with a probability proportional to its bytes. It is the document at a position
-that is drawn uniformly over all bytes. Its weight is the distance between two positions divided by
-its bytes. So a few long documents do not bias the estimate, and a window is enough for a long
-document.
-
-    lines       windows across all files, some positions in each, the whole line around a position
-    others      whole splits with evenly spaced positions; a quick sample reads a few starts
+    uncompressed lines  windows across all files, with some positions per window; the whole line at
+                        each position is read
+    other formats       evenly spaced positions in whole splits, or in the starts of a few splits
 """
 
 import math
@@ -45,39 +44,42 @@ from packprep.tokenizer.roles import Vocabulary
 WINDOWS, WINDOW_BYTES, PLACES = 128, 32 << 10, 4
 """For line files: number of windows per round, bytes per window, positions per window."""
 REMOTE_WINDOWS, REMOTE_WINDOW_BYTES, REMOTE_PLACES = 16, 128 << 10, 32
-"""The same numbers for files at URLs, where the latency of a request dominates."""
+"""The same three numbers for files at URLs, where the latency of requests dominates."""
 ROUNDS, ENOUGH = 16, 0.0015
-"""Maximum number of rounds in precise mode, and the relative error of the tokens that ends it."""
-WHOLE_BYTES, PRECISE_WHOLE_BYTES = 1 << 20, 8 << 20
-"""Up to this many stored bytes of files of one kind, every document is read.
+"""Precise mode stops after ROUNDS rounds of windows, or earlier at the relative error ENOUGH.
 
-The second number is for precise mode.
+The error is the standard error of the token count.
+"""
+WHOLE_BYTES, PRECISE_WHOLE_BYTES = 1 << 20, 8 << 20
+"""Up to this many bytes, a sample uses every document that it reads, not only those at positions.
+
+PRECISE_WHOLE_BYTES applies in precise mode, and WHOLE_BYTES otherwise.
 """
 PIECES, PIECE_TEXT_BYTES = 6, 256 << 10
-"""For other files: number of splits (pieces) that are started, and stored bytes read from each."""
+"""For files other than uncompressed lines: number of splits, and stored bytes read per split."""
 READ_BYTES = 128 << 20
-"""Stored bytes of splits that precise mode reads whole, which takes a few seconds."""
+"""Stored bytes after which precise mode stops reading. Reading them takes a few seconds."""
 SPACING = 2048
-"""Target number of positions in the text that is read; four times as many in precise mode."""
+"""Target number of positions in the text that is read. Precise mode has four times as many."""
 HELD_BYTES, HELD_DOCUMENTS = 64 << 20, 1 << 20
-"""Maximum text bytes and documents that one sample keeps in memory.
+"""Approximate maximum of text bytes and documents that one sample keeps in memory.
 
-The rest is left out. 256 KiB of stored bytes may expand to any number of gigabytes.
+A sample omits further documents, because 256 KiB of compressed data may expand to gigabytes.
 """
 
 
 class Looked(NamedTuple):
-    """The result of sampling the files of one kind. k documents were sampled."""
+    """The estimates for a source's files of one kind, from a sample of k documents."""
 
-    held: float  # bytes that all their splits contain
-    text_bytes: float  # text bytes of all their documents
-    error: float  # standard error of their tokens
-    sizes: np.ndarray  # int64 or float64[k]: text bytes
-    tokens: np.ndarray  # float64[k]
-    weights: np.ndarray  # float64[k]: number of documents that each one represents
-    supervised: bool = False
-    chat: bool = False
-    read_s: float = 0.0  # estimated seconds on one core to read and render all of them
+    held: float  # content bytes of all splits of the files, as the plan records them
+    text_bytes: float  # estimated text bytes of all documents in the files
+    error: float  # standard error of the estimated tokens of all documents
+    sizes: np.ndarray  # int64 or float64[k]: text bytes of each sampled document
+    tokens: np.ndarray  # float64[k]: tokens of each sampled document
+    weights: np.ndarray  # float64[k]: number of documents that each sampled document represents
+    supervised: bool = False  # whether a sampled document limits which of its tokens are trained
+    chat: bool = False  # whether a sampled document has messages
+    read_s: float = 0.0  # estimated seconds on one core to read and render all documents
 
     @property
     def all_tokens(self) -> float:
@@ -85,30 +87,30 @@ class Looked(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A sampled document and the position in it."""
+    """A sampled document and the sampled position in it."""
 
     text: str
-    conversation: Any
-    at: float  # fraction of its bytes before the position; -1: all is used
+    conversation: Any  # a Conversation, or None for an unsupervised document
+    at: float  # fraction of the document before the position, or -1 to use the whole document
 
 
 Count = Callable[[Sequence[Place]], np.ndarray]
 Supervise = Callable[[Batch], tuple[Batch, dict[int, Any]]]
-"""A function that resolves supervision in a reader's batch.
+"""A function that renders the supervised documents of a reader's batch as texts.
 
-It returns the batch with only texts, and the conversations of the supervised documents by number.
+It returns the batch of texts, and a dict from a supervised document's number to its conversation.
 """
 Look = tuple[list[str], list[Any]]
-"""Texts, and for each its conversation or None."""
+"""(texts, conversations) of some documents. An unsupervised document has None as conversation."""
 
 
 class Sampling(NamedTuple):
-    """The files of one kind that are sampled, and the way to sample them."""
+    """A source's files of one kind, and the settings for sampling them."""
 
     source: PlannedSource
-    pieces: np.ndarray  # numbers of the splits
+    pieces: np.ndarray  # indices of the files' splits in the source
     key: np.uint64  # random key of the sample
-    supervise: Supervise | None  # resolves supervision
+    supervise: Supervise | None  # renders supervised documents; None reads only plain texts
     count_tokens: Count  # counts the tokens of sampled documents
     precise: bool  # whether to sample until the error of the token count is small
     clock: Clock  # receives the seconds of the stage "read"
@@ -127,9 +129,17 @@ def first_looks(
     key: np.uint64,
     supervise: Supervise | None,
 ) -> Iterator[Look]:
-    """Yield the first texts of the sample of splits of one kind, (format, compression).
+    """Yield texts of a quick sample of a source's files of one kind, as they are read.
 
-    Uncompressed lines come window by window. If they are small, all lines are read.
+    Uncompressed lines are read in windows, or completely up to WHOLE_BYTES. For other formats, the
+    start of each sampled split is read.
+
+    Args:
+        source: The planned source.
+        pieces: Indices of the splits to sample from.
+        kind: (format, compression) of the files.
+        key: Random key of the sample.
+        supervise: Renders supervised documents. None reads only plain texts.
     """
     if position_of(*kind) != "byte":
         for piece in _chosen(source, pieces, key, False):
@@ -150,7 +160,7 @@ def first_looks(
 
 
 def _chosen(source: PlannedSource, pieces: np.ndarray, key: np.uint64, whole: bool) -> list[int]:
-    """Return PIECES splits in keyed order, or up to READ_BYTES on disk with `whole`."""
+    """Return the first splits in keyed order: at most PIECES, or about READ_BYTES with `whole`."""
     if not len(pieces):
         return []
     count = len(pieces) if whole else min(PIECES, len(pieces))
@@ -162,13 +172,13 @@ def _chosen(source: PlannedSource, pieces: np.ndarray, key: np.uint64, whole: bo
     return numbers
 
 
-# The first part samples uncompressed lines at positions across all files.
+# The first part of this file samples uncompressed lines at positions across all files.
 
 
 class _Line(NamedTuple):
-    """The line of a file from `begin` to `end`.
+    """A line in bytes [begin, end) of a file. `data` is the line without its line feed.
 
-    If the line is longer than MAX_LINE_BYTES, only the data around the sampled position is kept.
+    For a line longer than MAX_LINE_BYTES, `data` is only the part around the sampled position.
     """
 
     path: str
@@ -183,16 +193,19 @@ _NO_LINE = _Line("", 0, 0, b"")
 class _ReadLine(NamedTuple):
     """A line that the reader has decoded."""
 
-    stored: float  # bytes, with its line feed
-    text: str
-    conversation: Any
-    is_document: bool
-    bad: int  # 1 if it is a bad document, otherwise 0
-    seconds: float  # time to decode it
+    stored: float  # bytes of the line with its line feed
+    text: str  # "" if the line is not a usable document
+    conversation: Any  # a Conversation, or None for an unsupervised line
+    is_document: bool  # whether the line is a usable document
+    bad: int  # 1 if the line is a bad document, otherwise 0
+    seconds: float  # time to decode the line
 
 
 class _LineReader:
-    """A reader of lines at positions, which decodes and counts a line only once."""
+    """A reader that decodes the lines at sampled positions and counts them in the tally.
+
+    A line at several consecutive positions is decoded and counted once.
+    """
 
     def __init__(self, sampling: Sampling, format: str):
         self._sampling = sampling
@@ -201,9 +214,9 @@ class _LineReader:
         self.read_bytes = 0
 
     def read_window(self, lines: Iterable[_Line]) -> list[_ReadLine]:
-        """Return the lines at the positions of a window, and count their documents."""
+        """Return the decoded lines of a window's positions, and add the window to the tally."""
         window = [self._read(line) for line in lines]
-        # A line is drawn in proportion to its bytes, so it represents 1 / bytes documents.
+        # A line's probability is proportional to its bytes, so its weight is 1 / bytes.
         self._sampling.tally.add_unit(
             len(window),
             sum(line.bad for line in window),
@@ -233,11 +246,12 @@ class _LineReader:
 def look_at_lines(sampling: Sampling, format: str) -> Looked:
     """Estimate the totals of uncompressed line files from positions in windows across all files.
 
-    Precise mode adds windows until the error of the token count is small. Small files are read
-    completely. Precise mode also reads larger files completely if that takes a few seconds.
+    Files of at most WHOLE_BYTES together are read completely. In precise mode, this limit is
+    READ_BYTES. Larger files are sampled in one round of windows. Precise mode adds rounds until
+    the error of the token count is small.
 
     Args:
-        sampling: The files.
+        sampling: The files to sample.
         format: The format of the files.
     """
     source = sampling.source
@@ -297,10 +311,10 @@ def _document(
     rejects: list[Reject] | None = None,
     position: int = -1,
 ) -> tuple[str, Any] | None:
-    """Return the text of a line and its conversation, or None if it is blank, bad or too large.
+    """Return (text, conversation) of a line, or None if the line is blank, rejected or too large.
 
-    The conversation of an unsupervised line is None. A bad line is appended to `rejects` if it is
-    given.
+    The conversation of an unsupervised line is None. If `rejects` is a list, a rejected line's
+    Reject is appended to this list, with `position`.
     """
     outcome = decode(line) if line and len(line) <= MAX_LINE_BYTES and not line.isspace() else None
     if isinstance(outcome, Supervision) and supervise is not None:
@@ -317,9 +331,9 @@ def _document(
 
 
 def _limited_and_chat(conversations: Iterable[Any]) -> np.ndarray:
-    """Return whether any conversation limits what is trained, and any is a chat, bool[2].
+    """Return bool[2]: whether a conversation limits what is trained, and whether one is a chat.
 
-    A document that limits what is trained also limits the tasks that it may draw.
+    `conversations` has None for each unsupervised document.
     """
     supervised = [conversation for conversation in conversations if conversation is not None]
     return np.array(
@@ -336,9 +350,10 @@ def _texts_and_conversations(documents: Sequence[tuple[str, Any] | None]) -> Loo
 
 
 def _starts_of(source: PlannedSource, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return where the files of these splits start in their concatenation, and their numbers.
+    """Return (starts, files) of the F files that these splits are in.
 
-    The starts are int64[F + 1] and include the end of the last file. The numbers are int64[F].
+    `starts`, int64[F + 1], has each file's first byte in the concatenation of the files, then the
+    total size. `files`, int64[F], has the index of each file in the source.
     """
     files = np.unique(source.pieces.at(pieces).file) if len(pieces) else np.zeros(0, np.int64)
     return offsets_of(source.files.sizes[files]), files
@@ -349,9 +364,17 @@ def _windows(
 ) -> Iterator[list[tuple[_Line, float]]]:
     """Yield the lines at the positions of each window of a round, as `_lines_at` returns them.
 
-    Windows are spaced evenly, and each is shifted by a random offset from the key.
+    Windows are spaced evenly, and each window is shifted by a random offset from the key.
+
+    Args:
+        source: The planned source.
+        starts: int64[F + 1], from `_starts_of`.
+        files: int64[F], from `_starts_of`.
+        key: Random key of the sample.
+        round_: Number of the round, which gives other offsets.
     """
-    # This does not depend on where the files are now, because the sample belongs to the plan.
+    # The plan says whether the files were at a URL. Files that were moved since give the same
+    # sample.
     remote = source.planned_at_url
     windows, n_bytes, places = (
         (REMOTE_WINDOWS, REMOTE_WINDOW_BYTES, REMOTE_PLACES)
@@ -379,21 +402,19 @@ def _windows(
         yield lines
 
 
-_BACK = 16 << 10  # Bytes read before a position at first. Most lines start within them.
+_BACK = 16 << 10  # First number of bytes read before a position. Most lines start within them.
 
 
 def _lines_at(
     path: str, size: int, places: Sequence[int], last: _Line
 ) -> list[tuple[_Line, float]]:
-    """Return (line, fraction of it before the position) for each position.
-
-    The line is the whole line around the byte, without its end.
+    """Return (line, fraction of the line before the position) for each byte position in a file.
 
     Args:
-        path: The file.
-        size: Its size in bytes.
+        path: Path or URL of the file.
+        size: Size of the file in bytes.
         places: The byte positions.
-        last: The last line that was found. It is not searched for again.
+        last: The line found last, also of another file. Its positions need no further read.
     """
     lines: list[tuple[_Line, float]] = []
     with open_source(path, size) as file:
@@ -425,21 +446,21 @@ def _line_at(file: BinaryIO, path: str, size: int, place: int) -> _Line:
     )
 
 
-# The second part samples all other texts. It reads splits whole, or only their starts.
+# The second part of this file samples all other texts. It reads whole splits or only their starts.
 
 
 class _Piece(NamedTuple):
-    """A split that is sampled, or its start."""
+    """A split or the start of a split, from which documents are sampled."""
 
-    held: float  # bytes that the sampled part contains
-    whole: bool
-    texts: Iterator[Look]
+    held: float  # bytes of the split or of its start
+    whole: bool  # whether the whole split is read
+    texts: Iterator[Look]  # the documents
 
 
 def _places(
     texts: Sequence[str], conversations: Sequence[Any], chosen: np.ndarray, fractions: np.ndarray
 ) -> list[Place]:
-    """Return the chosen documents with a position at a fraction of each."""
+    """Return a Place for each number in `chosen`, int64[n], at the given fraction, float64[n]."""
     pairs = zip(chosen, fractions, strict=True)
     return [Place(texts[i], conversations[i], fraction) for i, fraction in pairs]
 
@@ -449,13 +470,15 @@ def _at_places(
 ) -> tuple[Looked, list[int]]:
     """Sample the texts of splits at positions that are `distance` bytes apart.
 
-    With a distance of 0, use all documents. Return the result and the text bytes of each split. The
-    result covers only the text that was read. Its error is the sampling error, relative to the
-    tokens.
+    With a distance of 0, use all documents.
+
+    Returns:
+        (looked, text_bytes). `looked` covers only the text that was read. Its `error` is relative
+        to the tokens of that text. `text_bytes` has the text bytes read from each split.
     """
     # Each tuple has the sizes, the tokens and the weights.
     columns: list[tuple[np.ndarray, ...]] = [(np.zeros(0),) * 3]
-    # This document represents all if the text is too short to contain a position.
+    # The longest document represents all documents if the text is too short to have a position.
     longest: tuple[str, Any] | None = None
     limited_and_chat = np.zeros(2, np.bool_)
     text_bytes, all_bytes, next_position = [0] * len(looks), 0, distance / 2
@@ -496,13 +519,13 @@ def _at_places(
 def _error_of_rates(
     rates: np.ndarray, weights: np.ndarray, distance: float, all_bytes: int
 ) -> float:
-    """Return the relative standard error of the weighted mean of sampled rates.
+    """Return the relative standard error of the weighted mean of the sampled documents' rates.
 
     Args:
-        rates: float64[k].
+        rates: float64[k]: tokens per text byte of each sampled document.
         weights: float64[k]: weight of each rate.
         distance: Bytes between two sampled positions.
-        all_bytes: Bytes of the text.
+        all_bytes: Bytes of the text that the positions cover.
     """
     mean = float(np.average(rates, weights=weights))
     variance = float(np.average((rates - mean) ** 2, weights=weights)) * distance / all_bytes
@@ -547,14 +570,15 @@ def _read(
 
 
 def look_at_pieces(sampling: Sampling, compressed: bool, whole: bool) -> Looked:
-    """Estimate the totals of files of one kind from splits, or from the starts of a few.
+    """Estimate the totals of files of one kind from whole splits, or from the starts of splits.
 
-    Precise mode uses more positions, and records the sizes of compressed files.
+    Precise mode samples more positions. It also records the decompressed sizes of compressed line
+    files in `source.files`.
 
     Args:
-        sampling: The files.
-        compressed: Whether they are compressed line files.
-        whole: Whether to read whole splits, for a few seconds at most.
+        sampling: The files to sample.
+        compressed: Whether the files are compressed line files.
+        whole: Whether to read whole splits, of about READ_BYTES in total.
     """
     source, supervise, pieces = sampling.source, sampling.supervise, sampling.pieces
     precise, clock, tally = sampling.precise, sampling.clock, sampling.tally
@@ -577,7 +601,7 @@ def look_at_pieces(sampling: Sampling, compressed: bool, whole: bool) -> Looked:
     is_small = expected <= (PRECISE_WHOLE_BYTES if precise else WHOLE_BYTES)
     distance = 0.0 if is_small else expected / (4 * SPACING if precise else SPACING)
     looked, text_bytes = _at_places(looks, distance, sampling.count_tokens, clock)
-    # The text that was read stands for the text of all splits.
+    # The text that was read represents the text of all splits.
     is_noted = compressed and precise and len(pieces) > 0
     stored = [look.held for look in looks]
     if is_noted:
@@ -598,7 +622,10 @@ def look_at_pieces(sampling: Sampling, compressed: bool, whole: bool) -> Looked:
 
 
 def held_by(source: PlannedSource, pieces: Sequence[int] | np.ndarray) -> float:
-    """Return the bytes that some splits contain."""
+    """Return the total bytes of some splits.
+
+    A split counts with its content size if that is known, otherwise with its stored size.
+    """
     splits = source.pieces.at(np.asarray(pieces, np.int64))
     return float(source.files.held(splits.file, splits.part, splits.bytes).sum())
 
@@ -608,9 +635,17 @@ def _note(
 ) -> list[float]:
     """Record the text bytes of compressed files in `source.files`.
 
-    Files that were read, the first in keyed order, get their measured size. The others get an
-    estimate from their headers or trailers, or from their bytes on disk. Return the same estimate
-    for the files that were read.
+    The files that were read get their measured sizes. The other files get estimates from their
+    headers or trailers, or from their bytes on disk.
+
+    Args:
+        source: The planned source.
+        pieces: Indices of the splits, one per file.
+        key: Random key of the sample.
+        text_bytes: Text bytes of the files that were read, which are the first in keyed order.
+
+    Returns:
+        The estimate for each file that was read, or an empty list if all files were read.
     """
     ordered = pieces[permute(np.arange(len(pieces)), len(pieces), key)].astype(np.int64)
     in_order: list[int] = source.pieces.at(ordered).file.tolist()
@@ -630,11 +665,11 @@ def _note(
 
 
 _ALL = 1 << 20
-"""The parts of a split that its start is measured in."""
+"""The start of a split is a fraction of the split in units of 1 / _ALL."""
 
 
 def _parts_of_begin(stored: int) -> int:
-    """Return how many of _ALL parts of a split the first PIECE_TEXT_BYTES on disk take."""
+    """Return the first PIECE_TEXT_BYTES as a fraction of `stored` bytes, in units of 1 / _ALL."""
     if stored <= PIECE_TEXT_BYTES:
         return _ALL
     return max(1, -(-PIECE_TEXT_BYTES * _ALL // stored))
@@ -643,7 +678,7 @@ def _parts_of_begin(stored: int) -> int:
 def _begin(
     source: PlannedSource, supervise: Supervise | None, piece: int, tally: Tally | None = None
 ) -> _Piece:
-    """Return the start of a split: PIECE_TEXT_BYTES of it on disk, or all of it."""
+    """Read about the first PIECE_TEXT_BYTES stored bytes of a split, or the whole split."""
     split = source.pieces.at(np.array([piece]))
     stored, i = max(1, int(split.bytes[0])), int(split.file[0])
     format, compression = source.formats[i]
@@ -663,9 +698,9 @@ def _begin(
 
 
 def _some(looks: Iterator[Look]) -> tuple[Look, float]:
-    """Return the first texts and their fraction of all bytes.
+    """Return the first documents of `looks`, and their fraction of the text bytes in `looks`.
 
-    There are at most about HELD_BYTES and HELD_DOCUMENTS of them.
+    The limits are about HELD_BYTES of text and HELD_DOCUMENTS documents.
     """
     texts: list[str] = []
     conversations: list[Any] = []
@@ -686,7 +721,10 @@ def _texts_of(
     path: str,
     tally: Tally | None,
 ) -> tuple[Look, float]:
-    """Return the texts of whole lines, at most HELD_DOCUMENTS, and their fraction of the bytes."""
+    """Decode the first HELD_DOCUMENTS lines, and return (documents, their fraction of the bytes).
+
+    The documents and rejects are added to `tally`.
+    """
     *first_lines, rest = lines.removeprefix(BOM).split(b"\n", HELD_DOCUMENTS)
     share = 1 - len(rest) / len(lines) if len(first_lines) == HELD_DOCUMENTS else 1.0
     rejects: list[Reject] = []
@@ -701,7 +739,7 @@ def _texts_of(
 
 
 def _begin_of_stream(path: str, size: int, compression: str) -> tuple[bytes, float]:
-    """Return whole lines from the start of a compressed file, and the bytes they take on disk."""
+    """Return decompressed lines from the start of a file, and their approximate bytes on disk."""
     blocks: list[bytes] = []
     n_bytes, fed, ends = 0, 0, False
     for block in decompressed(path, size, compression, _STEP_BYTES):
@@ -722,7 +760,10 @@ _STEP_BYTES = 4 << 10  # Granularity of the mapping from stored bytes to decompr
 
 
 def _error_of_ratio(values: Sequence[float], looked_at: Sequence[float]) -> float:
-    """Return the relative standard error of a ratio of sums, or 0 for fewer than two values."""
+    """Return the relative standard error of sum(values) / sum(looked_at).
+
+    The result is 0 for fewer than two values.
+    """
     if len(values) < 2 or not sum(values):
         return 0.0
     values_, stored = np.array(values, np.float64), np.array(looked_at, np.float64)
@@ -730,29 +771,30 @@ def _error_of_ratio(values: Sequence[float], looked_at: Sequence[float]) -> floa
     return float(np.sqrt((residuals**2).sum() / (len(values) * (len(values) - 1))) / values_.mean())
 
 
-# The third part samples tokens, whose lengths can be read directly.
+# The third part of this file samples token sources, which need no tokenizer to count tokens.
 
 
 class _TokenPiece(NamedTuple):
-    """The ids that were read of a split, or of its start."""
+    """Counts of the documents that were read from a token source's split or from its start."""
 
-    held: float  # bytes that the ids take
-    ids: int  # number of ids
-    lengths: list[np.ndarray]  # tokens of its documents, by batch
+    held: float  # bytes of the split that the documents take
+    ids: int  # number of token ids that were read
+    lengths: list[np.ndarray]  # int64[n] per batch: content tokens of each document
     documents: int
-    is_whole: bool  # whether all of the split was read
-    is_supervised: bool  # whether weights change inside a document
-    in_lines: bool
+    is_whole: bool  # whether the whole split was read
+    is_supervised: bool  # whether the weights differ between the tokens of a document
+    in_lines: bool  # whether the split is part of a line file
 
 
 def look_at_tokens(sampling: Sampling, settings: DocumentKeys, vocabulary: Vocabulary) -> Looked:
-    """Estimate the totals of files of tokens from some splits, or from the starts of a few.
+    """Estimate the totals of a token source's files of one kind.
 
-    The size of a start is computed from the ids that were read, so that a few long documents do not
-    bias the estimate. Precise mode reads whole splits, for a few seconds at most.
+    Precise mode reads whole splits of about READ_BYTES in total. Otherwise, the starts of PIECES
+    splits are read. A start's bytes are computed from the ids that were read, so that a few long
+    documents do not bias the estimate.
 
     Args:
-        sampling: The files.
+        sampling: The files to sample.
         settings: `[documents]` in the recipe.
         vocabulary: The vocabulary of the tokenizer.
     """
@@ -768,7 +810,7 @@ def look_at_tokens(sampling: Sampling, settings: DocumentKeys, vocabulary: Vocab
         return look_at_tokens(sampling._replace(precise=True), settings, vocabulary)
     is_all_read = len(looks) == len(pieces) and all(look.is_whole for look in looks)
     sampling.tally.is_whole &= is_all_read
-    # The ids that were read stand for the ids of all splits.
+    # The ids that were read represent the ids of all splits.
     held, read_bytes = (
         held_by(source, pieces),
         [float(TOKEN_TEXT_BYTES * look.ids) for look in looks],
@@ -793,14 +835,14 @@ def look_at_tokens(sampling: Sampling, settings: DocumentKeys, vocabulary: Vocab
 def _read_tokens(
     sampling: Sampling, settings: DocumentKeys, vocabulary: Vocabulary, piece: int, room: int
 ) -> _TokenPiece:
-    """Return the ids of a split, or of its start unless the mode is precise.
+    """Read the start of a token source's split, or the whole split in precise mode.
 
     Args:
-        sampling: The files.
+        sampling: The files to sample.
         settings: `[documents]` in the recipe.
         vocabulary: The vocabulary of the tokenizer.
-        piece: Number of the split.
-        room: Number of documents at which reading stops.
+        piece: Index of the split in the source.
+        room: Number of documents after which further batches are ignored.
     """
     source, tally = sampling.source, sampling.tally
     split = source.pieces.at(np.array([piece]))
@@ -821,7 +863,7 @@ def _read_tokens(
         taken = take_tokens(batch.tokens, settings, vocabulary)
         lengths.append(np.diff(taken.offsets))
         if batch.token_weights is not None:
-            # A change of the weight inside a document limits what is trained.
+            # A document with different weights limits which of its tokens are trained.
             lengths_in_batch = np.diff(batch.tokens.offsets)
             document = np.repeat(np.arange(len(lengths_in_batch)), lengths_in_batch)
             is_change = np.diff(batch.token_weights) != 0
@@ -838,7 +880,14 @@ def _read_tokens(
 
 
 def _held_by_tokens(source: PlannedSource, piece: int, part: Slice, tokens: int) -> float:
-    """Return the bytes that a part of a piece holds for the tokens that were read of it."""
+    """Return the bytes that the documents read from the start of a split take.
+
+    Args:
+        source: The planned source.
+        piece: Index of the split in the source.
+        part: The start of the split, as a work range.
+        tokens: Number of token ids that were read.
+    """
     if position_of(part.format, part.compression) in ("byte", "stream"):
         return float(line_bytes(part))
     per_token = bytes_per_token(part, source.source.text_key)

@@ -1,4 +1,4 @@
-"""Find problems for training in a calibration sample, and report them before a build."""
+"""Find problems in a calibration sample that would harm training, and report them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ MOST_UNKNOWN = 0.01
 
 @dataclass
 class SampleNotes:
-    """Counts of problems for training in the sampled texts of a source."""
+    """Counts of problems in a source's sampled texts that would harm training."""
 
     tokens: int = 0
     unknown: int = 0  # tokens for text that the tokenizer does not know
@@ -38,9 +38,9 @@ class SampleNotes:
         settings: DocumentKeys,
         vocabulary: Vocabulary,
     ) -> None:
-        """Count tokenized texts.
+        """Add tokenized texts to the counts.
 
-        Windows of long conversations have no spans, so only their tokens count.
+        Windows of long conversations have no trained spans, so only their tokens are counted.
         """
         self.tokens += len(tokens.ids)
         unknown, special = _unknown_and_special(vocabulary)
@@ -60,7 +60,7 @@ class SampleNotes:
             self.open_ends += sum(not np.isin(last, special).any() for last in last_ones)
 
     def problem(self) -> str:
-        """Return the problem that must stop a build, or ""."""
+        """Return a message about a problem that must stop a build, or ""."""
         if not self.two_bos:
             return ""
         return (
@@ -70,7 +70,7 @@ class SampleNotes:
         )
 
     def warnings(self) -> list[str]:
-        """Return the warnings for a build."""
+        """Return warnings about problems that do not stop a build."""
         warnings = []
         if self.unknown > MOST_UNKNOWN * self.tokens:
             warnings.append(

@@ -1,43 +1,54 @@
-"""A token store: the tokenized documents of a recipe's sources on disk, in the order of the files.
+"""Write and read token stores: the tokenized documents of a recipe's sources, in file order.
 
-Datasets can be built from a token store. It has the same files as a dataset, and `kind = "store"`
-in plan.json and dataset.json. Its plan is the plan of its sources, with each document once. Reading
-a slice of a file from the store gives the same documents as reading it from the file:
+Datasets can be built from a token store. A store has the same files as a dataset, and
+`kind = "store"` in plan.json and dataset.json. Its plan contains each document of the sources once.
+Reading a work range from the store gives the same documents as reading the source file:
 
-    slice of a piece ─► the shards that hold the piece ─► documents whose unit lies in the slice
+    work range of a split ─► shards that contain the split ─► documents that start in the work range
 
-A split (piece) is a part of a file that can be read separately. A unit is a byte of a line file, a
-step of a compressed file, or a row. Shards are safetensors files with the arrays below. D is the
-number of documents. S of them are supervised and R rejected. The shard has K parts of splits.
+The store numbers the units of each split. A unit is a byte of a line file, a step of a compressed
+file, a document of a table or index, or a whole text file. Shards are safetensors files with the
+arrays below. A shard has D documents. S of them are supervised, and R are rejected. The shard has K
+parts, which are the work ranges that it was built from.
 
     tokens              u16 or u32 [tokens]
-    document_offsets    i64 [D + 1]    where each document begins in `tokens`
-    position            i64 [D]        as in a dataset's segment_doc
-    part_offsets        i64 [K + 1]    which documents a part holds
-    part_units          i64 [K]        units of the whole piece
-    reject_offsets      i64 [R + 1]    where each reject's "reason detail" begins in `reject_text`
-    span_offsets, cut_offsets          i64 [S + 1]
-    spans, turns, weights              i64 [k, 2], i64 [k, 2], f32 [k]: as `training.Trained`
-    cuts, system, eos_weight           i64 [c], i64 [S], f32 [S]: likewise
-    unit, size, text_bytes             u32 [D]; size: what a fraction of a source goes by
-    part_file, part_piece              u32 [K]: the plan's file, and which of its pieces
-    supervised, rejected               u32 [S], u32 [R]: numbers of documents
-    reject_text, ranks                 u8
+    document_offsets    i64 [D + 1]    first token of each document in `tokens`
+    position            i64 [D]        position of each document in its file
+    part_offsets        i64 [K + 1]    first document of each part
+    part_units          i64 [K]        number of units in the part's whole split
+    reject_offsets      i64 [R + 1]    first byte of each "reason detail" in `reject_text`
+    span_offsets        i64 [S + 1]    first row of each supervised document in `spans`
+    cut_offsets         i64 [S + 1]    first entry of each supervised document in `cuts`
+    spans, turns        i64 [k, 2]     as in `training.Trained`
+    weights             f32 [k]        as in `training.Trained`
+    cuts                i64 [c]        as in `training.Trained`
+    ranks               u8 [c]         as in `training.Trained`
+    system              i64 [S]        as in `training.Trained`
+    eos_weight          f32 [S]        as in `training.Trained`
+    unit                u32 [D]        unit of the split in which each document starts
+    size                u32 [D]        size by which a `Choice` classifies each document
+    text_bytes          u32 [D]        text bytes of each document
+    part_file           u32 [K]        the part's file, as an index into the plan's files
+    part_piece          u32 [K]        the part's split, as an index into the file's splits
+    supervised          u32 [S]        document numbers, ascending
+    rejected            u32 [R]        document numbers, ascending
+    reject_text         u8             UTF-8
 
-If a document has k media spans, the shard also has:
+If any document has media, the shard also has the m media spans of its supervised documents:
 
-    place_offsets, place_ref_offsets   i64 [S + 1], i64 [k + 1]
-    place_spans i64 [k, 2], place_first, place_tokens, place_kind i64 [k], place_refs u8: as
-    `media.MediaPlaces`
+    place_offsets       i64 [S + 1]    first media span of each supervised document
+    place_ref_offsets   i64 [m + 1]    first byte of each reference in `place_refs`
+    place_spans         i64 [m, 2]     as in `media.MediaPlaces`
+    place_first, place_tokens, place_kind      i64 [m]     as in `media.MediaPlaces`
+    place_refs          u8             UTF-8
 
-If a document has a weight but does not say which part of it is trained, it counts as one of the S
-documents. The shard then also has:
+A document with a weight counts as supervised, even if it is fully trained. The shard then also has:
 
-    limited             u8 [S]         1 where the document says which part of it is trained
+    limited             u8 [S]         1 if the document limits which of its tokens are trained
 
-Where a document has another weight than 1, there is also
+If a document has a weight other than 1, the shard also has:
 
-    document_weight     f32 [S]        the record's weight, which `weights` contain
+    document_weight     f32 [S]        the document's weight, which `weights` include as a factor
 """
 
 import errno
@@ -90,7 +101,7 @@ from packprep.tokenizer.roles import Vocabulary
 
 STORE = "store"
 STEP_BYTES = 1 << 14
-"""The steps of compressed files, in all datasets, are multiples of this number of bytes."""
+"""Compressed bytes per unit of a compressed file. All datasets use multiples as step sizes."""
 METADATA = {"format": "packprep", "kind": STORE, "version": "1"}
 
 _TYPES = {
@@ -122,10 +133,10 @@ _MEDIA_TYPES = {
     "place_refs": "u1",
 }
 _OPTIONAL_TYPES = (_MEDIA_TYPES, {"limited": "u1"}, {"document_weight": "<f4"})
-"""The arrays that a shard has only where a document needs them, by what it needs them for."""
+"""Groups of optional arrays. A shard has a group if one of its documents needs the group."""
 _ALL_TYPES = _TYPES | {name: kind for types in _OPTIONAL_TYPES for name, kind in types.items()}
 DOCUMENT_BYTES = 28
-"""Bytes per document in these arrays, without its tokens and its trained spans."""
+"""Bytes that a document takes in a shard's arrays, without its tokens and trained spans."""
 _PAIRS = ("spans", "turns", "place_spans")
 _OF_TRAINED = (
     *("spans", "weights", "turns", "cuts", "ranks", "system", "eos_weight", "limited"),
@@ -134,7 +145,7 @@ _OF_TRAINED = (
 
 
 class _Noted(Choice):
-    """A selection that keeps every document and records the size that a fraction would use."""
+    """A `Choice` that keeps every document and records the documents' positions and sizes."""
 
     def __init__(self) -> None:
         super().__init__(np.uint64(0), 0)
@@ -147,7 +158,7 @@ class _Noted(Choice):
         return np.ones(len(positions), np.bool_)
 
     def at(self, positions: np.ndarray) -> np.ndarray:
-        """Return the sizes of the documents at these positions, int64[n]."""
+        """Return the recorded sizes of the documents at `positions`, int64[n]."""
         known, sizes = (
             np.concatenate([np.zeros(0, np.int64), *of]) for of in (self.positions, self.sizes)
         )
@@ -156,9 +167,9 @@ class _Noted(Choice):
 
 
 class StoredDocuments(NamedTuple):
-    """The documents of a store's shard before they are written."""
+    """The contents of a store's shard before they are written."""
 
-    arrays: dict[str, np.ndarray]  # The arrays of the module's docstring.
+    arrays: dict[str, np.ndarray]  # the arrays that the module's docstring lists
     rejected: Rejected
     text_digests: dict[str, str]  # source → xxh3-128 of the text bytes that were read
     read: dict[str, int]  # source → number of documents
@@ -167,7 +178,7 @@ class StoredDocuments(NamedTuple):
 
 @dataclass
 class _Columns:
-    """The columns of one shard's documents, collected part by part."""
+    """The arrays of one shard, collected work range by work range."""
 
     of: dict[str, list[np.ndarray]] = field(default_factory=dict)
     documents: int = 0
@@ -189,7 +200,7 @@ class _Columns:
         )
 
     def arrays(self, token_dtype: np.dtype) -> dict[str, np.ndarray]:
-        """Return all arrays of the shard by name. Optional ones are included where needed."""
+        """Return the shard's arrays by name, with the optional arrays that a document needs."""
         needed = (
             any(map(len, self.of.get("place_first", ()))),
             not np.all(self.array("limited")),
@@ -209,18 +220,19 @@ def stored(
     clock: Clock,
     most_bytes: int,
 ) -> StoredDocuments:
-    """Read the documents in the slices of a store's shard.
+    """Read and tokenize the documents of a store's shard.
 
     Args:
         plan: A `building.plan.Plan`.
-        slices: The slices of the shard.
-        decoders: Cache of information from one slice for the next ones.
-        progress: Called with (documents, text bytes, tokens, rejects) of each batch, or None.
+        slices: (source, work range) pairs of the shard.
+        decoders: State that is kept between work ranges. It affects only the speed.
+        progress: Called with the numbers of documents, text bytes, tokens and rejects of each
+            batch, or None.
         clock: Receives the seconds of the stages "read" and "tokenize".
         most_bytes: Maximum number of text bytes.
 
     Raises:
-        SourceError: If the slices have too many documents or bytes, or if a document is bad and
+        SourceError: If the shard has too many documents or text bytes, or if a document is bad and
             `bad_documents` is "fail".
     """
     columns, rejected, names = _Columns(), Rejected(), [source.name for source in plan.sources]
@@ -261,9 +273,9 @@ def _add_part(
     noted: _Noted,
     decoders: Decoders,
 ) -> None:
-    """Add the documents that were read from a slice.
+    """Add the documents that were read from a work range to the columns, by position.
 
-    Rejected documents keep their places among the others and have no tokens.
+    Rejected documents are included, with no tokens.
     """
     rejects = _rejects_of(reads)
     tokenized = np.concatenate([np.zeros(0, np.int64), *(read.positions for read in reads)])
@@ -303,7 +315,7 @@ def _add_part(
 
 
 def _add_trained(columns: _Columns, number: int, trained: Trained) -> None:
-    """Add the supervision of document `number`, with its media."""
+    """Add the trained spans and media spans of the shard's document `number` to the columns."""
     places = trained.places
     columns.add(
         supervised=[number],
@@ -318,7 +330,7 @@ def _add_trained(columns: _Columns, number: int, trained: Trained) -> None:
 
 
 def _rejects_of(reads: Sequence[ReadDocuments]) -> list[tuple[int, str, str]]:
-    """Return (position, reason, detail) of the rejects of a slice, by position."""
+    """Return (position, reason, detail) of a work range's rejects, sorted by position."""
     found = [
         (reject.position, reject.reason, reject.detail) for read in reads for reject in read.rejects
     ]
@@ -331,9 +343,10 @@ def _rejects_of(reads: Sequence[ReadDocuments]) -> list[tuple[int, str, str]]:
 
 
 def _units(part: Slice, positions: np.ndarray, decoders: Decoders) -> tuple[np.ndarray, int]:
-    """Return the starting unit of each document, int64[n], and the number of units.
+    """Return (units, count) for documents of a work range.
 
-    Units are counted within the slice's split.
+    `units`, int64[n], has the unit of the split in which each document starts. `count` is the
+    number of units in the split. The module's docstring defines units.
     """
     how = position_of(part.format, part.compression)
     if how == "whole":
@@ -349,20 +362,24 @@ def _units(part: Slice, positions: np.ndarray, decoders: Decoders) -> tuple[np.n
 
 
 def _names(needed: Iterable[bool]) -> list[str]:
-    """Return the names of a shard's arrays in their order.
+    """Return the names of a shard's arrays, in the order of storage.
 
-    `needed` says for each entry of _OPTIONAL_TYPES whether its arrays are included.
+    `needed` has a bool for each group in _OPTIONAL_TYPES: whether the shard has its arrays.
     """
     return [*_TYPES, *chain(*compress(_OPTIONAL_TYPES, needed))]
 
 
 def encode(arrays: Arrays) -> list[bytes | memoryview]:
-    """Return the bytes of a store's shard as buffers, with its arrays in the order of `_names`."""
+    """Return the file of a store's shard as a list of buffers."""
     return encoded({name: arrays[name] for name in _ALL_TYPES if name in arrays}, METADATA)
 
 
 def open_arrays(data: Any, where: str) -> dict[str, np.ndarray]:
-    """Return the arrays of a store's shard by name, as views of its bytes.
+    """Return the arrays of a store's shard by name, as views of `data`.
+
+    Args:
+        data: The bytes of the shard's file.
+        where: Path or URL of the file, for messages.
 
     Raises:
         DatasetError: If the bytes are not a shard of a store.
@@ -372,7 +389,7 @@ def open_arrays(data: Any, where: str) -> dict[str, np.ndarray]:
 
 
 _HEAD_BYTES = 16 << 10
-"""Number of bytes that is larger than any shard's header."""
+"""Bytes that are read to get the header of a shard. Headers are shorter."""
 
 
 def _layout(head: bytes, size: int, where: str) -> Places:
@@ -390,9 +407,9 @@ def _layout(head: bytes, size: int, where: str) -> Places:
 def estimates_as_json(
     estimates: Estimates, piece_bytes: Mapping[int, Sequence[int]]
 ) -> dict[str, Any]:
-    """Return the estimates from a sample of a source in the form that a store's plan keeps.
+    """Return a source's estimates as JSON, for the plan of a store.
 
-    `piece_bytes` is `Files.piece_bytes` as the sample recorded it.
+    `piece_bytes` has the content sizes of splits that the sample recorded in `Files.piece_bytes`.
     """
     columns = {
         name: getattr(estimates, name).tolist() for name in ("lengths", "length_weights", "sizes")
@@ -411,7 +428,7 @@ def estimates_as_json(
 
 
 def estimates_from_json(value: Mapping[str, Any]) -> tuple[Estimates, dict[int, Sequence[int]]]:
-    """Parse the output of `estimates_as_json`."""
+    """Return the arguments of `estimates_as_json`, given its result."""
     own = {key: part for key, part in value.items() if key != "piece_bytes"}
     for name, kind in (("lengths", np.int64), ("length_weights", np.float64), ("sizes", np.int64)):
         own[name] = np.array(own[name], kind)
@@ -423,7 +440,7 @@ _Number = Annotated[float, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class _Kept(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """The schema of the output of `estimates_as_json`."""
+    """The schema of the JSON that `estimates_as_json` returns."""
 
     ratios: dict[str, _Count]
     tokens_per_byte: Annotated[float, msgspec.Meta(gt=0, lt=1 << 31)]
@@ -438,9 +455,11 @@ class _Kept(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 def wrong_estimates(estimates: Any, files: Sequence[Any]) -> str:
-    """Return what is wrong with a source's two estimates in a store's plan, or "".
+    """Return a message about the first error in a source's estimates in a store's plan, or "".
 
-    `files` are the files of the source, with their splits.
+    Args:
+        estimates: Two results of `estimates_as_json`, from a quick and from a precise sample.
+        files: The source's files in the plan.
     """
     try:
         samples = msgspec.convert(estimates, list[_Kept])
@@ -458,7 +477,7 @@ def wrong_estimates(estimates: Any, files: Sequence[Any]) -> str:
 
 
 class _TokensAtUrl:
-    """The tokens of a shard at a URL, fetched when they are indexed."""
+    """The array `tokens` of a shard at a URL. Indexing it with a slice fetches these tokens."""
 
     def __init__(self, folder: Remote, name: str, at: int, dtype: np.dtype):
         self._folder, self._name, self._at, self._dtype = folder, name, at, dtype
@@ -474,9 +493,14 @@ class _TokensAtUrl:
 
 
 class _OpenShard:
-    """An open shard of a store: mapped, or fetched from a URL without its tokens.
+    """An open shard of a store.
 
-    `state` changes when the file is replaced or written to.
+    A local shard is memory-mapped. For a shard at a URL, all arrays except `tokens` are in memory.
+
+    Attributes:
+        arrays: The arrays by name.
+        state: Identifies the version of the file. It changes if the file is replaced or modified.
+        parts: Maps (part_file, part_piece) to the number of the part.
     """
 
     def __init__(self, folder: Folder, entry: ShardEntry, checked: Hashable):
@@ -485,8 +509,8 @@ class _OpenShard:
         Args:
             folder: The folder of the store.
             entry: The shard's entry in the store's manifest.
-            checked: The state when the bytes had the correct digest. None if they were never
-                checked.
+            checked: The `state` in which this shard's digest was found correct, or None. In this
+                state, the digest is not computed again.
 
         Raises:
             SourceError: If the shard cannot be read or its digest differs from its entry.
@@ -517,7 +541,10 @@ class _OpenShard:
         self._path = None if isinstance(folder, Remote) else where
 
     def is_unchanged(self) -> bool:
-        """Return whether the file is still the mapped one and was not written to since."""
+        """Return whether the mapped file was neither replaced nor modified since it was opened.
+
+        A shard at a URL counts as unchanged.
+        """
         try:
             return self._path is None or _state_of(os.stat(self._path)) == self.state
         except OSError:
@@ -574,12 +601,12 @@ def _check_digest(found: str, entry: ShardEntry, where: str) -> None:
 
 
 def special_texts(vocabulary: Vocabulary) -> set[tuple[int, str]]:
-    """Return (id, text) of the special tokens of a vocabulary."""
+    """Return the set of (id, text) pairs of a vocabulary's special tokens."""
     return set(texts_of_ids(vocabulary.tokenizer_json, vocabulary.special_ids).items())
 
 
 class TokenStore:
-    """The documents of a token store, read by slices of the files that they came from."""
+    """A token store that returns the documents of a work range instead of the source's file."""
 
     def __init__(self, folder: Folder, plan: Any, manifest: Manifest):
         """Open a store.
@@ -592,17 +619,14 @@ class TokenStore:
         self.folder, self.plan = folder, plan
         self.digest = manifest["digest"]
         self.digests = (self.digest, *(entry["digest"] for entry in replaced(manifest)))
-        """The digest of this store and of the stores that it replaces.
-
-        Each replaced store had documents that were removed since.
-        """
+        """Digests of this store and of its earlier versions, before documents were removed."""
         self._entries = manifest["shards"]
         self._sources = {source.name: source for source in plan.sources}
         # Keyed by the digest of a vocabulary.
         self._specials: dict[str, tuple[np.ndarray, list[str]]] = {}
         self._checked: dict[
             int, Hashable
-        ] = {}  # Maps a shard to its state when its bytes had the manifest's digest.
+        ] = {}  # Maps a shard to the state in which its digest was found correct.
 
     def __str__(self) -> str:
         return str(self.folder)
@@ -610,18 +634,20 @@ class TokenStore:
     def read(
         self, source: PlannedSource, part: Slice, keep: Keep | None, vocabulary: Vocabulary
     ) -> Iterator[ReadDocuments]:
-        """Yield the documents of a slice of a dataset's source, as they were originally read.
+        """Yield the stored documents of a work range of a dataset's source.
 
-        The store's source with the same name provides them.
+        The documents are the same as if the source's file was read. The store must have a source
+        with the same name.
 
         Args:
             source: The dataset's source.
-            part: The slice.
+            part: The work range.
             keep: Selects the documents, or None to keep all.
             vocabulary: The dataset's vocabulary.
 
         Raises:
-            SourceError: If the text of a document might give other tokens with this vocabulary.
+            SourceError: If a document's text might give other tokens with `vocabulary` than with
+                the store's vocabulary.
         """
         own, i = self._sources[source.name], part.file - source.first_file
         piece = own.pieces.of_file(i)[part.piece]
@@ -666,9 +692,11 @@ class TokenStore:
         return known[key]
 
     def _refuse_special(self, read: ReadDocuments, vocabulary: Vocabulary, part: Slice) -> None:
-        """Raise `SourceError` if a document depends on a token special in only one vocabulary.
+        """Refuse documents that `vocabulary` might tokenize differently than the store does.
 
-        The two vocabularies are the dataset's and the store's.
+        Raises:
+            SourceError: If a document contains a token that is special only in `vocabulary`, or was
+                rejected for the text of a token that is special only in the store.
         """
         here, texts = self._special(vocabulary)
         if len(here) and len(read.tokens.ids) and int(read.tokens.ids.max()) >= here[0]:
@@ -690,10 +718,10 @@ class TokenStore:
         )
 
     def _special(self, vocabulary: Vocabulary) -> tuple[np.ndarray, list[str]]:
-        """Return the tokens that are special only in a vocabulary or only in the store.
+        """Return (ids, texts) of the tokens that are special in only one vocabulary.
 
-        The first item has the ids that are special only in `vocabulary`, int64[k], ascending. The
-        second item has the texts of the tokens that are special only in the store.
+        `ids`, int64[k], has the ascending ids of tokens that are special only in `vocabulary`.
+        `texts` has the texts of tokens that are special only in the store's vocabulary.
         """
         if vocabulary.digest not in self._specials:
             here, there = special_texts(vocabulary), special_texts(self.plan.vocabulary)
@@ -710,12 +738,19 @@ _open_shards: dict[bool, OrderedDict[tuple[TokenStore, int], _OpenShard]] = {
 }
 """The open shards of all stores in this process, with the most recently used last.
 
-The key says whether a shard is in memory.
+The value at True has the shards at URLs, which are in memory. The value at False has mapped shards.
 """
 
 
 def _documents(arrays: Arrays, first: int, wanted: np.ndarray, file: int) -> ReadDocuments:
-    """Return the wanted documents of a shard, starting at document number `first`."""
+    """Return the shard's documents first + i for which wanted[i] is True.
+
+    Args:
+        arrays: The arrays of the shard.
+        first: Number of the first document.
+        wanted: bool[n], whether to return each of the documents from `first` on.
+        file: Index of the documents' file in the plan.
+    """
     end = first + len(wanted)
     offsets = arrays["document_offsets"][first : end + 1]
     begin, stop = np.searchsorted(arrays["rejected"], [first, end]).tolist()
@@ -749,9 +784,9 @@ def _documents(arrays: Arrays, first: int, wanted: np.ndarray, file: int) -> Rea
 
 
 def _trained(arrays: Arrays, s: int) -> Trained:
-    """Return the trained spans of supervised document `s` as copies.
+    """Return copies of the trained spans of the shard's supervised document number `s`.
 
-    Views would keep a shard's file open until all documents are read.
+    Views would keep the shard's file open as long as they exist.
     """
     spans, cuts = (
         slice(*arrays[name][s : s + 2].tolist()) for name in ("span_offsets", "cut_offsets")

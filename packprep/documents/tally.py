@@ -1,7 +1,7 @@
-"""Count the bad documents of a plan's sample, and estimate how many a build will meet.
+"""Count the bad documents of a calibration sample, and estimate how many a build will read.
 
-Nearby documents are often similar. Therefore the bound treats windows or splits (pieces) as
-independent samples, and not documents.
+Nearby documents are often similar. Therefore the estimate treats windows or splits as independent
+samples, but not the documents in a window or split.
 """
 
 import math
@@ -15,19 +15,19 @@ from packprep.documents.reading import is_bad
 from packprep.sources.formats import Reject
 
 UNLIKELY = 1e-4
-"""The probability that random sampling produces as many bad documents as its bound assumes."""
+"""The probability that a lower bound exceeds the true value."""
 
 
 @dataclass
 class Tally:
-    """The counts of the documents of a source that were sampled.
+    """Counts of a source's sampled documents, and of the bad documents among them.
 
     Attributes:
         looked_at: Number of sampled documents.
         reasons: Number of bad documents per reason.
-        units: (positions, positions in bad documents) of each window or split.
+        units: (number, bad number) of the sampled positions or documents, per window or split.
         totals: Estimates of (all documents of the source, bad documents).
-        is_whole: Whether all documents were sampled.
+        is_whole: Whether all documents of the source were sampled.
         first_path: The file of the first bad document.
         example: The first bad document and its error.
     """
@@ -53,12 +53,22 @@ class Tally:
         return len(bad)
 
     def add_unit(self, places: int, bad: int, documents: float, bad_documents: float) -> None:
-        """Add the positions of a window or split, and the number of documents they represent."""
+        """Add a window or split.
+
+        Args:
+            places: Number of sampled positions or documents.
+            bad: Number of bad documents among them.
+            documents: Number of documents that the sampled ones represent.
+            bad_documents: Number of bad documents that the sampled ones represent.
+        """
         self.units.append((places, bad))
         self.totals = self.totals[0] + documents, self.totals[1] + bad_documents
 
     def join(self, kind: "Tally", used: float) -> None:
-        """Add the tally of one kind of files, which have about `used` usable documents."""
+        """Add the tally of a source's files of one kind.
+
+        `used` is the estimated number of usable documents in these files.
+        """
         documents, bad = kind.totals
         scale = used / (documents - bad) if documents > bad and not kind.is_whole else 1.0
         self.totals = self.totals[0] + scale * documents, self.totals[1] + scale * bad
@@ -70,9 +80,10 @@ class Tally:
         self.example = self.example or kind.example
 
     def least_bad(self, by_chance: bool) -> float:
-        """Return a lower bound for the number of bad documents, wrong with probability UNLIKELY.
+        """Return a lower bound for the number of bad documents that a build reads.
 
-        `by_chance` says whether the build reads a random subset of all documents.
+        The bound is too high with probability UNLIKELY. `by_chance` says whether the build reads
+        only a random subset of the documents.
         """
         if self.is_whole and not by_chance:
             return self.totals[1]
@@ -82,14 +93,14 @@ class Tally:
         part = bad.sum() / sizes.sum()
         independent = sizes.sum() if self.is_whole else sizes.sum() ** 2 / (sizes**2).sum()
         bound = self.totals[1] * lower_bound(float(part), float(independent)) / float(part)
-        # The real number of documents may be twice the estimate, so only half of the bad ones
-        # count.
+        # The real number of documents may be twice the estimate, so only half of the sampled bad
+        # documents count.
         met = 0.0 if by_chance else self.reasons.total() / 2
         return max(bound, met)
 
 
 def lower_bound(part: float, count: float) -> float:
-    """Return a lower bound for the true fraction, given `part` among `count` independent samples.
+    """Return a lower bound for a fraction that is `part` in `count` independent samples.
 
     This is Chernoff's bound with error probability UNLIKELY.
     """

@@ -1,7 +1,6 @@
 """Find source files, divide them among shards and read their documents.
 
 ```
-files ─► slices ─► formats ─► columns of texts, messages or ids
-pieces   shards
+files: splits ─► slices: shards ─► formats: columns of texts, messages or token ids
 ```
 """
