@@ -158,7 +158,7 @@ class Files(Sequence[SourceFile]):
         self.__dict__.pop("_held", None)
 
     def forget(self, but: Mapping[int, Sequence[int]]) -> None:
-        """Replace all recorded content sizes of splits by those in `but`."""
+        """Replace the recorded content sizes of splits by `but`, in the form of `piece_bytes`."""
         self.piece_bytes = dict(but)
         self.__dict__.pop("_held", None)
 
@@ -213,9 +213,9 @@ class Files(Sequence[SourceFile]):
 
 
 def _each(root: str, do: Callable[..., Any], *arguments: Iterable[Any]) -> Iterator[Any]:
-    """Yield the result of `do` for each file, in order.
+    """Yield the result of `do` for each file below `root`, in order.
 
-    Remote files are processed concurrently, because each of them needs several requests.
+    Remote files are processed concurrently, because each file needs several requests.
     """
     if not is_url(root):
         yield from map(do, *arguments)
@@ -261,8 +261,8 @@ class FileColumns(NamedTuple):
 class Pieces:
     """The splits of a source, computed from its files instead of stored.
 
-    60 TB of line files have 14 million splits. Internally, a run is one file with its splits, or a
-    group of text files that share one split.
+    60 TB of line files have 14 million splits. The class stores only runs: a run is one file with
+    its splits, or a group of text files that share one split.
     """
 
     def __init__(self, files: Files):
@@ -324,10 +324,10 @@ _SHOWN_TWICE = 3
 
 
 def fixed_prefix(patterns: Sequence[str], base: str = os.sep) -> str:
-    """Return the longest folder that all absolute patterns share before their first wildcard.
+    """Return the deepest folder that absolute patterns have in common before their first wildcards.
 
-    For a pattern without wildcards this is the file's folder. Characters in `base`, the recipe's
-    folder, never count as wildcards.
+    A pattern without wildcards counts with the folder of its file. Characters in `base`, the
+    recipe's folder, never count as wildcards.
     """
     folders = []
     for pattern in patterns:
@@ -342,8 +342,8 @@ def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tu
     """Find the files of a source.
 
     All paths are local, or all are URLs of one bucket. A pair of Megatron files counts as one file:
-    the .bin, with the size of both. A pattern may match one or both of them. A folder that Hugging
-    Face `datasets` saved is replaced by its files.
+    the .bin, with the size of both. A pattern may match one or both files of a pair. A folder that
+    Hugging Face `datasets` saved is replaced by its files.
 
     Args:
         source: The source's settings in the recipe.
@@ -355,8 +355,8 @@ def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tu
         The prefix, and the files sorted bytewise by name.
 
     Raises:
-        SourceError: If a pattern matches nothing, another kind of folder, a pipe or a device. Also
-            if a name is invalid UTF-8 or a file cannot be read.
+        SourceError: If a pattern matches nothing, another kind of folder, a pipe or a device, if a
+            name is invalid UTF-8, or if a file cannot be read.
         StorageError: If the store refuses a request.
     """
     root, patterns = below_one_folder(source, base)
@@ -418,8 +418,8 @@ def absolute_prefix(prefix: str) -> str:
 def named_twice(sources: Sequence[Source], found: Sequence[Files]) -> str:
     """Return a message about files that are read twice, or an empty string.
 
-    A file is read twice under two names or in two sources. Two sources may share a file if their
-    hash splits (`sample`) select different documents.
+    A file may be read under two names or in two sources. Two sources may share a file without a
+    message if their hash splits (`sample`) select different documents.
     """
     # Equal numbers mean the same file.
     known = np.concatenate(
@@ -464,8 +464,8 @@ def named_twice(sources: Sequence[Source], found: Sequence[Files]) -> str:
 def odd_files(sources: Sequence[Source], found: Sequence[Files]) -> list[str]:
     """Return warnings about files that were probably not meant to be read.
 
-    These are text files among tables or JSONL files, such as a README, and files next to a
-    compressed copy.
+    The warnings cover text files among tables or JSONL files, such as a README, and files next to
+    their compressed copies.
     """
     messages = []
     for source, files in zip(sources, found, strict=True):
@@ -496,7 +496,10 @@ def odd_files(sources: Sequence[Source], found: Sequence[Files]) -> list[str]:
 def _overlap(
     sources: Sequence[Source], found: Sequence[Files], a: tuple[int, int], b: tuple[int, int]
 ) -> bool:
-    """Return whether two entries for the same file may produce a document twice."""
+    """Return whether two entries for the same file may produce a document twice.
+
+    An entry is (index of the source, index of the file in the source).
+    """
     (low, high), (other_low, other_high) = sources[a[0]].sample, sources[b[0]].sample
     # `sample` selects documents by the file's name, so equal names have comparable ranges.
     named_alike = found[a[0]].names[a[1]] == found[b[0]].names[b[1]]
@@ -539,9 +542,10 @@ def match_below(
 
 
 def _below(root: str, out: str, names: Sequence[str]) -> list[list[str]]:
-    """Return the relative paths from the folder `root` to `out`, each as a list of parts.
+    """Return the relative paths that lead from the folder `root` to `out`, each as a list of parts.
 
-    A path may be direct, or lead through a folder of the files `names`, including linked folders.
+    A path may be direct, or lead through a folder that contains files in `names`. Such a folder may
+    be a link to a folder above `out`.
     """
     if is_url(root):
         parts, above = out.rstrip("/").split("/"), root.split("/")

@@ -1,9 +1,9 @@
 """Inspect the start of a few files of a source before a plan is made.
 
-The inspection checks that the files match their names and contain text. A single bad document only
-becomes a reject. Here the whole source is unusable, because of a wrong text_key or a different kind
-of file. The error is raised before anything is written, so the user can correct the recipe and use
-the same output folder.
+The inspection checks that the files match their names and contain text. It finds sources that are
+unusable as a whole, because of a wrong text_key or a different kind of file. A single bad document
+is not an error here, because it becomes a reject. The error is raised before anything is written,
+so the user can correct the recipe and use the same output folder.
 """
 
 import codecs
@@ -49,7 +49,7 @@ _KINDS_OF_VALUES: dict[type, str] = {
 FILES = 8
 BYTES = 64 << 10
 LINE_BYTES = 4 << 20
-"""How much is read where the first line is longer than BYTES, as one of many token ids."""
+"""Maximum bytes that are read to find the end of a long first line, such as one with token ids."""
 LINES = 200
 _STEP_BYTES = 16 << 10
 _KINDS = {
@@ -110,7 +110,7 @@ _OTHER_KEY = (
     ' format = "tokens"'
 )
 IN_MESSAGES = "special_text in messages"
-"""The reason `special_text` in conversations, which needs other advice than in texts."""
+"""A key of _ADVICE: reject reason `special_text` in conversations, where other advice applies."""
 _ADVICE = {
     "missing_text": "set text_key (--text-key) to the key that holds the text",
     "not_a_string": _OTHER_KEY,
@@ -166,7 +166,8 @@ def advice_on(reason: str, path: str, begin: bytes) -> str:
 def _advice_on_lines(begin: bytes) -> str:
     """Return advice for lines that are not JSON objects.
 
-    The advice to read the file as text is only given if it may be prose.
+    `begin` is the start of the file. The advice to read the file as text is only given if the first
+    line may be prose.
     """
     first, line_feed, _ = begin.partition(b"\n")
     if begin.startswith(LFS_POINTER):
@@ -313,7 +314,10 @@ def _mistake(look: _Look, files: Files, i: int) -> str:
 
 
 def _are_objects(begin: bytes, whole: bool) -> bool:
-    """Return whether there is at least one line and all lines are JSON objects."""
+    """Return whether the start of a file has lines, and all its lines are JSON objects.
+
+    `whole` says whether `begin` is the whole file, so that its last line is complete.
+    """
     lines = [
         line for line in (begin.split(b"\n") if whole else begin.split(b"\n")[:-1]) if line.strip()
     ][:LINES]
@@ -368,9 +372,9 @@ def _values(document: dict[str, Any], depth: int = 3) -> Iterator[tuple[str, Any
 
 
 def _messages_in(document: dict[str, Any]) -> dict[str, str]:
-    """Return the settings that find a document's messages at another key or in an object.
+    """Return the recipe settings that point to a document's messages, as setting → key.
 
-    Without messages in the document, the result is empty.
+    The messages may be at any key or in an object. Without messages, the result is empty.
     """
     for key, value in document.items():
         inner = next(
@@ -407,7 +411,7 @@ def _of_layout(layout: Layout, fields: Fields, messages: bool, looked_at: int) -
 
 
 def _instead_of_content(messages: Any, template: str) -> str:
-    """Return the key of a message's text that the chat template would ignore, or an empty string.
+    """Return the key of a text in a message that the chat template would ignore, or "".
 
     The message has neither content nor tool calls, and the template does not mention the key.
     """
@@ -435,16 +439,16 @@ class _Beyond:
     """
 
     def __init__(self) -> None:
-        self.documents: Counter[str] = Counter()  # number of documents per field
-        self.beyond: Counter[str] = Counter()
-        self.first: dict[str, str] = {}
+        self.documents: Counter[str] = Counter()  # number of documents with each field
+        self.beyond: Counter[str] = Counter()  # number of these documents to warn about
+        self.first: dict[str, str] = {}  # description of the first such document, by field
 
     def add(self, field: str, end: Any, text: str, path: str) -> None:
         """Count a document whose field extends to `end`.
 
         Args:
             field: Name of the field.
-            end: Last position in the field.
+            end: Largest position in the field's value.
             text: Text of the document.
             path: Path or URL of the file, for messages.
         """
@@ -483,7 +487,10 @@ class _Beyond:
 
 
 def _mistake_beside_texts(lines: Sequence[bytes], look: _Look) -> str:
-    """Return a description of media in lines that would not be read, or an empty string."""
+    """Return a description of media in lines that would be ignored, or an empty string.
+
+    Documents with loss_spans or media are counted in `look.beyond`.
+    """
     text_key, kinds = look.source.text_key, look.kinds
     beside = LOSS_SPANS.encode(), MEDIA.encode()
     for line in islice((line for line in lines if any(key in line for key in beside)), LINES):
@@ -570,10 +577,10 @@ def _mistake_of_token_lines(look: _Look, begin: bytes, whole: bool) -> str:
 
 
 def _object_of(line: bytes) -> tuple[dict[str, Any] | None, bool]:
-    """Return the JSON object in a line, or None, and whether the first look counts the line.
+    """Return (object, is_counted) for a line. The object is None if the line is not a JSON object.
 
-    A long line that Python's decoder refuses does not count. It may contain a huge number or deep
-    lists, which the reader supports or rejects by name.
+    A long line that Python's decoder refuses is not counted. Such a line may contain a huge number
+    or deep lists, which the reader supports or rejects with an exact reason.
     """
     try:
         document = json.loads(line)
@@ -589,7 +596,7 @@ def _are_ids(key: str, value: Any) -> bool:
 
 
 class _LineCounts:
-    """Counts of those first lines of a file that have no usable text, by what they contain."""
+    """Counts of the first lines of a file that have no usable document, by their contents."""
 
     def __init__(self) -> None:
         self.looked_at = self.undecodable = self.malformed = 0

@@ -125,7 +125,7 @@ def without_linked_copies(root: str, files: dict[str, T]) -> dict[str, T]:
 def nearby(pattern: str) -> str:
     """Return a message part that helps to correct a pattern without matches.
 
-    It lists the contents of the deepest existing folder of the pattern.
+    The message lists the contents of the pattern's deepest existing folder.
     """
     folder, *below = _deepest_folder(pattern)
     try:
@@ -163,10 +163,9 @@ def nearby(pattern: str) -> str:
 
 
 def hidden_match(name: str, root: str) -> str:
-    """Return a message part about the first hidden file that the pattern almost matches.
+    """Return a message part about a file that a pattern misses because a name starts with a dot.
 
-    A file counts if it would match when wildcards also matched names that start with a dot. Without
-    one, the result is an empty string.
+    The result is empty if the pattern `name`, relative to the folder `root`, misses no such file.
     """
     hidden = files_matched(root, name.split(os.sep), hidden=True)
     first = next((found for found in hidden if os.path.isfile(os.path.join(root, found))), None)
@@ -183,7 +182,7 @@ def hidden_match(name: str, root: str) -> str:
 
 
 def _deepest_folder(pattern: str) -> list[str]:
-    """Return the longest prefix of an absolute path that is a folder, then the remaining parts."""
+    """Return a list of the deepest existing folder of an absolute path, and the remaining parts."""
     parts = pattern.split(os.sep)
     n = next(n for n in range(len(parts), 0, -1) if os.path.isdir(os.sep.join(parts[:n]) or os.sep))
     return [os.sep.join(parts[:n]) or os.sep, *parts[n:]]

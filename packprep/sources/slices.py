@@ -3,8 +3,8 @@
 A **split** (`piece` in the code) is the smallest part of a source that can be read independently.
 It is 4 MiB of a line file, a row group, a record batch, a compressed file, or a few adjacent small
 text files. Each pass (`use` in the code) reads the splits in the order of a keyed permutation. The
-passes are concatenated into one list. A split's weight is the estimated number of text bytes that
-are kept.
+passes are concatenated into one list. A split's weight is the estimated number of its text bytes
+that the pass keeps.
 
 Shard b of B takes the interval [b/B, (b+1)/B) of each source's summed weight. So all sources end
 together, and every shard mixes them at the recipe's shares. The result is the same whichever
@@ -38,15 +38,15 @@ MOST_PIECES = 1 << 26
 files. Every process stores twelve bytes per split.
 """
 PIECES_OF_A_USE = 256
-"""Minimum number of splits that a pass counts as, because each pass has a fixed cost in time."""
+"""A pass counts as at least this many splits, because each pass has a fixed cost in time."""
 ALL = 0, 1 << 53
 """The hash split of a source that keeps all documents: [low, high) in units of 2⁻⁵³, as in
 `PlannedSource.sample`.
 """
 UNREAD = ""
-"""Prefix of a source with files that must not be read."""
+"""Value of `PlannedSource.prefix` for a source with files that must not be read."""
 IN_STORE = "store:"
-"""Start of the prefix of a source in a token store. The store's path or URL follows."""
+"""Start of `PlannedSource.prefix` for a source in a token store. The store's location follows."""
 
 
 def _chunks(size: int) -> Iterator[slice]:
@@ -144,7 +144,7 @@ class PlannedSource:
         return Pieces(self.files)
 
     def pieces_of_kind(self, kind: int) -> np.ndarray:
-        """Return the splits of all files with format number `kind` in `files.kinds`, ascending."""
+        """Return the ascending indices of the splits of all files of format `files.kinds[kind]`."""
         found = [np.zeros(0, np.int32)]
         for some in _chunks(len(self.pieces)):
             pieces = np.arange(some.start, some.stop)
@@ -216,7 +216,7 @@ class PlannedSource:
         return int(ends[-1]) if len(ends) else 0
 
     def places(self, shard: int, shards: int) -> range:
-        """Return the entries in the list of all splits and passes from which a shard reads.
+        """Return the entries from which a shard reads, in the list of all splits of all passes.
 
         The shard may take only a part of the first and the last entry.
         """
@@ -288,7 +288,10 @@ class PlannedSource:
             )
 
     def at_places(self, places: range) -> tuple[np.ndarray, np.ndarray]:
-        """Return the splits and the passes of some entries of the list, int64[n] each."""
+        """Return the split and the pass of entries in the list of all splits, int64[n] each.
+
+        `places` is a range from the method `places`.
+        """
         pieces = self._list[0][places.start : places.stop].astype(np.int64)
         return pieces, np.arange(places.start, places.stop) // max(1, len(self.pieces))
 
@@ -347,7 +350,7 @@ class PlannedSource:
 
 
 def other_store(name: str, store: Any, planned: str | None) -> str:
-    """Return the message that a source's token store has another digest than the plan."""
+    """Return a message that a source's token store has another digest than the plan names."""
     return (
         f"source {name!r}: the token store {store} has the digest {store.digest}, but the plan"
         f" names {planned}: the store was made again since"

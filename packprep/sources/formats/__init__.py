@@ -94,27 +94,30 @@ class FormatModule(Protocol):
     def line_decoder(
         self, text_key: str, fields: Fields | None
     ) -> Callable[[bytes], str | Supervision | tuple[str, str]]:
-        """Return a function that maps a line to its text, its fields, or a (reason, detail) pair.
+        """Return a function that decodes a line.
+
+        The function returns a text, a `Supervision`, or a (reject reason, detail) pair.
 
         Only formats of text in lines, with position "byte", provide this function.
         """
 
     def bytes_per_token(self, part: Slice, text_key: str) -> float | None:
-        """Return the average content size of splits per token in bytes, or None if it is unknown.
+        """Return the content bytes per token of a work range's file or split, or None if unknown.
 
         Only token formats provide this function.
         """
 
     def numbers(self, part: Slice, decoders: Decoders) -> range:
-        """Return the range of document numbers, within the file, of a work range's split.
+        """Return the numbers, within the file, of the documents in a work range's split.
 
         Only formats with numbered documents provide this function.
         """
 
     def pieces_at(self, path: str, size: int, positions: np.ndarray) -> np.ndarray:
-        """Return the splits that contain the documents at the positions, int64[k], ascending.
+        """Return the splits of a file that contain documents, int64[k], ascending.
 
-        `positions` is int64[n]. Only indexed formats provide this function.
+        `positions`, int64[n], has the positions of the documents. Only indexed formats provide this
+        function.
         """
 
 
@@ -131,12 +134,12 @@ class Format:
         position: Meaning of a document's position. "byte" is the offset of its line, "number" its
             number in the file; with "whole" the entire file is one document.
         holds: "texts" or "tokens".
-        asked: Value of the recipe's `format`, if it differs from the name.
-        only: Description of the readable files for an error message. It is set for formats that
+        asked: Value of the recipe's `format` that selects this format, if it differs from `name`.
+        only: Description of the readable files, for an error message. It is set for formats that
             require certain file name endings.
-        json: Whether each line is a document as a JSON object.
-        paired: Whether a file is a .bin with its .idx.
-        indexed: Whether an index gives the locations of documents.
+        json: Whether each line of a file is a JSON object with one document.
+        paired: Whether a .bin and an .idx file together count as one file.
+        indexed: Whether an index file contains the locations of documents.
     """
 
     name: str
@@ -304,9 +307,10 @@ def format_of(name: str, format: str) -> tuple[str, str]:
 
 
 def position_of(format: str, compression: str) -> str:
-    """Return `Format.position`, or "stream" for compressed lines.
+    """Return what a document's position means: `Format.position`, or "stream" for compressed lines.
 
-    A plan does not contain the decompressed size of compressed lines.
+    In a stream, the position is the offset of a line in the decompressed data. A plan does not
+    contain the size of this data.
     """
     position = FORMATS[format].position
     return "stream" if position == "byte" and compression else position
@@ -376,13 +380,13 @@ def read(
         part: The work range to read.
         text_key: Key or column of the text. Text files ignore it. For a table of tokens it is the
             column of token id lists; "text" then means `input_ids`, or `tokens` without an
-            `input_ids` column. Lines of token ids have the same keys.
-        keep: Selects the documents to decode. All others are skipped without a trace. A Choice also
-            receives the documents of the split that precede the work range.
+            `input_ids` column. For JSON Lines of token ids, it is a key with the same rules.
+        keep: Selects the documents to decode. The others are skipped, and are not rejects. A Choice
+            also receives the documents of the split that precede the work range.
         batch_bytes: Approximate content size of a batch in bytes.
         decoders: State that this process keeps between work ranges. It affects only the speed.
-        fields: Also read loss_spans, messages and the other fields in `fields.py`. None ignores
-            them, also in a source of tokens. A field with the name `text_key` is only the text.
+        fields: The other fields to read, such as loss_spans, messages and weight. With None, only
+            texts or token ids are read. A key that equals `text_key` is never another field.
 
     Yields:
         Non-empty batches.

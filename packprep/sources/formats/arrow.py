@@ -45,8 +45,8 @@ class BatchIndex(NamedTuple):
     is_stream: bool
     dictionaries: list[int]  # byte of each dictionary's message
     offsets: list[int]  # byte of each batch's message
-    rows: list[int]
-    sizes: list[int]  # bytes of each
+    rows: list[int]  # number of rows of each batch
+    sizes: list[int]  # bytes of each batch's message
 
 
 def pieces(path: str, size: int, text_key: str, tokens: bool, piece_bytes: int) -> list[int]:
@@ -93,7 +93,7 @@ def read(
 
 
 def numbers(part: Slice, decoders: Decoders) -> range:
-    """Return the range of row numbers of a work range's record batch."""
+    """Return the numbers, within the file, of the rows in a work range's record batch."""
     with _opened(part.path, part.size) as file:
         index = decoders.fact(part.path, lambda: _index(file, part.size))
         first = sum(index.rows[: part.piece])
@@ -143,7 +143,7 @@ def _columns(
 def _arrays(
     piece: int, source: pa.NativeFile, index: BatchIndex, schema: pa.Schema, wanted: Sequence[int]
 ) -> list[pa.Array]:
-    """Return the columns `wanted` of a record batch."""
+    """Return the columns of record batch number `piece` with the indices in `wanted`."""
     if index.is_stream and not index.dictionaries:
         source.seek(index.offsets[piece])
         batch = pa.ipc.read_record_batch(pa.ipc.read_message(source), schema)
@@ -334,7 +334,7 @@ _MOST_BYTES = 64 << 20  # maximum size of a state.json
 
 
 def saved_files(folder: str) -> list[str]:
-    """Return the names of the Arrow files of a saved Hugging Face dataset, ascending.
+    """Return the sorted names of the Arrow files that a saved Hugging Face dataset consists of.
 
     Raises:
         SourceError: If state.json is damaged, or if the dataset selects only some of its files'

@@ -5,7 +5,7 @@ A format takes a work range of a file and yields batches of documents in columns
 `Choice` selects a fraction f of a split's documents. The selection is even across lengths, and each
 document has the same probability.
 
-    size        0     1    2…3   4…7   8…15  …      stored bytes or tokens, or messages
+    size        0     1    2…3   4…7   8…15  …      bytes, tokens or messages of a document
     class       0     1     2     3     4    …      bits of the size
     taken       iff ⌊(j + 1) · f + u⌋ > ⌊j · f + u⌋, for the j-th document of its class in the piece
 
@@ -50,8 +50,9 @@ class Choice:
     def __init__(self, key: np.uint64, fraction: int, sample=None):
         self.key, self.fraction, self.sample = key, np.uint64(fraction), sample
         self.seen = np.zeros(_CLASSES, np.int64)
-        """int64[classes], the number of documents so far. A reader that resumes a split restores
-        it.
+        """int64[classes], the number of documents so far in each size class.
+
+        A reader that continues inside a split restores these counts.
         """
         self._shift = words(key, REPEAT, np.arange(_CLASSES)).astype(np.uint64)
 
@@ -85,11 +86,12 @@ class Choice:
 
 PIECE_BYTES = 4 << 20  # bytes per split of an uncompressed line file
 MAX_DOCUMENT_BYTES = 8 << 20
-"""Maximum UTF-8 size of a document's text. A longer text is rejected. The reference engine's
-encoding takes some 50 times the bytes of prose, and 200 times if each byte is a token.
+"""Maximum UTF-8 size of a document's text. A longer text is rejected. To encode prose, the
+reference engine takes about 50 times its bytes in memory. If each byte is a token, it takes 200
+times the bytes.
 """
 MAX_LINE_BYTES = 4 * MAX_DOCUMENT_BYTES
-"""Maximum size of a line of JSON. Escapes take up to three times the bytes of a non-ASCII text.
+"""Maximum size of a JSON line. Escapes take up to three times the bytes of a non-ASCII text.
 A longer line is rejected and never fully loaded into memory.
 """
 MAX_DOCUMENT_TOKENS = 8 << 20  # maximum tokens of a document in a token source
@@ -136,8 +138,8 @@ is instead called with all documents of a split from its start, and with their s
 class Reject(NamedTuple):
     """A document that cannot be used."""
 
-    file: int
-    position: int
+    file: int  # index into the plan's files
+    position: int  # position of the document in the file
     reason: str  # one of BAD_REASONS
     detail: str  # at most MAX_DETAIL characters, ASCII
 
@@ -160,9 +162,9 @@ class Supervision:
 
     Attributes:
         text: The text, or None. A layout does not need one.
-        loss_spans: Value of any type, or None.
-        record: Maps fields of the layout to values of any type except null. The names are those of
-            the layout, even if a recipe renames them.
+        loss_spans: The value of loss_spans, of any type, or None.
+        record: Maps the layout's names of fields to values of any type except None. A recipe may
+            rename keys of records, but not these names.
         layout: Name of the layout in `conversations/layouts.py`, or an empty string.
         kinds: Names of the media kinds that a document may contain. With an empty tuple, media is
             ignored.
@@ -184,10 +186,10 @@ class Batch(NamedTuple):
         positions: int64[n], strictly increasing within one file.
         rejects: The rejected documents.
         supervision: Maps a document's number in the batch to its fields, for documents with
-            loss_spans, messages or media if these were requested. A document without its own text
-            has the text "" here.
-        tokens: n documents of a token source, for which texts and supervision are empty. None for a
-            text source.
+            loss_spans, messages or media if these were requested. Such a document has "" in
+            `texts` if the record has no text.
+        tokens: The n documents of a token source. `texts` and `supervision` are then empty. None
+            for a text source.
         weights: Maps a document's number in a token batch to its weight, if it differs from 1.
         token_weights: float32[tokens], 0 for each untrained token. None if all tokens of the batch
             are trained with weight 1, and for text sources.
@@ -302,7 +304,7 @@ class BatchBuilder:
 def slices(sizes: np.ndarray, n_bytes: int) -> Iterator[slice]:
     """Yield slices of consecutive documents with about `n_bytes` each.
 
-    `sizes` is int64[n] in bytes. A larger document forms a slice with only one element.
+    `sizes` is int64[n] in bytes. A document of more than `n_bytes` gets its own slice.
     """
     ends = np.cumsum(sizes)
     begin = 0
@@ -332,13 +334,16 @@ def kept(
 
 
 def too_large(n_bytes: int | None = None) -> tuple[str, str]:
-    """Return the reject reason and detail of a document larger than MAX_DOCUMENT_BYTES."""
+    """Return the reject reason and detail of a document larger than MAX_DOCUMENT_BYTES.
+
+    `n_bytes` is the document's size, or None if it is unknown.
+    """
     size = "more than" if n_bytes is None else f"{n_bytes} bytes; at most"
     return "too_large", f"{size} {MAX_DOCUMENT_BYTES} bytes"
 
 
 def too_large_line() -> tuple[str, str]:
-    """Return the reason and detail of a line beyond MAX_LINE_BYTES."""
+    """Return the reject reason and detail of a line longer than MAX_LINE_BYTES."""
     return "too_large", f"a line of more than {MAX_LINE_BYTES} bytes"
 
 

@@ -23,13 +23,14 @@ from packprep.storage import is_url
 
 _MAX_OUTPUT = 1 << 20  # bytes per block of gzip output
 _READ_BYTES = 1 << 20
-# Bytes of lines that are decoded at once. Decompressed blocks are smaller or much larger.
+# Approximate bytes of lines that are decoded at once. Smaller blocks are merged, and larger blocks
+# are divided.
 AT_ONCE_BYTES = 1 << 20
-# The output of one call is at most 16 MiB. gzip packs at most 1032 bytes into one, and zstd 128 KiB
-# into four.
+# Compressed bytes per call of a decompressor. The output of a call is then at most about 16 MiB:
+# gzip expands a byte to at most 1032 bytes, and zstd expands four bytes to at most 128 KiB.
 _FED_AT_ONCE = 16 << 10
 _ZSTD_AT_ONCE = 512
-# Files made with `zstd --long=31` exist. Memory is allocated only if a file needs it.
+# Maximum window of zstd files, as `zstd --long=31` makes them. A smaller window takes less memory.
 _MAX_WINDOW = 1 << 31
 
 T = TypeVar("T")
@@ -206,8 +207,8 @@ class Cursor:
     # Whether the next byte starts a line. If not, the rest of that line is skipped.
     at_line_start: bool = True
     next_label: int = 0  # Lines with earlier labels were consumed.
-    seen: np.ndarray | None = None  # counts of the only Choice that may take this cursor
-    begins: array = field(default_factory=lambda: array("q"))  # stream positions of the steps
+    seen: np.ndarray | None = None  # `Choice.seen` at this position, for a cursor of a Choice
+    begins: array = field(default_factory=lambda: array("q"))  # stream position of each step
 
     def next(self, begin: int, end: int) -> Block | None:
         """Return the next block, or None at the end.
@@ -238,7 +239,7 @@ class Decoders:
 
     capacity: int = 8
     step_begins: array = field(default_factory=lambda: array("q"))
-    """Stream position of each step's start, for the stream taken last, as far as it was read."""
+    """Position of each step's start in the last taken stream, for the steps that were read."""
     _cursors: OrderedDict[Hashable, Cursor] = field(default_factory=OrderedDict)
     _facts: OrderedDict[Hashable, object] = field(default_factory=OrderedDict)
 
@@ -251,7 +252,7 @@ class Decoders:
         step: int,
         choice: int | None = None,
     ) -> Cursor:
-        """Return a cursor that is not past `step`.
+        """Return a cursor in a file's decompressed stream, at `step` or at an earlier step.
 
         The caller owns the cursor until it calls `give_back`.
 
@@ -261,7 +262,7 @@ class Decoders:
             compression: "gzip" or "zstd".
             step_bytes: Compressed bytes per step.
             step: First step that the caller needs.
-            choice: Key of a Choice that has to process all lines from the first one on.
+            choice: Key of a Choice that has to process all lines of the file, or None.
         """
         key = (*_identity(path), compression, step_bytes, choice)
         cursor = self._cursors.pop(key, None)

@@ -1,6 +1,6 @@
 """Determine the fields to read from a record, and the layout that its fields indicate.
 
-A layout is a form of conversations, or of prompts and answers. A record may also have none.
+A layout is a form of conversations, or of prompts and answers. A record may also have no layout.
 
 ```
 {"text": …}                                     a text, with loss_spans, weight and messages
@@ -26,7 +26,7 @@ from packprep.recipe import Source
 from packprep.sources.formats.batch import LOSS_SPANS, MEDIA, Supervision
 
 OF_PLACE = {"at", "tokens", "ref", "kind"}
-"""The keys of an entry of media."""
+"""The keys of an entry in a record's list of media."""
 UNREAD_MEDIA = (
     "its documents have media, which would be ignored\n"
     'hint: name their kinds in specials.media, or set documents.loss_spans = "ignore" to train'
@@ -35,7 +35,7 @@ UNREAD_MEDIA = (
 
 
 class Layout(NamedTuple):
-    """The fields of records with one layout.
+    """A layout: the fields that indicate it in a record, and further fields.
 
     Attributes:
         name: Value of `messages_format`. For a refused layout, its common name.
@@ -119,7 +119,7 @@ def field_at(record: Any, key: str) -> Any:
 
 
 def is_message(keys: Collection[str]) -> bool:
-    """Return whether an object with these keys is a message, in either form."""
+    """Return whether `keys` contain "role" and "content", or "from" and "value", as a message."""
     return any(keys_of_one <= set(keys) for keys_of_one in ({"role", "content"}, {"from", "value"}))
 
 
@@ -146,7 +146,7 @@ class Fields:
         return cls(source.messages_key, source.tools_key, source.messages_format, kinds)
 
     def key_of(self, field: str) -> str:
-        """Return the key of a layout's field in a record."""
+        """Return the key at which records of this source have a layout's field."""
         if field == "tools":
             return self.tools_key
         own_list = field == "messages" or (
@@ -169,7 +169,7 @@ class Fields:
         return [key for key in dict.fromkeys(keys) if key != text_key]
 
     def says(self, key: str) -> bool:
-        """Return whether a key is relevant for a record that has a text."""
+        """Return whether a record with a text may have a relevant field at `key`."""
         own = (LOSS_SPANS, MEDIA) if self.kinds else (LOSS_SPANS,)
         return key in (*own, *map(self.key_of, (*LAYOUTS[0].needs, *_COMMON)))
 
@@ -193,8 +193,8 @@ class Fields:
     def counted(self, columns: Collection[str]) -> list[str]:
         """Return the keys that determine the size of a table row without a text.
 
-        These are the required keys of each readable layout that `columns` contains. The size counts
-        bytes of texts and items of lists.
+        These are the required keys of each readable layout, if `columns` contains all of them. The
+        size counts bytes of texts and items of lists.
         """
         layouts = (layout for layout in LAYOUTS if not layout.advice)
         needs = ([self.key_of(field) for field in layout.needs] for layout in layouts)
@@ -274,7 +274,7 @@ def _named(layout: Layout) -> str:
 def of_table(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table row in the form of a JSON line's record.
 
-    Nulls are removed, and so are numbers that represent a missing weight.
+    Keys with null are removed, and so are weights that are NaN.
     """
     record = {
         key: without_nulls(value)
@@ -311,9 +311,9 @@ def without_nulls(value: Any) -> Any:
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a table's number is null or NaN.
+    """Return whether a value in a table is null or NaN.
 
-    pandas and NumPy mark missing values by NaN.
+    pandas and NumPy represent a missing number as NaN.
     """
     return value is None or (isinstance(value, float) and math.isnan(value))
 

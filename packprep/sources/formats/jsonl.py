@@ -1,4 +1,4 @@
-"""Read line files: find the lines of a work range, and their texts or reject reasons.
+"""Read line files: find the lines of a work range, and decode them to texts or reject reasons.
 
 A line starts at byte 0 or after b"\\n". It belongs to the work range that contains its first byte,
 and is read to its end even beyond that range. In a compressed file, a byte belongs to the step that
@@ -6,9 +6,9 @@ produced it; see `compressed`.
 
 Almost every line takes a fast path: msgspec decodes one field of many lines and skips the rest.
 Python's own decoder only processes lines that msgspec refuses, and lines with loss_spans or a
-layout (fields.py). It finds the reject reason. It also accepts two kinds of lines for which msgspec
-is too strict. One has a lone surrogate in another field. The other repeats a key, and then the last
-value counts.
+layout (fields.py). Python's decoder finds the exact reject reason. It also accepts two kinds of
+lines for which msgspec is too strict: lines with a lone surrogate outside the text, and lines that
+repeat a key. The last value of a repeated key counts.
 
 Skipped data still needs checks for valid UTF-8 and nesting depth, which cost as much as decoding.
 If a file's other fields are few and short, they are therefore decoded, too. A record with only
@@ -62,15 +62,16 @@ Outcome = str | Supervision | tuple[str, str]
 
 @lru_cache(maxsize=64)
 def line_decoder(text_key: str, fields: Fields | None = None) -> Callable[[bytes], Outcome]:
-    """Return a function that maps a line, without its end, to its text or a (reason, detail) pair.
+    """Return a function that decodes a line, without its line end.
 
-    The function never raises an exception.
+    The function returns a text, a `Supervision`, or a (reject reason, detail) pair. It never raises
+    an exception.
 
     Args:
         text_key: Key of the text.
         fields: The other fields to read. A line with loss_spans or a layout then becomes a
-            `Supervision`. It takes the slow path, because rendering its messages takes longer
-            anyway. None ignores these fields.
+            `Supervision`. Such a line takes the slow path, because rendering its messages takes
+            longer anyway. None ignores these fields.
     """
     names = fields.beside_text(text_key) if fields else []
     decoder = _decoder_of(text_key, tuple((name, msgspec.Raw) for name in names))
@@ -140,7 +141,10 @@ def _refuse(_: object) -> NoReturn:
 
 
 def read_integer(digits: str) -> int:
-    """Return an integer, or ±2⁶⁴ if it has too many digits; both are beyond any text."""
+    """Return the integer with these digits, or ±2⁶⁴ if there are more than _MAX_DIGITS.
+
+    Python may refuse so many digits. Positions of ±2⁶⁴ are outside every text.
+    """
     return (
         int(digits) if len(digits) <= _MAX_DIGITS else -(1 << 64) if digits[0] == "-" else 1 << 64
     )
@@ -151,7 +155,7 @@ _values = json.JSONDecoder(parse_int=read_integer)
 
 
 def decode_slowly(line: bytes, text_key: str, fields: Fields | None = None) -> Outcome:
-    """Return the result of `line_decoder` for any line, with an exact reject reason."""
+    """Decode any line with Python's decoder, and return its `Outcome` with an exact reason."""
     record = parse_object(line, has_numbers=fields is not None)
     if isinstance(record, tuple):
         return record
@@ -181,14 +185,14 @@ def decode_slowly(line: bytes, text_key: str, fields: Fields | None = None) -> O
 
 
 def _value(record: dict[str, Any], text_key: str, key: str) -> Any:
-    """Return a record's value at a key, or None for the text's key."""
+    """Return a record's value at `key`, or None if `key` is the text's key."""
     return None if key == text_key else field_at(record, key)
 
 
 def parse_object(line: bytes, has_numbers: bool) -> dict[str, Any] | tuple[str, str]:
-    """Return the object of a line, or the reason and detail of a line that has none.
+    """Return the JSON object in a line, or the reject reason and detail of an invalid line.
 
-    has_numbers: whether numbers are read.
+    With `has_numbers` False, numbers in the object have meaningless values.
     """
     try:
         source = line.decode()
@@ -197,7 +201,7 @@ def parse_object(line: bytes, has_numbers: bool) -> dict[str, Any] | tuple[str, 
     if nested_too_deep(line):
         return "malformed_json", f"nested deeper than {MAX_NESTING} levels"
     try:
-        # Numbers are not read where none is needed: Python refuses very long ones.
+        # Numbers are only parsed if they are needed, because Python refuses very long numbers.
         read_int, read_float = (read_integer, float) if has_numbers else (len, len)
         record = json.loads(source, parse_int=read_int, parse_float=read_float)
     except ValueError:
@@ -208,14 +212,14 @@ def parse_object(line: bytes, has_numbers: bool) -> dict[str, Any] | tuple[str, 
 
 
 def without_keys(record: dict[str, Any], *wanted: str) -> str:
-    """Return the detail of a record that has none of the wanted keys."""
+    """Return the reject detail of a record that has none of the wanted keys."""
     keys = ", ".join(ascii(key[:40]) for key in list(record)[:8])
     names = " or ".join(ascii(key[:40]) for key in wanted)
     return f"no key {names}; the line's keys are: {keys or 'none'}"
 
 
 def kind_of(value: object) -> str:
-    """Return what a value of JSON is, in words."""
+    """Return a description of a JSON value's type, such as "a list"."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -460,7 +464,8 @@ def _add_one_by_one(
 def part_lines(part: Slice, keep: Keep | None, decoders: Decoders) -> Iterator[Lines]:
     """Yield the lines of a work range.
 
-    A Choice is first called with the lines of the split before the work range.
+    If `keep` is a Choice, it is first called with the split's lines before the work range. The
+    lines are not filtered by `keep`.
     """
     most = limits.MAX_LINE_BYTES
     if not part.compression:
@@ -488,17 +493,17 @@ def part_lines(part: Slice, keep: Keep | None, decoders: Decoders) -> Iterator[L
 
 
 def line_bytes(part: Slice) -> int:
-    """Return the stored bytes of the lines that begin in a slice."""
+    """Return the bytes on disk of the lines that start in a work range."""
     if part.compression:
         begin, end = part.range(-(-part.size // part.step_bytes))
         return min(end * part.step_bytes, part.size) - begin * part.step_bytes
-    most = limits.MAX_LINE_BYTES  # as which a longer line counts
+    most = limits.MAX_LINE_BYTES  # A longer line counts as this many bytes.
     sizes = (lines.sizes for lines in part_lines(part, None, Decoders()))
     return sum(int(np.where(some < 0, most, some + 1).sum()) for some in sizes)
 
 
 def _choose(choice: Choice, file: int, some: Iterator[Lines]) -> None:
-    """Call a choice with lines that are not read, so that it counts them."""
+    """Call a Choice with lines before the work range, because it must count them."""
     for lines in some:
         choice(file, lines.positions, lines.stored_sizes())
 
@@ -533,12 +538,12 @@ def byte_blocks(path: str, size: int, begin: int, end: int) -> Iterator[Block]:
 def take_lines(cursor: Cursor, begin: int, end: int, max_bytes: int) -> Iterator[Lines]:
     """Yield the lines whose first byte is in a block with begin ≤ label < end.
 
-    No Lines are empty. Blank lines and the byte order mark of the stream's first line are omitted.
-    A line of more than `max_bytes` has no data.
+    Each `Lines` has at least one line. Blank lines and the byte order mark of the stream's first
+    line are omitted. A line of more than `max_bytes` has no data.
 
     Afterwards, the cursor is ready for another call with this `end` as its `begin`.
     """
-    pending: list[bytes] = []  # the first parts of a wanted line whose end has not been read
+    pending: list[bytes] = []  # the parts read so far of an unfinished wanted line
     pending_bytes = pending_at = 0
     cursor.next_label = end
     while block := cursor.next(begin, end):
@@ -596,7 +601,7 @@ def _whole_lines(
 ) -> Iterator[Lines]:
     """Yield the non-blank lines of data[begin:end], which ends with a line end.
 
-    Each step processes only a part of the data, because every byte may be a line end.
+    Each result covers only about AT_ONCE_BYTES, to limit the memory for many short lines.
     """
     characters = np.frombuffer(data, np.uint8)
     while begin < end:

@@ -99,9 +99,9 @@ def bytes_per_token(part: Slice, text_key: str) -> float:
 
 
 def pieces_at(path: str, size: int, positions: np.ndarray) -> np.ndarray:
-    """Return the splits that contain the documents at the positions, int64[k], ascending.
+    """Return the splits of a pair that contain documents, int64[k], ascending.
 
-    `positions` is int64[n].
+    `positions`, int64[n], has the numbers of the documents in the index.
     """
     with _opened(path, size) as (index_file, ids_file):
         index = _read_index(path, index_file, ids_file)
@@ -112,7 +112,7 @@ def pieces_at(path: str, size: int, positions: np.ndarray) -> np.ndarray:
 
 
 def numbers(part: Slice, decoders: Decoders) -> range:
-    """Return the range of document numbers of a work range's split."""
+    """Return the numbers, within the index, of the documents in a work range's split."""
     with _opened(part.path, part.size) as (index_file, ids_file):
         path = index_path(part.path)
         index = decoders.fact(path, lambda: _read_index(part.path, index_file, ids_file))
@@ -178,7 +178,8 @@ def _entries(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the lengths in ids and the pointers of the sequences of consecutive documents.
 
-    Both arrays are int64. `bounds` contains the sequence bounds of the documents.
+    Both arrays are int64. `bounds`, int64[n + 1], has the first sequence of each document, then the
+    end of the last document.
 
     Raises:
         SourceError: If a sequence extends beyond the .bin, or has a mode other than 0.
@@ -210,7 +211,7 @@ def _entries(
 def _sizes(path: str, index: Index, file: BinaryIO, positions: np.ndarray) -> np.ndarray:
     """Return the token counts of consecutive documents, int64[n].
 
-    Damaged index entries are clipped here. Reading the documents reports them.
+    Damaged index entries are clipped here. They are reported when the documents are read.
     """
     first, count = int(positions[0]), len(positions)
     bounds = _array(file, path, index.documents_at + 8 * first, "<i8", count + 1).clip(

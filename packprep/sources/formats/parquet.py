@@ -131,7 +131,7 @@ def read(
 
 
 def numbers(part: Slice, decoders: Decoders) -> range:
-    """Return the range of row numbers of a work range's row group."""
+    """Return the numbers, within the file, of the rows in a work range's row group."""
     with _opened(part.path, part.size) as (_, file):
         groups = _groups(file, part.piece + 1)
         first = sum(group.num_rows for group in groups[:-1])
@@ -162,7 +162,7 @@ def _rows_at_once(
 ) -> int:
     """Return the number of rows to read at once, with about `batch_bytes` of content.
 
-    The number is smaller if a dictionary conceals the lengths of the texts.
+    If the texts are in a dictionary, each row may be the longest text. The number is then smaller.
     """
     n_rows = max(1, n_rows)
     if tokens:  # Repeated ids compress to a few bytes, so the ids are counted instead.
@@ -201,9 +201,9 @@ class _NotInFooter(Exception):
 
 
 class _Source:
-    """The file object below a ParquetFile.
+    """A file object that pyarrow's ParquetFile reads from.
 
-    If `only_footer` is set, `read` raises _NotInFooter, because the footer has already been read.
+    If `only_footer` is True, `read` raises _NotInFooter. The footer itself was read before.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -227,7 +227,7 @@ class _Page(NamedTuple):
 
     begin: int  # file offset of the byte after the header
     decoded: int  # uncompressed bytes, an upper bound for a dictionary page's longest value
-    stored: int
+    stored: int  # compressed bytes
 
 
 def _check_pages(
@@ -255,7 +255,7 @@ def _check_pages(
 
 
 def _page(source: _Source, at: int) -> _Page:
-    """Return the page at byte `at` of a file.
+    """Read the page header at byte `at` of a file, and return the page's location and sizes.
 
     The header is Parquet's PageHeader in Thrift's compact protocol. Its fields are 1 (type), 2
     (uncompressed_page_size) and 3 (compressed_page_size). A checksum and fields that depend on the
@@ -306,7 +306,7 @@ def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, int], int]:
 
 
 def _past(data: bytes, at: int, kind: int, depth: int) -> int:
-    """Return the offset of the byte after a non-integer value."""
+    """Return the offset of the byte after the value of non-integer type `kind` at offset `at`."""
     if kind in (_TRUE, _FALSE):
         return at
     if kind in (_BYTE, _DOUBLE):

@@ -56,7 +56,7 @@ from packprep.sources.formats.token_rows import (
 )
 
 SLICE_ROWS = 1 << 14  # rows processed at once
-REPEATED_BYTES = 128 << 20  # maximum bytes of these rows after a dictionary is expanded
+REPEATED_BYTES = 128 << 20  # maximum text bytes processed at once, after a dictionary is expanded
 _MOST_TEXT_KEYS = 100
 # Maximum size of a block that is decoded whole: a page, or a buffer of a compressed record batch.
 MAX_BLOCK_BYTES = 256 << 20
@@ -78,14 +78,14 @@ class Column(NamedTuple):
         return ".".join((schema.names[self.number], *self.inside))
 
     def of(self, values: pa.Array) -> pa.Array:
-        """Return the values at the key, given the values of the column."""
+        """Return the values at the key, given the values of the column at index `number`."""
         for name in self.inside:
             values = pc.struct_field(values, [name])
         return values
 
 
 SizesOf = Callable[[Sequence[str]], Sequence[int]]
-"""Function from keys to the approximate bytes of each of them in a part of a file."""
+"""Function that takes keys, and returns the approximate bytes of each key's values in a split."""
 
 
 def find_columns(
@@ -104,8 +104,8 @@ def find_columns(
             key that may contain the text.
 
     Raises:
-        SourceError: If a column occurs more than once, or if the file has neither texts nor a
-            readable layout.
+        SourceError: If a column occurs more than once, if the file has neither texts nor a readable
+            layout, or if it has media that would be ignored.
     """
     if fields is None:
         return {text_key: _text_column(path, schema, text_key, sizes_of)}
@@ -138,7 +138,7 @@ def find_columns(
 
 
 def _has_places(schema: pa.Schema) -> bool:
-    """Return whether a schema has a column with positions of media."""
+    """Return whether a schema has a `media` column with lists of media entries."""
     index = schema.get_field_index(MEDIA)
     kind = schema.field(index).type if index >= 0 else pa.null()
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
@@ -202,9 +202,9 @@ def _messages_in(schema: pa.Schema) -> str:
 
 
 def _column(path: str, schema: pa.Schema, key: str, text_key: str) -> Column | None:
-    """Return the location of a key in a schema, or None.
+    """Return the location of a field's key in a schema, or None.
 
-    It is also None for the key of the text.
+    The result is None if the schema lacks the key, or if the key is `text_key`.
 
     Raises:
         SourceError: If several columns have this name.
@@ -300,9 +300,9 @@ def _text_missing(
 
 
 def _leaves(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
-    """Yield the keys of a schema with the types of their values.
+    """Yield (key, type of the values) for each column of a schema, and for each field of a struct.
 
-    The key of field b of a struct column a is `a.b`.
+    The key of field b of a struct column a is `a.b`. Names that occur more than once are skipped.
     """
     for name in schema.names:
         if len(schema.get_all_field_indices(name)) > 1:
@@ -451,7 +451,7 @@ def _has_nulls(rows: pa.Array) -> bool:
 
 
 def _without_views(column: pa.Array) -> pa.Array:
-    """Return the column in a type that pyarrow can filter."""
+    """Return the column, with string views and byte views as binary, which pyarrow can filter."""
     return (
         column.cast(pa.large_binary())
         if column.type in (pa.string_view(), pa.binary_view())
@@ -462,8 +462,8 @@ def _without_views(column: pa.Array) -> pa.Array:
 def _sizes(rows: pa.Array, counted: Sequence[pa.Array]) -> np.ndarray:
     """Return the size of each row, int64[n].
 
-    This is the text's size in bytes. For a null text, it is the sum over the other columns: bytes
-    of texts and items of lists.
+    The size is the bytes of the row's text in `rows`. If the text is null, the size is the sum over
+    the columns `counted`: bytes of texts and items of lists.
     """
     others = pa.array(sum((_lengths(column) for column in counted), np.zeros(len(rows), np.int64)))
     if pa.types.is_null(rows.type):
@@ -531,7 +531,7 @@ def _add_rows(
 
 
 def _texts(rows: pa.LargeBinaryArray, sizes: np.ndarray) -> list[str] | None:
-    """Return the texts of rows without nulls, or None if one is invalid UTF-8 or too large."""
+    """Return the texts of rows without nulls, or None if a text is invalid UTF-8 or too large."""
     if sizes.max() > limits.MAX_DOCUMENT_BYTES:
         return None
     try:
@@ -568,7 +568,10 @@ def _add_one_by_one(
 def _document(
     rows: pa.LargeBinaryArray, beside: Mapping[str, pa.Array], fields: Fields | None, i: int
 ) -> str | Supervision | tuple[str, str]:
-    """Return the document of a row, in the form that `jsonl.line_decoder` uses for a line."""
+    """Return row `i` as a text, a `Supervision`, or a (reject reason, detail) pair.
+
+    `rows` contains the texts, and `beside` the other columns by key.
+    """
     at = "text"
     try:
         text = rows[i].as_buffer().to_pybytes().decode() if rows[i].is_valid else None
@@ -616,7 +619,7 @@ def _has_json(kind: pa.DataType) -> bool:
 
 
 class _JsonValue(NamedTuple):
-    """A value that a table stored as JSON. Its nulls are real nulls, not missing keys."""
+    """A value that a table stores as JSON. Nulls in this value do not mean missing keys."""
 
     value: Any
 
@@ -691,8 +694,8 @@ def find_token_columns(
 ) -> dict[str, Column]:
     """Return the columns to read from a table of tokens, by key.
 
-    These are the lists of ids and, with `fields`, the documents' weights and masks. Masks are
-    lists, too.
+    The result contains the lists of ids at `text_key` and, with `fields`, the weights and masks of
+    the documents. A column with the name of a mask counts only if it contains lists.
 
     Raises:
         SourceError: As in `find_token_column`, or if a weight or mask column occurs more than once.
@@ -771,10 +774,17 @@ def _batch(
     lengths: np.ndarray,
     beside: Mapping[str, pa.Array],
 ) -> Batch:
-    """Return one batch of rows of token ids.
+    """Return one batch with the documents of n rows.
 
-    Rows without valid tokens, or with too many of them, become rejects. `beside` contains the rows'
-    weights and masks, if they exist.
+    A row becomes a reject if it is null, contains a null, or has too many ids. A row with an
+    invalid weight or mask is also a reject.
+
+    Args:
+        file: Index of the file.
+        rows: The lists of ids.
+        positions: int64[n], position of each row in the file.
+        lengths: int64[n], number of ids in each row.
+        beside: The weights and masks of the rows by key, where the file has such columns.
     """
     of_rows = beside.get("weight")
     weights, refused = row_weights([] if of_rows is None else of_rows.to_pylist())
@@ -805,7 +815,7 @@ def _batch(
 def _flat(
     rows: pa.Array, used: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, dict[int, tuple[str, str]]]:
-    """Return `_ids` of the used rows."""
+    """Return the result of `_ids` for the rows where `used`, bool[n], is True."""
     if used.all():
         return _ids(rows, np.arange(len(rows)), lengths)
     return _ids(rows.filter(pa.array(used)), np.flatnonzero(used), lengths[used])
@@ -814,9 +824,14 @@ def _flat(
 def _ids(
     rows: pa.Array, numbers: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, dict[int, tuple[str, str]]]:
-    """Return the concatenated ids of lists, and the lists that contain a null.
+    """Return the concatenated ids of lists, and the rejects among the lists.
 
-    The second result maps the number of each such list to a reject reason and detail.
+    The second result maps the row number of each list with a null entry to (reject reason, detail).
+
+    Args:
+        rows: The lists.
+        numbers: int64[n], row number of each list.
+        lengths: int64[n], number of ids in each list.
     """
     if not len(rows) or pa.types.is_null(rows.type):
         return np.zeros(0, np.int64), {}

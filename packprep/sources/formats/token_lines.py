@@ -1,10 +1,10 @@
-"""Read JSON Lines with a list of token ids in each line, and the masks next to it.
+"""Read JSON Lines with a list of token ids, and optional masks, in each line.
 
 {"input_ids": [70, 71, 72], "labels": [-100, 71, 72]}
 
-msgspec finds the lists of a line and leaves their numbers as text. NumPy reads the numbers of many
-lines at once. Python's own decoder reads the other lines again. It finds the reject's reason, or
-accepts a line that msgspec is too strict about.
+msgspec finds the lists of a line and leaves their numbers as text. NumPy parses the numbers of many
+lines at once. Lines that msgspec refuses are decoded again by Python's own decoder. It finds the
+exact reject reason, or accepts a line for which msgspec is too strict.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -48,13 +48,13 @@ from packprep.sources.formats.token_rows import (
 _WEIGHT = "weight"
 _INTEGERS = b"0123456789-, \t\r"
 _NUMBERS = _INTEGERS + b".eE+"
-"""The characters between the brackets of a list of integers, or of any numbers."""
+"""The characters that may occur in a list's brackets, for integers and for any numbers."""
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
-"""NumPy reads an integer of more than 64 bits as one of these."""
+"""NumPy parses an integer that does not fit into int64 as one of these values."""
 
 
 class _Keys(NamedTuple):
-    """The keys that are read of a record. Its ids are at the first key of `ids` that it has."""
+    """The keys to read from a record. Token ids are at the first key in `ids` that it contains."""
 
     ids: tuple[str, ...]
     masks: tuple[str, ...]
@@ -62,16 +62,16 @@ class _Keys(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """The numbers of a record as JSON writes them, without the brackets of their lists."""
+    """A record's lists of numbers, each as the JSON text between the list's brackets."""
 
-    length: int
+    length: int  # number of token ids, and of entries in each mask
     ids: bytes
     masks: dict[str, bytes]
     weight: Any
 
 
 _Found = _Row | tuple[str, str]
-"""A row, or the reason and detail of a line that is none."""
+"""A row, or the reject reason and detail of an invalid line."""
 
 
 def read(
@@ -82,7 +82,7 @@ def read(
     decoders: Decoders,
     fields: Fields | None,
 ) -> Iterator[Batch]:
-    """Yield the documents of a slice of a line file, compressed or not; see `formats.read`."""
+    """Yield the documents of a work range of token lines, compressed or not; see `formats.read`."""
     keys = _keys_of(text_key, fields)
     for lines in part_lines(part, keep, decoders):
         wanted = kept(keep, part.file, lines.positions, lines.stored_sizes)
@@ -92,14 +92,14 @@ def read(
 
 
 def _keys_of(text_key: str, fields: Fields | None) -> _Keys:
-    """Return the keys that a source reads. Without `fields`, it reads no masks and no weights."""
+    """Return the keys to read from records. If `fields` is None, masks and weights are ignored."""
     ids = COLUMNS if text_key == "text" else (text_key,)
     beside = [name for name in (_WEIGHT, *MASKS) if fields and name not in ids]
     return _Keys(ids, tuple(name for name in beside if name != _WEIGHT), _WEIGHT in beside)
 
 
 def _batch(file: int, lines: Lines, keys: _Keys) -> Batch:
-    """Return the batch of some lines."""
+    """Return a batch with the documents of some lines, and the rejects among them."""
     rows = _token_rows(lines, _line_decoder(keys))
     if len(rows.ids) and (rows.ids.min() == _LEAST or rows.ids.max() == _MOST):
         rows = _token_rows(lines, partial(_decode_exactly, keys=keys))
@@ -107,7 +107,7 @@ def _batch(file: int, lines: Lines, keys: _Keys) -> Batch:
 
 
 def _token_rows(lines: Lines, decode: Callable[[bytes], _Found]) -> TokenRows:
-    """Return the numbers of lines as arrays."""
+    """Decode lines with `decode`, and return their token ids and masks as arrays."""
     held = (lines.line(i) for i in range(len(lines.positions)))
     found = [too_large_line() if line is None else decode(line) for line in held]
     refused = {i: row for i, row in enumerate(found) if not isinstance(row, _Row)}
@@ -135,7 +135,10 @@ def _token_rows(lines: Lines, decode: Callable[[bytes], _Found]) -> TokenRows:
 
 
 def _numbers(texts: Iterable[bytes], kind: type) -> np.ndarray:
-    """Return the numbers of texts, concatenated, in a type, or in float64 where it is needed."""
+    """Parse texts of comma-separated numbers, and return all numbers in one array.
+
+    The dtype is `kind`, or float64 if a number has a fraction or an exponent.
+    """
     text = b",".join(filter(None, texts))
     if not text:
         return np.zeros(0, kind)
@@ -144,7 +147,10 @@ def _numbers(texts: Iterable[bytes], kind: type) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _line_decoder(keys: _Keys) -> Callable[[bytes], _Found]:
-    """Return a function from one line, without its end, to its row; it never raises."""
+    """Return a function that decodes a line, without its line end, to a row or a reject reason.
+
+    The function never raises an exception.
+    """
     names = (*keys.ids, *keys.masks)
     own = [(f"field{i}", msgspec.Raw, None) for i in range(len(names))]
     rename = {f"field{i}": name for i, name in enumerate(names)}
@@ -163,7 +169,7 @@ def _line_decoder(keys: _Keys) -> Callable[[bytes], _Found]:
     def decode(line: bytes) -> _Found:
         try:
             parsed = parse(line)
-            # msgspec looks neither at the UTF-8 of what it skips nor at its depth.
+            # msgspec checks neither the UTF-8 nor the nesting depth of skipped data.
             if not line.isascii():
                 line.decode()
             if len(line) >= MIN_NESTED_BYTES and nested_too_deep(line):
@@ -177,10 +183,10 @@ def _line_decoder(keys: _Keys) -> Callable[[bytes], _Found]:
 
 
 def _row_of(values: dict[str, bytes], keys: _Keys, weight: Any) -> _Row:
-    """Return the row of a record's values as JSON has them.
+    """Return the row of a record, given the JSON text of the value at each key.
 
     Raises:
-        ValueError: If a value is not a list of numbers, or a mask is not as long as the ids, or
+        ValueError: If a value is not a list of numbers, if a mask is not as long as the ids, or if
             there are too many ids.
     """
     ids = _inner(next((values[name] for name in keys.ids if name in values), b""), _INTEGERS)
@@ -192,10 +198,11 @@ def _row_of(values: dict[str, bytes], keys: _Keys, weight: Any) -> _Row:
 
 
 def _inner(value: bytes, characters: bytes) -> bytes:
-    """Return the text between the brackets of a list.
+    """Return the text between the brackets of a JSON list.
 
     Raises:
-        ValueError: If it contains other characters.
+        ValueError: If `value` is not a list, or if the text contains a character that is not in
+            `characters`.
     """
     inner = value[1:-1]
     if value[:1] != b"[" or inner.translate(None, characters):
@@ -204,7 +211,11 @@ def _inner(value: bytes, characters: bytes) -> bytes:
 
 
 def _mask(value: bytes) -> bytes:
-    """Return the text between the brackets of a list of numbers, with true as 1, false as 0."""
+    """Return the text between the brackets of a list, with true as 1 and false as 0.
+
+    Raises:
+        ValueError: If `value` is not a list of numbers and bools.
+    """
     if b"e" in value:
         value = value.replace(b"true", b"1").replace(b"false", b"0")
     return _inner(value, _NUMBERS)
@@ -216,7 +227,7 @@ def _count(inner: bytes) -> int:
 
 
 def _decode_exactly(line: bytes, keys: _Keys) -> _Found:
-    """Return the row of any line, or the exact reason why it has none."""
+    """Decode any line with Python's decoder, and return its row or its exact reject reason."""
     record = parse_object(line, has_numbers=True)
     if isinstance(record, tuple):
         return record
@@ -241,12 +252,15 @@ def _decode_exactly(line: bytes, keys: _Keys) -> _Found:
 
 
 def _text(values: Sequence[Any]) -> bytes:
-    """Return numbers as JSON writes them, with true as 1, false as 0."""
+    """Return numbers and bools as comma-separated text, with true as 1 and false as 0."""
     return ",".join(repr(+value) for value in values).encode()
 
 
 def _bad_length(masks: dict[str, Any], length: int) -> tuple[str, str] | None:
-    """Return the reason and detail of a mask that is not a list, or not as long as the ids."""
+    """Return the reject reason and detail of a mask that is not a list of `length` entries.
+
+    Without such a mask, return None.
+    """
     for name, mask in masks.items():
         if not isinstance(mask, list):
             return BAD_MASK, f"{name} is {kind_of(mask)}, not a list"
@@ -256,7 +270,7 @@ def _bad_length(masks: dict[str, Any], length: int) -> tuple[str, str] | None:
 
 
 def _bad_ids(ids: list[Any]) -> tuple[str, str] | None:
-    """Return the reason and detail of the first entry that is not an integer of 64 bits."""
+    """Return the reject reason and detail of the first id that is not a 64-bit integer, or None."""
     if detail := _bad_entry(ids, {int}, "an integer"):
         return "not_tokens", detail
     if not ids or (min(ids) > _LEAST and max(ids) < _MOST):
@@ -266,7 +280,7 @@ def _bad_ids(ids: list[Any]) -> tuple[str, str] | None:
 
 
 def _bad_entries(masks: dict[str, list[Any]]) -> tuple[str, str] | None:
-    """Return the reason and detail of the first entry of a mask that is not a number."""
+    """Return the reject reason and detail of the first mask entry that is not a number, or None."""
     for name, mask in masks.items():
         if detail := _bad_entry(mask, {int, float, bool}, "a number"):
             return BAD_MASK, f"{name}: {detail}"
@@ -274,7 +288,7 @@ def _bad_entries(masks: dict[str, list[Any]]) -> tuple[str, str] | None:
 
 
 def _bad_entry(values: list[Any], kinds: set[type], wanted: str) -> str:
-    """Return a message about the first entry of another type, or ""."""
+    """Return a message about the first entry with a type that is not in `kinds`, or ""."""
     if set(map(type, values)) <= kinds:
         return ""
     i = next(i for i, value in enumerate(values) if type(value) not in kinds)

@@ -1,11 +1,11 @@
-"""Read masks next to lists of token ids: padding, trained tokens and their weights.
+"""Evaluate masks next to lists of token ids: padding, trained tokens and their weights.
 
 input_ids        70  71  72  73  eos pad pad
-attention_mask    1   1   1   1   1   0   0     the ends without attention are left out
-labels         -100 -100 72  73  eos -100 -100  -100, or the token itself
-loss_mask         0   0   1   1   1   0   0     of the token itself; completion_mask and
-                                                assistant_masks alike
-loss_weights      1   1   1  .5  .5   1   1     multiply the others
+attention_mask    1   1   1   1   1   0   0     0 is padding, at the ends only, and is removed
+labels         -100 -100 72  73  eos -100 -100  -100 is untrained; otherwise the token itself
+loss_mask         0   0   1   1   1   0   0     1 is a trained token; completion_mask and
+                                                assistant_masks have the same values
+loss_weights      1   1   1  .5  .5   1   1     weights of the tokens, if they are trained
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ UNTRAINED = -100
 
 
 class MaskedTokens(NamedTuple):
-    """The result of reading the masks of documents."""
+    """The kept tokens and their weights, according to the masks of documents."""
 
     is_kept: np.ndarray  # bool[tokens], False for padding
     weights: np.ndarray  # float32[tokens], 0 for an untrained token
@@ -41,15 +41,15 @@ def masked(
     masks: Mapping[str, np.ndarray],
     given: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> MaskedTokens:
-    """Read the masks of documents.
+    """Evaluate the masks of documents, and find documents with invalid masks.
 
     Args:
-        ids: Integers, [tokens], the ids of all documents.
+        ids: Integers, [tokens], the concatenated ids of all documents.
         offsets: int64[D + 1], start of each document in `ids`.
-        masks: Maps a name in MASKS to its values, [tokens], as integers, bools or floats. A
-            document without the mask has 1, or its ids as labels.
-        given: Maps a name to bool[tokens], True in documents that have this mask. All documents
-            have the masks that are not in it.
+        masks: Maps a name in MASKS to the mask's values, [tokens], as integers, bools or floats.
+            For a document without this mask, the values are 1, or the ids for labels.
+        given: Maps a mask's name to bool[tokens], True in documents that have this mask. All
+            documents have the masks that are not in `given`.
 
     Returns:
         The kept tokens, their weights, and the documents that cannot be used.
@@ -92,14 +92,15 @@ def _trained_by_masks(
     is_kept: np.ndarray,
     refuse: Callable[[np.ndarray, str], None],
 ) -> dict[str, np.ndarray]:
-    """Return the tokens that each mask trains, bool[tokens] by the name of the mask.
+    """Return mask name → bool[tokens] with the trained tokens, for labels and the masks in FLAGS.
 
     Args:
         ids: The ids of all documents, [tokens].
-        documents: int64[tokens]: the document of each token.
+        documents: int64[tokens], number of each token's document.
         masks: The masks, as in `masked`.
         is_kept: bool[tokens], False for padding.
-        refuse: Refuses the documents of some tokens, bool[tokens], with a detail.
+        refuse: Function that takes bool[tokens] and a detail, and rejects each document that has a
+            True token.
     """
     trained: dict[str, np.ndarray] = {}
     if LABELS in masks:
@@ -133,7 +134,10 @@ def _inside(is_kept: np.ndarray, documents: np.ndarray, offsets: np.ndarray) -> 
 def _are_shifted(
     ids: np.ndarray, labels: np.ndarray, is_trained: np.ndarray, documents: np.ndarray
 ) -> np.ndarray:
-    """Return which documents have labels that are shifted to the next token, bool[D]."""
+    """Return which documents have the next token as the label of each trained token, bool[D].
+
+    The last token of a document is ignored.
+    """
     is_next = np.zeros(len(ids), np.bool_)
     is_next[:-1] = (labels[:-1] == ids[1:]) & (documents[:-1] == documents[1:])
     is_last = np.ones(len(ids), np.bool_)

@@ -11,20 +11,21 @@ from packprep.sources.formats.fields import bad_weight, is_missing, weight_of
 from packprep.sources.formats.token_masks import BAD_MASK, masked
 
 COLUMNS = ("input_ids", "tokens")
-"""The columns or keys of the ids, unless text_key names another. The first present one counts."""
+"""The columns or keys of token ids if text_key is "text". The first one that exists is read."""
 
 
 class TokenRows(NamedTuple):
-    """Rows of token ids as a reader finds them, before their masks are read.
+    """n rows with token ids and masks, before the masks are evaluated.
 
     Attributes:
-        lengths: int64[n], the tokens of each row.
-        used: bool[n], the rows that have their tokens in `ids` and `masks`.
-        ids: Integers, [tokens], of the used rows.
-        masks: Name of MASKS → [tokens], as `masked` takes them.
-        given: Name → bool[tokens], as `masked` takes it.
-        weights: Row → weight, of rows with another weight than 1.
-        refused: Row → reason and detail.
+        lengths: int64[n], number of tokens of each row.
+        used: bool[n], whether the row's tokens are in `ids` and `masks`.
+        ids: Integers, [tokens], the concatenated ids of the used rows.
+        masks: Maps a name in MASKS to the mask's values for the tokens in `ids`, [tokens].
+        given: Maps a mask's name to bool[tokens], True in rows that have this mask. All rows have
+            the masks that are not in `given`.
+        weights: Maps a row's number to its weight, if the weight is not 1.
+        refused: Maps the number of a row to reject to (reason, detail).
     """
 
     lengths: np.ndarray
@@ -37,9 +38,14 @@ class TokenRows(NamedTuple):
 
 
 def batch_of_rows(file: int, positions: np.ndarray, rows: TokenRows) -> Batch:
-    """Return the batch of some rows. Rows that are refused, or whose masks are, are its rejects.
+    """Return a batch with the documents of some rows.
 
-    positions: int64[n], of all rows in their file.
+    Rows in `rows.refused` and rows with invalid masks become rejects.
+
+    Args:
+        file: Index of the file.
+        positions: int64[n], position of each row in the file.
+        rows: The rows.
     """
     lengths, used, ids = rows.lengths, rows.used, rows.ids
     refused = dict(rows.refused)
@@ -85,7 +91,11 @@ def batch_of_rows(file: int, positions: np.ndarray, rows: TokenRows) -> Batch:
 def row_weights(
     values: Sequence[Any],
 ) -> tuple[dict[int, float], dict[int, tuple[str, str]]]:
-    """Return the weights other than 1 by row, and the rows with an invalid weight."""
+    """Return (weights, refused) for the weight fields of rows. `values` may contain None or NaN.
+
+    `weights` maps a row's number to its weight, if the weight is not 1. `refused` maps the number
+    of a row with an invalid weight to (reject reason, detail).
+    """
     weights: dict[int, float] = {}
     refused: dict[int, tuple[str, str]] = {}
     for i, value in enumerate(values):
@@ -100,5 +110,5 @@ def row_weights(
 
 
 def not_as_long(name: str, entries: int, tokens: int) -> tuple[str, str]:
-    """Return the reason and detail of a row whose mask has another length than its ids."""
+    """Return the reject reason and detail of a row with a mask that is not as long as its ids."""
     return BAD_MASK, f"{name} has {entries} entries for {tokens} tokens"
