@@ -208,10 +208,10 @@ def local_copy(out: Folder) -> Iterator[LocalCopy]:
 
 
 def in_int64(time: int) -> int:
-    """Return a file's time in ns modulo 2⁶⁴.
+    """Return a file's time in ns as an int64, modulo 2⁶⁴.
 
-    int64 ends in the year 2262. Times are only compared with each other, so the wraparound does no
-    harm.
+    Times after the year 2262 do not fit into an int64. Times are only compared with each other, so
+    the wraparound does no harm.
     """
     return (time + (1 << 63)) % (1 << 64) - (1 << 63)
 

@@ -35,8 +35,9 @@ T = TypeVar("T")
 TEMPORARIES = ".*.tmp"
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 ATTEMPTS = 100
-"""Maximum number of writes of a file whose temporary other processes remove. Each removal
-requires another process to publish the file at exactly that moment.
+"""Maximum number of attempts to create a file while other processes remove its temporaries.
+
+A process removes such a temporary only if it publishes the same file at that moment.
 """
 PIECE_BYTES = 4 << 20
 """Bytes written to a file before the system is asked to store them on disk."""
@@ -110,10 +111,10 @@ def write_temporary(path: Path, buffers: Iterable) -> Path:
 def _write(descriptor: int, buffers: Iterable) -> None:
     """Write all bytes of the buffers to the end of a file.
 
-    After every PIECE_BYTES, the system is asked to store new pages and to release stored ones. The
-    disk then works in parallel with the copying, and a large file occupies only a few chunks of
-    memory. Allocating new pages costs more than writing them, especially on virtual machines, and
-    all of them count toward a job's memory limit.
+    After every PIECE_BYTES, the system is asked to write the file's new pages to disk, and to drop
+    written pages from its cache. The disk then works in parallel with the copying, and a large file
+    occupies little memory. Cached pages count toward a job's memory limit. Allocating new pages
+    also costs more than writing them, especially on virtual machines.
     """
     kept = 0
     for buffer in buffers:
@@ -128,7 +129,7 @@ def _write(descriptor: int, buffers: Iterable) -> None:
 
 
 def _leave_to_disk(descriptor: int) -> None:
-    """Ask the system to store a file's new pages and to drop stored ones from its cache."""
+    """Ask the system to write a file's new pages to disk, and to drop written pages from cache."""
     if hasattr(os, "posix_fadvise"):
         with contextlib.suppress(OSError):  # The call is only advice to the system.
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -148,7 +149,7 @@ def _make_folder(folder: Path) -> None:
 def _flush_folder(folder: Path, top: Path | None = None) -> None:
     """Flush a folder, and its parents up to `top`, to disk.
 
-    Their entries then survive a power failure.
+    The entries of the folders then survive a power failure.
     """
     while True:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -217,7 +218,7 @@ class Growing:
         return {"file": self.path.name, "bytes": self.bytes, "digest": self._digest.hexdigest()}
 
     def discard(self) -> None:
-        """Remove the temporary of a file that was not committed."""
+        """Remove the temporary file, unless `commit` was called."""
         if self._temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._temporary)
@@ -244,7 +245,7 @@ def create_file(path: Path, data: bytes) -> bool:
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(temporary, path)
                     return True
-            # ENOENT means that another process, which also publishes, removed the temporary.
+            # ENOENT means that another process removed the temporary when it published the file.
             elif error.errno != errno.ENOENT:
                 raise
         finally:

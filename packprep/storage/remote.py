@@ -342,7 +342,7 @@ class Remote:
 
 
 class _Listed(Remote):
-    """A Remote that lists each folder once, at its first request, and answers from the listing.
+    """A Remote that lists each folder once, and uses the listing to find the sizes of files.
 
     A folder contains a thousand shards, so one listing replaces many requests.
     """
@@ -372,9 +372,9 @@ def _root(url: str) -> Remote:
 
 
 def locate(url: str) -> tuple[Remote, str]:
-    """Return the store of a file's URL and the file's name in it.
+    """Return (remote, name) for the URL of a file, with the file's name inside the bucket.
 
-    All files of a bucket share one Remote per process.
+    All files of a bucket share one `Remote` per process.
     """
     scheme, rest = url.split("://", 1)
     bucket, _, name = rest.partition("/")
@@ -382,7 +382,7 @@ def locate(url: str) -> tuple[Remote, str]:
 
 
 def forget_connections() -> None:
-    """Make `locate` reconnect, for example after a change of the environment."""
+    """Make `locate` create new connections, for example after a change of the environment."""
     _root.cache_clear()
 
 

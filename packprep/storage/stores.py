@@ -1,4 +1,4 @@
-"""Implement one request to each kind of file system, without retries.
+"""Implement the requests to each kind of file system, without retries.
 
 ```
 s3:// gs://         pyarrow.fs; obstore to write an object only if it does not exist
@@ -156,9 +156,9 @@ def _put_if_none(kind: str, bucket: str, **options: str) -> "PutIfNone | None":
     decides this atomically.
 
     Returns:
-        The function, or None if obstore does not support the credentials. It is also None in a
-        process forked from one that already had such a function. obstore's threads exist only in
-        the parent process, so a wait for them would never end.
+        The function, or None if obstore does not support the credentials. The result is also None
+        in a forked process, if its parent already called this function. obstore's threads exist
+        only in the parent, so the child would wait for them forever.
     """
     global _process
     if _process not in (None, os.getpid()):
