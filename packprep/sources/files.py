@@ -78,7 +78,7 @@ class Files(Sequence[SourceFile]):
         kinds: The distinct (format, compression) pairs, in order of their first file.
         kind: uint8[F], index into `kinds` for each file.
         piece_bytes: Maps a file's index to the approximate content size of each of its splits, if
-            known. For other files, splits are assumed to have equal parts of the stored bytes.
+            known. For a split of another file, the stored bytes count as the content size.
         seen: int64[F, 3], the fields of `Seen` for each file, or None.
     """
 
@@ -145,7 +145,7 @@ class Files(Sequence[SourceFile]):
         return counts
 
     def as_planned(self) -> Iterator[dict[str, Any]]:
-        """Yield the files' records as a plan stores them."""
+        """Yield the record of each file for the plan."""
         for i, file in enumerate(self):
             yield {
                 **file._asdict(),
@@ -352,11 +352,12 @@ def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tu
         prefix: Current folder or URL of the files if they were moved, otherwise None.
 
     Returns:
-        The prefix, and the files sorted bytewise by name.
+        (prefix, files). The prefix is the folder or URL that contains the files. The files are
+        sorted bytewise by name.
 
     Raises:
-        SourceError: If a pattern matches nothing, another kind of folder, a pipe or a device, if a
-            name is invalid UTF-8, or if a file cannot be read.
+        SourceError: If a pattern matches nothing, a pipe, a device or any other kind of folder.
+            Also if a name is invalid UTF-8 or a file cannot be read.
         StorageError: If the store refuses a request.
     """
     root, patterns = below_one_folder(source, base)
@@ -367,7 +368,7 @@ def find_below(source: Source, index: int, root: str, patterns: Sequence[str]) -
     """Find the files of a source by patterns relative to the folder or URL `root`.
 
     Returns:
-        The prefix, and the files sorted bytewise by name.
+        (root, files), with the files sorted bytewise by name.
 
     Raises:
         SourceError: As in `find_files`.
@@ -409,7 +410,7 @@ def find_below(source: Source, index: int, root: str, patterns: Sequence[str]) -
 def absolute_prefix(prefix: str) -> str:
     """Return a source's prefix as a plan stores it.
 
-    This is an absolute path, or a URL without a trailing slash.
+    The result is an absolute path, or a URL without a trailing slash.
     """
     prefix = expanded(prefix)
     return prefix.rstrip("/") if is_url(prefix) else os.path.abspath(prefix)
@@ -511,9 +512,10 @@ def _path(found: Sequence[Files], place: tuple[int, int]) -> str:
 
 
 def _is_one(a: str, b: str) -> bool:
-    """Return whether two names refer to the same file.
+    """Return whether two paths with equal `Seen.identity` really are the same file.
 
-    Paths and link counts are compared, because some file systems do not number their files.
+    Some file systems do not number their files. Local paths count as the same file only if they
+    resolve to the same path, or if the file `a` has several hard links.
     """
     return os.path.realpath(a) == os.path.realpath(b) or is_url(a) or os.stat(a).st_nlink > 1
 
@@ -526,7 +528,7 @@ def match_below(
     Args:
         source: The source's settings in the recipe.
         base: The recipe's folder.
-        files: The files of the source. Links are followed through their folders.
+        files: The files of the source. Links in the paths of their folders are followed.
         out: Folder or URL that would contain files of these names.
         names: File names relative to `out`.
     """
@@ -740,7 +742,7 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
 
 
 def seen(path: str, paired: bool = False) -> Seen | None:
-    """Return the metadata of a regular file, or None for a missing file or another kind.
+    """Return the metadata of a regular file, or None if `path` is not a regular file.
 
     With `paired`, the sizes and times of both files of a Megatron pair are summed.
     """

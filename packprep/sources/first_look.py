@@ -145,12 +145,12 @@ _ADVICE = {
 
 
 def advice_on(reason: str, path: str, begin: bytes) -> str:
-    """Return advice for a source whose documents are all rejected for the same reason.
+    """Return advice for a source if all its documents are rejected for the same reason.
 
     Args:
         reason: The reject reason.
         path: Path or URL of one of the files.
-        begin: First bytes of this file's data.
+        begin: First bytes of this file's decompressed data.
     """
     if encoding := encoding_of(begin):
         return encoding_advice(encoding, path, begin)
@@ -210,13 +210,13 @@ def encoding_advice(encoding: str, path: str, begin: bytes) -> str:
 
 
 def _converted(encoding: str, path: str) -> str:
-    """Return the command that converts a file to UTF-8, under a name with the same suffix."""
+    """Return a shell command that writes a UTF-8 copy of a file, with the same suffix."""
     folder, name = os.path.split(path)
     return f"iconv -f {encoding} -t UTF-8 {path} > {os.path.join(folder, f'utf8-{name}')}"
 
 
 class _Look(NamedTuple):
-    """A file that is inspected, and the settings of its source."""
+    """A file to inspect, with the settings of its source."""
 
     source: Source
     messages: bool  # whether documents may contain messages instead of a text
@@ -228,7 +228,7 @@ class _Look(NamedTuple):
 
     @property
     def fields(self) -> Fields:
-        """Return the keys of the source's documents."""
+        """Return the fields that the source's records may have."""
         return Fields.of(self.source)
 
 
@@ -273,7 +273,7 @@ def first_look(
 
 
 def _mistake(look: _Look, files: Files, i: int) -> str:
-    """Return a description of the mistake of file i and the remedy, or an empty string."""
+    """Return a description of the mistake in the source's file `i` and the remedy, or ""."""
     format, compression = files.formats[i]
     is_text = FORMATS[format].position == "whole"
     path = look.path
@@ -433,7 +433,7 @@ def _instead_of_content(messages: Any, template: str) -> str:
 
 
 class _Beyond:
-    """A counter of inspected documents whose loss_spans or media extend beyond their text.
+    """A counter of inspected documents with loss_spans or media that extend beyond the text.
 
     This happens if the positions count bytes instead of characters.
     """
@@ -444,7 +444,7 @@ class _Beyond:
         self.first: dict[str, str] = {}  # description of the first such document, by field
 
     def add(self, field: str, end: Any, text: str, path: str) -> None:
-        """Count a document whose field extends to `end`.
+        """Count a document with a field that extends to `end`.
 
         Args:
             field: Name of the field.
@@ -463,7 +463,9 @@ class _Beyond:
             self.first.setdefault(field, reach)
 
     def report(self, source: str) -> None:
-        """Print a warning about these documents for each field.
+        """Print a warning for each field that extends beyond the text in some documents.
+
+        `source` is the name of the source, for the messages.
 
         Raises:
             SourceError: If the media of all documents with media extend beyond the text.
@@ -709,7 +711,7 @@ def _mistake_of_keys(look: _Look, counts: _LineCounts) -> str:
     characters = counts.characters
     keys = ", ".join(map(repr, list(characters)[:20])) or "none"
     likely = max(characters, key=characters.__getitem__, default="")
-    # A text with fewer characters than there are ids, such as a name, is not the text of the ids.
+    # A value with fewer characters than there are ids, such as a name, is not the tokenized text.
     if counts.ids > characters[likely]:
         look.settings["format"] = "tokens"
         return (

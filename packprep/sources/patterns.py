@@ -37,9 +37,9 @@ def matches(pattern: Sequence[str], name: Sequence[str]) -> bool:
 
 
 def _folder_identity(path: str) -> tuple[int, ...] | None:
-    """Return the device and inode of a folder, which are the same for each path to it.
+    """Return the device and inode of a folder, or None if `path` is not a folder.
 
-    For any other path, return None.
+    They are equal for all paths to the folder.
     """
     try:
         status = os.stat(path)
@@ -100,9 +100,10 @@ def files_matched(root: str, parts: Sequence[str], hidden: bool = False) -> Iter
 
 
 def without_linked_copies(root: str, files: dict[str, T]) -> dict[str, T]:
-    """Return the files with only one path per real folder.
+    """Return `files` without paths that lead through links to an already listed file.
 
-    A path without links is preferred, then the first path in sorted order.
+    If a folder is reachable by several paths, a path without links is preferred. Otherwise, the
+    first path in sorted order is kept.
     """
     folders = {os.path.dirname(name) for name in files}
     identities = {folder: _folder_identity(os.path.join(root, folder)) for folder in folders}

@@ -134,7 +134,7 @@ class PlannedSource:
     def kept_of_use(self, use: int) -> Fraction:
         """Return the fraction of the documents that pass number `use` takes.
 
-        It is 1, except for a last pass that `repeat` cuts short.
+        The fraction is 1, except in the last pass of a fractional `repeat`.
         """
         return min(Fraction(1), Fraction(self.repeat) - use)
 
@@ -211,12 +211,12 @@ class PlannedSource:
 
     @cached_property
     def weight(self) -> int:
-        """Return the summed weight of all splits and passes: the estimated kept text bytes."""
+        """Return the summed weight of all splits in all passes."""
         ends = self._list[1]
         return int(ends[-1]) if len(ends) else 0
 
     def places(self, shard: int, shards: int) -> range:
-        """Return the entries from which a shard reads, in the list of all splits of all passes.
+        """Return the entries that a shard reads, in the list of all splits of all passes.
 
         The shard may take only a part of the first and the last entry.
         """
@@ -231,12 +231,12 @@ class PlannedSource:
     def taken(
         self, shard: int, shards: int, places: Iterable[int]
     ) -> Iterator[tuple[int, int, int, int, int]]:
-        """Yield the intervals that a shard takes from the given entries of the list.
+        """Yield the part that a shard takes from each given entry of the list of all splits.
 
         Args:
             shard: Index of the shard.
             shards: Number of shards.
-            places: Entries of the list, from `places`.
+            places: Indices of the entries, from the range that the method `places` returns.
 
         Yields:
             (piece, use, lo, hi, weight): the split, the pass, and the interval [lo, hi) of the
@@ -260,8 +260,8 @@ class PlannedSource:
     ) -> Iterator[Slice]:
         """Yield the work ranges for the interval [lo, hi) of a split's weight.
 
-        There is one work range, or one for each whole text file that starts in the interval. The
-        `file` of a work range is an index into all files of the plan.
+        A split of text files gives a work range for each file that starts in the interval. Any
+        other split gives one work range. `Slice.file` is an index into all files of the plan.
         """
         found = self.pieces.at(np.array([piece]))
         i = int(found.file[0])
@@ -317,9 +317,9 @@ class PlannedSource:
         return np.array(sorted(found), np.int64)
 
     def files_of_piece(self, piece: int) -> range:
-        """Return the source's files that have a part in a split.
+        """Return the range of the source's files that have bytes in a split.
 
-        This is one file, or the text files that share the split.
+        The range has one file, or several text files that share the split.
         """
         found = self.pieces.at(np.array([piece]))
         return range(int(found.file[0]), int(found.file[0] + found.files[0]))
@@ -327,7 +327,7 @@ class PlannedSource:
     def pieces_at(self, i: int, positions: np.ndarray) -> np.ndarray:
         """Return the splits of file `i` that may contain documents at these positions.
 
-        `positions` and the result are int64[n].
+        `positions` and the result are int64.
         """
         pieces = np.array(self.pieces.of_file(i), np.int64)
         if position_of(*self.formats[i]) != "byte":
@@ -373,8 +373,12 @@ def format_name(format: str, compression: str) -> str:
 def step_bytes(stored: int, shards: int) -> int:
     """Return a source's step size for compressed files in bytes.
 
-    This is the largest power of two that gives at least 16 steps per shard, limited to 16 KiB
-    through 1 MiB.
+    The step size is the largest power of two that gives at least 16 steps per shard. It is at least
+    16 KiB and at most 1 MiB.
+
+    Args:
+        stored: Stored bytes of the source.
+        shards: Number of shards.
     """
     per_shard = max(1, stored // max(1, shards) // 16)
     return min(1 << 20, max(1 << 14, 1 << (per_shard.bit_length() - 1)))
@@ -389,7 +393,7 @@ def place_of(source: PlannedSource, place: str, what: str = "--doc") -> tuple[in
         what: Name of the option, for error messages.
 
     Returns:
-        The file's index in the source, or None without a file, and the position.
+        (file, position). `file` is the file's index in the source, or None if FILE is missing.
 
     Raises:
         RecipeError: If the text is malformed or the source has no such file.

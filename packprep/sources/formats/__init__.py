@@ -125,14 +125,14 @@ class FormatModule(Protocol):
 class Format:
     """The metadata of a format.
 
-    It is available without importing the format's file, which may load slow libraries.
+    The metadata is available without importing the format's file, which may load slow libraries.
 
     Attributes:
         name: The format's internal name, as in `Slice.format`.
         suffixes: Endings of file names in lower case. An empty tuple matches all other files.
         file: Module name below formats/.
-        position: Meaning of a document's position. "byte" is the offset of its line, "number" its
-            number in the file; with "whole" the entire file is one document.
+        position: Meaning of a document's position. "byte" is the offset of its line, and "number"
+            is its number in the file. With "whole", the file is one document at position 0.
         holds: "texts" or "tokens".
         asked: Value of the recipe's `format` that selects this format, if it differs from `name`.
         only: Description of the readable files, for an error message. It is set for formats that
@@ -223,7 +223,7 @@ FORMATS = {
         ),
     )
 }
-"""Maps names to formats. A file has the first format whose endings match its name."""
+"""Maps names to formats. A file has the first format with an ending of the file's name."""
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 
@@ -307,10 +307,10 @@ def format_of(name: str, format: str) -> tuple[str, str]:
 
 
 def position_of(format: str, compression: str) -> str:
-    """Return what a document's position means: `Format.position`, or "stream" for compressed lines.
+    """Return the meaning of documents' positions: `Format.position`, or "stream".
 
-    In a stream, the position is the offset of a line in the decompressed data. A plan does not
-    contain the size of this data.
+    "stream" is for compressed lines. Their position is the offset in the decompressed data. A plan
+    does not contain the size of this data.
     """
     position = FORMATS[format].position
     return "stream" if position == "byte" and compression else position
@@ -343,7 +343,7 @@ def bytes_of_pieces(
 ) -> int | list[int]:
     """Return the approximate content size of each split of a file, or the number of splits.
 
-    This applies to formats with numbered documents and reads only a footer or headers.
+    The function applies to formats with numbered documents, and reads only a footer or headers.
 
     Returns:
         For Parquet, the uncompressed bytes of the text column per row group, or TOKEN_TEXT_BYTES
@@ -355,9 +355,9 @@ def bytes_of_pieces(
 
 
 def bytes_per_token(part: Slice, text_key: str) -> float | None:
-    """Return the content bytes per token of a work range's file or record batch.
+    """Return the content bytes per token of a work range's file or record batch, if known.
 
-    Return None if this is unknown.
+    Otherwise, return None.
     """
     return FORMATS[part.format].module.bytes_per_token(part, text_key)
 

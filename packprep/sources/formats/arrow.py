@@ -101,9 +101,9 @@ def numbers(part: Slice, decoders: Decoders) -> range:
 
 
 def bytes_per_token(part: Slice, text_key: str) -> float | None:
-    """Return the bytes of a work range's record batch per id in its token column.
+    """Return the bytes of a work range's record batch divided by the number of its token ids.
 
-    If the column contains no ids, return None.
+    The result is None if the batch contains no token ids.
     """
     with _opened(part.path, part.size) as file:
         index = _index(file, part.size)
@@ -280,7 +280,10 @@ def _largest_decompressed(file: BinaryIO, at: int) -> int:
 
 
 def _read_message(file: BinaryIO, at: int) -> tuple[bytes, int] | None:
-    """Return a message's header and its body's file offset, or None at the end-of-stream mark."""
+    """Return (header, file offset of the body) of the message at byte `at`.
+
+    The result is None at the end-of-stream mark.
+    """
     mark, n_bytes = struct.unpack("<II", _read(file, at, 8))
     begin = at + 8
     if mark != _CONTINUATION:  # Format versions before 0.15 have no mark.
@@ -293,7 +296,7 @@ def _read_message(file: BinaryIO, at: int) -> tuple[bytes, int] | None:
 
 
 def _block_offsets(footer: bytes, at: int) -> list[int]:
-    """Return the offsets in a vector of `Block` structs of 24 bytes, as in File.fbs."""
+    """Return the message offsets in a vector of `Block` structs (File.fbs), or [] if `at` is 0."""
     if not at:
         return []
     at += struct.unpack_from("<I", footer, at)[0]
@@ -302,7 +305,7 @@ def _block_offsets(footer: bytes, at: int) -> list[int]:
 
 
 def _table(data: bytes, at: int) -> int:
-    """Return the location of the table or vector that a FlatBuffers offset refers to."""
+    """Return the location of the table or vector that the FlatBuffers offset at `at` refers to."""
     return at + int(struct.unpack_from("<I", data, at)[0])
 
 

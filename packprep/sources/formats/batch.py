@@ -10,8 +10,8 @@ document has the same probability.
     taken       iff ⌊(j + 1) · f + u⌋ > ⌊j · f + u⌋, for the j-th document of its class in the piece
 
 u is a uniform random number, keyed by split, pass and class. So each document is taken with
-probability f, whatever its length. The selected documents also contain the fraction f of the
-split's bytes, except for about one document per class. An independent random decision per document
+probability f, independently of its length. The selected documents also contain the fraction f of
+the split's bytes, except for about one document per class. An independent random decision per document
 would let a few long documents dominate. A work range that starts inside a split makes the same
 selection as the whole split, because the documents before it are counted.
 """
@@ -36,9 +36,9 @@ _32 = np.uint64(32)
 
 
 class Choice:
-    """A selector of the documents of one split that one pass takes.
+    """A selector of the documents that one pass takes from one split.
 
-    It must be called with all documents of the split in order, because it counts them.
+    A Choice must be called with all documents of the split in order, because it counts them.
 
     Args:
         key: Random key of the split in this pass.
@@ -163,8 +163,8 @@ class Supervision:
     Attributes:
         text: The text, or None. A layout does not need one.
         loss_spans: The value of loss_spans, of any type, or None.
-        record: Maps the layout's names of fields to values of any type except None. A recipe may
-            rename keys of records, but not these names.
+        record: Maps names of the layout's fields to values of any type except None. A recipe may
+            rename the keys of records, but the names here are always the layout's names.
         layout: Name of the layout in `conversations/layouts.py`, or an empty string.
         kinds: Names of the media kinds that a document may contain. With an empty tuple, media is
             ignored.
@@ -209,9 +209,9 @@ class Slice(NamedTuple):
     """A work range: the part of one split of one file that a shard reads in one pass.
 
     It covers the interval [lo·units // weight, hi·units // weight) of the split's units. Units are
-    bytes (line file), rows (Parquet row group or Arrow record batch), documents (Megatron), input
-    steps of `step_bytes` (compressed line file), or 1 (text file). Adjacent work ranges neither
-    overlap nor leave a gap.
+    bytes (line file), rows (Parquet row group or Arrow record batch), documents (Megatron) or
+    steps of `step_bytes` (compressed line file). A text file is one unit. Adjacent work ranges
+    neither overlap nor leave a gap.
     """
 
     path: str
@@ -228,7 +228,10 @@ class Slice(NamedTuple):
     use: int = 0  # number of the pass
 
     def range(self, units: int) -> tuple[int, int]:
-        """Return the half-open interval of the split's `units` that the work range covers."""
+        """Return the half-open interval of units that the work range covers.
+
+        `units` is the number of units in the whole split.
+        """
         assert 0 <= self.lo <= self.hi <= self.weight and self.weight > 0, self
         return self.lo * units // self.weight, self.hi * units // self.weight
 
@@ -318,7 +321,7 @@ def slices(sizes: np.ndarray, n_bytes: int) -> Iterator[slice]:
 def kept(
     keep: Keep | None, file: int, positions: np.ndarray, sizes: Callable[[], np.ndarray]
 ) -> np.ndarray:
-    """Return which of some documents are wanted, bool[n].
+    """Return which documents `keep` selects, bool[n].
 
     Args:
         keep: The selector, or None for all documents.

@@ -180,8 +180,9 @@ def said_bytes(path: str, size: int, compression: str, about: float) -> int | No
         about: Estimate of the decompressed size in bytes.
 
     Returns:
-        The size, or None if it is not stated or differs from the estimate by more than a factor of
-        two. Then the file has several members or frames.
+        The size, or None if the metadata does not state it. The result is also None if the size
+        differs from the estimate by more than a factor of two. The file then probably has several
+        members or frames.
     """
     with open_source(path, size) as file:
         if compression == "gzip":

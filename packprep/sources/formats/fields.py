@@ -35,7 +35,7 @@ UNREAD_MEDIA = (
 
 
 class Layout(NamedTuple):
-    """A layout: the fields that indicate it in a record, and further fields.
+    """A form of records, which is recognized by the fields of a record.
 
     Attributes:
         name: Value of `messages_format`. For a refused layout, its common name.
@@ -102,7 +102,7 @@ LAYOUTS = (
         )
     ),
 )
-"""All layouts. A record has the first layout whose fields it contains."""
+"""All layouts. A record has the first layout with all `needs` fields in the record."""
 
 
 def field_at(record: Any, key: str) -> Any:
@@ -119,7 +119,10 @@ def field_at(record: Any, key: str) -> Any:
 
 
 def is_message(keys: Collection[str]) -> bool:
-    """Return whether `keys` contain "role" and "content", or "from" and "value", as a message."""
+    """Return whether an object with these keys is a message.
+
+    A message has the keys "role" and "content", or "from" and "value".
+    """
     return any(keys_of_one <= set(keys) for keys_of_one in ({"role", "content"}, {"from", "value"}))
 
 
@@ -146,7 +149,7 @@ class Fields:
         return cls(source.messages_key, source.tools_key, source.messages_format, kinds)
 
     def key_of(self, field: str) -> str:
-        """Return the key at which records of this source have a layout's field."""
+        """Return the key of a layout's field in records of this source."""
         if field == "tools":
             return self.tools_key
         own_list = field == "messages" or (
@@ -155,7 +158,7 @@ class Fields:
         return self.messages_key if own_list else field
 
     def beside_text(self, text_key: str) -> list[str]:
-        """Return the keys at which a record with a text may have further fields.
+        """Return the keys of the further fields that a record with a text may have.
 
         For a nested key, the list also contains its first component.
         """
@@ -193,7 +196,7 @@ class Fields:
     def counted(self, columns: Collection[str]) -> list[str]:
         """Return the keys that determine the size of a table row without a text.
 
-        These are the required keys of each readable layout, if `columns` contains all of them. The
+        The result has the required keys of each readable layout that `columns` can provide. The
         size counts bytes of texts and items of lists.
         """
         layouts = (layout for layout in LAYOUTS if not layout.advice)
@@ -255,7 +258,7 @@ def refused(layout: Layout) -> str:
 
 
 def instead_of_text(layout: Layout) -> str:
-    """Return a description of records that are not the expected texts, and the remedy."""
+    """Return a description of records that have this layout instead of a text, and the remedy."""
     return (
         refused(layout)
         if layout.advice
@@ -274,7 +277,7 @@ def _named(layout: Layout) -> str:
 def of_table(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table row in the form of a JSON line's record.
 
-    Keys with null are removed, and so are weights that are NaN.
+    Keys with null and weights that are NaN are removed.
     """
     record = {
         key: without_nulls(value)

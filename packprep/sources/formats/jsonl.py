@@ -7,7 +7,7 @@ produced it; see `compressed`.
 Almost every line takes a fast path: msgspec decodes one field of many lines and skips the rest.
 Python's own decoder only processes lines that msgspec refuses, and lines with loss_spans or a
 layout (fields.py). Python's decoder finds the exact reject reason. It also accepts two kinds of
-lines for which msgspec is too strict: lines with a lone surrogate outside the text, and lines that
+valid lines that msgspec refuses: lines with a lone surrogate outside the text, and lines that
 repeat a key. The last value of a repeated key counts.
 
 Skipped data still needs checks for valid UTF-8 and nesting depth, which cost as much as decoding.
@@ -143,7 +143,7 @@ def _refuse(_: object) -> NoReturn:
 def read_integer(digits: str) -> int:
     """Return the integer with these digits, or ±2⁶⁴ if there are more than _MAX_DIGITS.
 
-    Python may refuse so many digits. Positions of ±2⁶⁴ are outside every text.
+    Python refuses to parse very long integers. Positions of ±2⁶⁴ are outside every text.
     """
     return (
         int(digits) if len(digits) <= _MAX_DIGITS else -(1 << 64) if digits[0] == "-" else 1 << 64
@@ -536,7 +536,7 @@ def byte_blocks(path: str, size: int, begin: int, end: int) -> Iterator[Block]:
 
 
 def take_lines(cursor: Cursor, begin: int, end: int, max_bytes: int) -> Iterator[Lines]:
-    """Yield the lines whose first byte is in a block with begin ≤ label < end.
+    """Yield the lines that start in a block with begin ≤ label < end.
 
     Each `Lines` has at least one line. Blank lines and the byte order mark of the stream's first
     line are omitted. A line of more than `max_bytes` has no data.

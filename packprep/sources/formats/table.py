@@ -74,7 +74,7 @@ class Column(NamedTuple):
     inside: tuple[str, ...] = ()
 
     def name(self, schema: pa.Schema) -> str:
-        """Return the column's name as Parquet readers use it."""
+        """Return the dotted name of the key in a Parquet file."""
         return ".".join((schema.names[self.number], *self.inside))
 
     def of(self, values: pa.Array) -> pa.Array:
@@ -104,8 +104,8 @@ def find_columns(
             key that may contain the text.
 
     Raises:
-        SourceError: If a column occurs more than once, if the file has neither texts nor a readable
-            layout, or if it has media that would be ignored.
+        SourceError: If a column occurs more than once, or if the file has neither texts nor a
+            readable layout. Also if media in the file would be ignored.
     """
     if fields is None:
         return {text_key: _text_column(path, schema, text_key, sizes_of)}
@@ -498,7 +498,8 @@ def _is_list(kind: pa.DataType) -> bool:
 def _rows_at_once(text: pa.Array | None) -> int:
     """Return the number of rows to process at once.
 
-    Their texts fit in REPEATED_BYTES even if each is the longest text of the column's dictionary.
+    The texts of these rows fit in REPEATED_BYTES, even if each row has the longest text of the
+    column's dictionary.
     """
     if text is None or not pa.types.is_dictionary(text.type) or not len(text.dictionary):
         return SLICE_ROWS
@@ -784,7 +785,7 @@ def _batch(
         rows: The lists of ids.
         positions: int64[n], position of each row in the file.
         lengths: int64[n], number of ids in each row.
-        beside: The weights and masks of the rows by key, where the file has such columns.
+        beside: The weights and masks of the rows by key, as far as the file has them.
     """
     of_rows = beside.get("weight")
     weights, refused = row_weights([] if of_rows is None else of_rows.to_pylist())

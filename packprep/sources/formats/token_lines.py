@@ -4,7 +4,7 @@
 
 msgspec finds the lists of a line and leaves their numbers as text. NumPy parses the numbers of many
 lines at once. Lines that msgspec refuses are decoded again by Python's own decoder. It finds the
-exact reject reason, or accepts a line for which msgspec is too strict.
+exact reject reason, or accepts a valid line that msgspec refuses.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -161,7 +161,7 @@ def _line_decoder(keys: _Keys) -> Callable[[bytes], _Found]:
             rename=rename,
             gc=False,
         )
-    except ValueError:  # msgspec refuses keys that JSON has to escape
+    except ValueError:  # msgspec refuses keys that need JSON escapes.
         return partial(_decode_exactly, keys=keys)
     parse = msgspec.json.Decoder(record).decode
     getters = [(name, attrgetter(f"field{i}")) for i, name in enumerate(names)]
@@ -186,8 +186,8 @@ def _row_of(values: dict[str, bytes], keys: _Keys, weight: Any) -> _Row:
     """Return the row of a record, given the JSON text of the value at each key.
 
     Raises:
-        ValueError: If a value is not a list of numbers, if a mask is not as long as the ids, or if
-            there are too many ids.
+        ValueError: If a value is not a list of numbers, if a mask differs in length from the ids,
+            or if there are too many ids.
     """
     ids = _inner(next((values[name] for name in keys.ids if name in values), b""), _INTEGERS)
     length = _count(ids)

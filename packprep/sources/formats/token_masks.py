@@ -1,11 +1,11 @@
 """Evaluate masks next to lists of token ids: padding, trained tokens and their weights.
 
 input_ids        70  71  72  73  eos pad pad
-attention_mask    1   1   1   1   1   0   0     0 is padding, at the ends only, and is removed
-labels         -100 -100 72  73  eos -100 -100  -100 is untrained; otherwise the token itself
-loss_mask         0   0   1   1   1   0   0     1 is a trained token; completion_mask and
-                                                assistant_masks have the same values
-loss_weights      1   1   1  .5  .5   1   1     weights of the tokens, if they are trained
+attention_mask    1   1   1   1   1   0   0     padding: 0, only at the ends; it is removed
+labels         -100 -100 72  73  eos -100 -100  untrained: -100; trained: the token itself
+loss_mask         0   0   1   1   1   0   0     trained: 1; completion_mask and assistant_masks
+                                                have the same form
+loss_weights      1   1   1  .5  .5   1   1     weights of the trained tokens
 """
 
 from collections.abc import Callable, Mapping
