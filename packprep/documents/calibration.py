@@ -292,7 +292,7 @@ class _TokenCounter:
             vocabulary: The vocabulary of the tokenizer.
             settings: `[documents]` in the recipe.
             clock: Receives the seconds of the stage "tokenize".
-            notes: Receives the problems that the texts show.
+            notes: Counts problems in the tokenized texts.
         """
         self.tokens = 0
         self._engine, self._vocabulary, self._settings = engine, vocabulary, settings

@@ -50,7 +50,7 @@ from packprep.tokenizer.roles import Vocabulary
 
 
 def take_tokens(lists: IdLists, documents: DocumentKeys, vocabulary: Vocabulary) -> Tokens:
-    """Return the content tokens of documents from a token source, in the form of `tokenize`.
+    """Return the content tokens of documents that are stored as lists of token ids.
 
     A document with an id outside [0, vocab_size) is rejected with reason "id_out_of_range". The
     settings in `documents` change the content as follows.
@@ -402,7 +402,7 @@ class TextReader:
                 sizes = _add_content(digest, batch, {}, tokens.ids)
             else:
                 tokens, trained = self._tokenize(batch, conversations, place)
-                # This runs after the engine because the engine caches the UTF-8 form in the string.
+                # Encoding is fast here, because the engine cached the UTF-8 form in each string.
                 sizes = _add_content(digest, batch, conversations)
             yield ReadDocuments(batch.positions, tokens, trained, batch.rejects, sizes)
 
@@ -444,7 +444,7 @@ class TextReader:
         begin, end = batch.tokens.offsets[i : i + 2].tolist()
         weights, n = batch.token_weights[begin:end], int(np.diff(tokens.offsets[i : i + 2])[0])
         roles, ids = self.vocabulary.roles, batch.tokens.ids
-        # `take_tokens` dropped the bos and eos that packprep adds itself.
+        # `take_tokens` removed the bos and eos that packprep adds itself.
         has_bos = self.settings.prepend_bos and begin < end and ids[begin] == roles["bos"]
         if has_bos and len(weights) > n:
             weights = weights[1:]
@@ -615,7 +615,7 @@ class DocumentsBuilder:
         lengths: np.ndarray,
         unused: Mapping[int, tuple[str, str]],
     ) -> None:
-        """Record the unused documents as rejects and count their tokens as dropped."""
+        """Record the documents in `unused` as rejects, and count their tokens as dropped."""
         dropped = self.dropped[source.name]
         for i, (reason, detail) in sorted(unused.items()):
             self.rejected.add(source, part.use, part.file, batch.positions[i], reason, detail)
@@ -725,9 +725,9 @@ def _marked(
     Args:
         tokens: The documents.
         trained: Document number → its trained spans.
-        of_plain: Ascending ids that a document without limited training may not contain.
-        of_supervised: Ids that a document with limited training may not contain. They are fewer,
-            because fewer tasks apply to such a document.
+        of_plain: Ascending ids that are forbidden in documents without `Trained.limited`.
+        of_supervised: Ids that are forbidden in documents with `Trained.limited`. They are a part
+            of `of_plain`, because these documents draw from fewer tasks.
     """
     ids, offsets = tokens.ids, tokens.offsets
     if not (len(of_plain) and len(ids)) or ids.max() < of_plain[0] or ids.min() > of_plain[-1]:
@@ -789,7 +789,7 @@ def _add_content(
     """Add the texts and media spans of a batch to a source's digest.
 
     For a batch of tokens, add the content `ids` instead. Return the text bytes of each document,
-    int64[n]. A media position counts as TOKEN_TEXT_BYTES, and so does a stored token.
+    int64[n]. A media position or a stored token counts as TOKEN_TEXT_BYTES.
     """
     if batch.tokens is not None:
         assert ids is not None

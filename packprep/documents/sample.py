@@ -152,7 +152,7 @@ def first_looks(
         return
     decode, last = _decoder(source, supervise, kind[0]), _NO_LINE
     for lines in _windows(source, starts, files, key, 0):
-        # A long line spans many windows.
+        # A long line may span several windows, but is decoded once.
         new = {line.begin: line for line, _ in lines if line[:2] != last[:2]}
         last = lines[-1][0]
         documents = [_document(decode, line.data, supervise) for line in new.values()]
@@ -331,7 +331,7 @@ def _document(
 
 
 def _limited_and_chat(conversations: Iterable[Any]) -> np.ndarray:
-    """Return bool[2]: whether a conversation limits what is trained, and whether one is a chat.
+    """Return bool[2]: whether a conversation limits its training, and whether one is a chat.
 
     `conversations` has None for each unsupervised document.
     """
@@ -414,7 +414,7 @@ def _lines_at(
         path: Path or URL of the file.
         size: Size of the file in bytes.
         places: The byte positions.
-        last: The line found last, also of another file. Its positions need no further read.
+        last: The line found last. If a position is in this line, nothing is read for it.
     """
     lines: list[tuple[_Line, float]] = []
     with open_source(path, size) as file:
@@ -450,7 +450,7 @@ def _line_at(file: BinaryIO, path: str, size: int, place: int) -> _Line:
 
 
 class _Piece(NamedTuple):
-    """A split or the start of a split, from which documents are sampled."""
+    """A split, or the start of a split, to sample documents from."""
 
     held: float  # bytes of the split or of its start
     whole: bool  # whether the whole split is read
@@ -533,14 +533,14 @@ def _error_of_rates(
 
 
 def _fields(source: PlannedSource, supervise: Supervise | None) -> Fields | None:
-    """Return the fields to read in addition to the text, or None without supervision."""
+    """Return the fields to read in addition to the text, or None if `supervise` is None."""
     return Fields.of(source.source, source.kinds) if supervise is not None else None
 
 
 def _decoder(
     source: PlannedSource, supervise: Supervise | None, format: str
 ) -> Callable[[bytes], Outcome]:
-    """Return the function that decodes a line of a format."""
+    """Return the function that decodes one line of a source's files of this format."""
     return FORMATS[format].module.line_decoder(source.source.text_key, _fields(source, supervise))
 
 
@@ -669,7 +669,10 @@ _ALL = 1 << 20
 
 
 def _parts_of_begin(stored: int) -> int:
-    """Return the first PIECE_TEXT_BYTES as a fraction of `stored` bytes, in units of 1 / _ALL."""
+    """Return the fraction of a split in its first PIECE_TEXT_BYTES, in units of 1 / _ALL.
+
+    `stored` is the number of stored bytes of the split.
+    """
     if stored <= PIECE_TEXT_BYTES:
         return _ALL
     return max(1, -(-PIECE_TEXT_BYTES * _ALL // stored))
@@ -700,7 +703,7 @@ def _begin(
 def _some(looks: Iterator[Look]) -> tuple[Look, float]:
     """Return the first documents of `looks`, and their fraction of the text bytes in `looks`.
 
-    The limits are about HELD_BYTES of text and HELD_DOCUMENTS documents.
+    At most about HELD_BYTES of text and HELD_DOCUMENTS documents are returned.
     """
     texts: list[str] = []
     conversations: list[Any] = []
@@ -842,7 +845,7 @@ def _read_tokens(
         settings: `[documents]` in the recipe.
         vocabulary: The vocabulary of the tokenizer.
         piece: Index of the split in the source.
-        room: Number of documents after which further batches are ignored.
+        room: Maximum number of documents. Batches are ignored once it is reached.
     """
     source, tally = sampling.source, sampling.tally
     split = source.pieces.at(np.array([piece]))

@@ -24,9 +24,9 @@ class SampleNotes:
     tokens: int = 0
     unknown: int = 0  # tokens for text that the tokenizer does not know
     conversations: int = 0
-    two_bos: int = 0  # conversations whose template also writes the bos that packprep adds
+    two_bos: int = 0  # conversations with a bos of the template after the bos of packprep
     spans: int = 0  # trained spans
-    split_starts: int = 0  # spans whose first character is inside a token, which is not trained
+    split_starts: int = 0  # spans that start inside a token, so that this token is not trained
     answers: int = 0  # trained spans of conversations
     open_ends: int = 0  # answers without a special token among their last tokens
 

@@ -7,7 +7,7 @@ Reading a work range from the store gives the same documents as reading the sour
     work range of a split ─► shards that contain the split ─► documents that start in the work range
 
 The store numbers the units of each split. A unit is a byte of a line file, a step of a compressed
-file, a document of a table or index, or a whole text file. Shards are safetensors files with the
+file, or a document of a table or index. A text file is one unit. Shards are safetensors files with the
 arrays below. A shard has D documents. S of them are supervised, and R are rejected. The shard has K
 parts, which are the work ranges that it was built from.
 
@@ -273,7 +273,7 @@ def _add_part(
     noted: _Noted,
     decoders: Decoders,
 ) -> None:
-    """Add the documents that were read from a work range to the columns, by position.
+    """Add the documents that were read from a work range to the columns, in order of position.
 
     Rejected documents are included, with no tokens.
     """
@@ -345,7 +345,7 @@ def _rejects_of(reads: Sequence[ReadDocuments]) -> list[tuple[int, str, str]]:
 def _units(part: Slice, positions: np.ndarray, decoders: Decoders) -> tuple[np.ndarray, int]:
     """Return (units, count) for documents of a work range.
 
-    `units`, int64[n], has the unit of the split in which each document starts. `count` is the
+    `units`, int64[n], has the number of each document's first unit within the split. `count` is the
     number of units in the split. The module's docstring defines units.
     """
     how = position_of(part.format, part.compression)
@@ -509,8 +509,8 @@ class _OpenShard:
         Args:
             folder: The folder of the store.
             entry: The shard's entry in the store's manifest.
-            checked: The `state` in which this shard's digest was found correct, or None. In this
-                state, the digest is not computed again.
+            checked: The `state` of this shard when its digest was found correct, or None. If the
+                state is the same now, the digest is not computed again.
 
         Raises:
             SourceError: If the shard cannot be read or its digest differs from its entry.
@@ -606,7 +606,7 @@ def special_texts(vocabulary: Vocabulary) -> set[tuple[int, str]]:
 
 
 class TokenStore:
-    """A token store that returns the documents of a work range instead of the source's file."""
+    """An open token store, which provides the documents of work ranges instead of source files."""
 
     def __init__(self, folder: Folder, plan: Any, manifest: Manifest):
         """Open a store.
@@ -626,7 +626,7 @@ class TokenStore:
         self._specials: dict[str, tuple[np.ndarray, list[str]]] = {}
         self._checked: dict[
             int, Hashable
-        ] = {}  # Maps a shard to the state in which its digest was found correct.
+        ] = {}  # Maps a shard to its state when its digest was found correct.
 
     def __str__(self) -> str:
         return str(self.folder)
@@ -695,8 +695,8 @@ class TokenStore:
         """Refuse documents that `vocabulary` might tokenize differently than the store does.
 
         Raises:
-            SourceError: If a document contains a token that is special only in `vocabulary`, or was
-                rejected for the text of a token that is special only in the store.
+            SourceError: If a document contains a token that is special only in `vocabulary`. Also
+                if a document was rejected for a token that is special only in the store.
         """
         here, texts = self._special(vocabulary)
         if len(here) and len(read.tokens.ids) and int(read.tokens.ids.max()) >= here[0]:
@@ -743,12 +743,12 @@ The value at True has the shards at URLs, which are in memory. The value at Fals
 
 
 def _documents(arrays: Arrays, first: int, wanted: np.ndarray, file: int) -> ReadDocuments:
-    """Return the shard's documents first + i for which wanted[i] is True.
+    """Return the wanted documents of a shard, as numbers first, first + 1, ….
 
     Args:
         arrays: The arrays of the shard.
         first: Number of the first document.
-        wanted: bool[n], whether to return each of the documents from `first` on.
+        wanted: bool[n], whether to return document first + i.
         file: Index of the documents' file in the plan.
     """
     end = first + len(wanted)
