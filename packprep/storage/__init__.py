@@ -145,7 +145,7 @@ class LocalCopy:
 
     @property
     def is_copy(self) -> bool:
-        """Return whether files have to be fetched before they exist here."""
+        """Return whether the folder contains copies, which `fetch` has to create before use."""
         return self.folder != self.out.location
 
     def fetch(self, *names: str) -> None:
@@ -183,7 +183,7 @@ class LocalCopy:
                 (self.folder / name).unlink(missing_ok=True)
 
     def named(self, message: str) -> str:
-        """Replace the local folder in a message by the output's location."""
+        """Return a message with the local folder's path replaced by the output's location."""
         return message.replace(str(self.folder), str(self.out))
 
 
@@ -191,7 +191,7 @@ class LocalCopy:
 def local_copy(out: Folder) -> Iterator[LocalCopy]:
     """Provide an output's files on this machine while the context is open.
 
-    Messages of a `PackprepError` that leaves the context name the output's files instead of the
+    If a `PackprepError` leaves the context, its message names the output's files instead of the
     copies.
     """
     if isinstance(out, LocalFolder):

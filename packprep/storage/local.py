@@ -90,7 +90,7 @@ def _owner(process: int) -> str:
 def write_temporary(path: Path, buffers: Iterable) -> Path:
     """Write buffers to a temporary of `path`, flush it to disk and return its path.
 
-    The temporary is removed if it cannot be written.
+    The temporary is removed if the write fails.
     """
     temporary = path.with_name(f".{path.name}{_owner(os.getpid())}{secrets.token_hex(4)}.tmp")
     _make_folder(path.parent)
@@ -276,8 +276,8 @@ class LocalFolder:
     """A folder on a local file system.
 
     Raises:
-        BuildError: If a file cannot be written, or if another process removed the temporary and the
-            existing file has other bytes.
+        BuildError: If a file cannot be written. Also if another process removed the temporary of a
+            write, and the existing file has other bytes.
     """
 
     path: Path
@@ -344,11 +344,11 @@ class LocalFolder:
         return first
 
     def link(self, name: str, other: "LocalFolder") -> bool:
-        """Hard-link another folder's file here unless a file of this name exists.
+        """Create a hard link in this folder to the file `name` of another folder.
 
         Returns:
-            Whether the link was created. It is False if the file exists or if the system refuses
-            the link, for example across file systems.
+            Whether the link was created. The result is False if this folder already has the file,
+            or if the system refuses the link, for example across file systems.
         """
         path = self.path / name
         with _reported(path):
@@ -390,5 +390,5 @@ class LocalFolder:
         return (do(self, shard) for shard in shards)
 
     def _folders(self) -> Iterator[Path]:
-        """Yield the subfolders of shards, receipts and rejects, each for a thousand shards."""
+        """Yield the subfolders of `shards`, `receipts` and `rejects`, such as `shards/000`."""
         return (folder for kind in _KINDS for folder in (self.path / kind).glob("*/"))

@@ -236,8 +236,8 @@ class Remote:
     def create(self, name: str, data: bytes) -> bool:
         """Write a file unless it exists, and return whether this call wrote it.
 
-        The check and the write are one atomic step if the store supports conditional writes. Of two
-        concurrent writers, only one then gets True.
+        The check and the write are one atomic step if the store supports conditional writes. Only
+        one of two concurrent writers then gets True.
 
         Some stores ignore the condition, and some connections cannot send it (see `stores.py`). For
         them the check is a separate request before the write. Two concurrent writers may then both
@@ -276,8 +276,8 @@ class Remote:
     def each(self, do: Callable[["Remote", int], T], shards: Sequence[int]) -> Iterator[T]:
         """Yield `do(folder, shard)` for each shard, in order.
 
-        Several requests run concurrently. Files missing from a listing of their folder cause no
-        request.
+        Several requests run concurrently. A file that is missing from its folder's listing causes
+        no request.
         """
         listed = _Listed(self)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -307,7 +307,7 @@ class Remote:
                 return action(self._store())
             except (FileNotFoundError, StorageError):
                 raise
-            # Libraries raise many types. Each becomes a StorageError if a retry is useless.
+            # Libraries raise many types. An error becomes a StorageError if a retry is useless.
             except Exception as error:
                 if tried == _TRIES or not _may_pass(error):
                     raise StorageError(self._message(doing, name, error, tried)) from error
@@ -476,7 +476,7 @@ class _Ranges(io.RawIOBase):
 
 
 def _status_of(error: BaseException) -> int | None:
-    """Return the HTTP status in a library's error, or None if it contains none."""
+    """Return the HTTP status in a library's error, or None if the error has no status."""
     response = getattr(error, "response", None)
     for status in (
         getattr(response, "status_code", None),

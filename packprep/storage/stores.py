@@ -47,7 +47,7 @@ class Store(Protocol):
 
     - `list` returns (name relative to `path`, size in bytes) of each file.
     - `put` writes the whole file or nothing.
-    - `create` writes the file unless it exists, and returns whether it did.
+    - `create` writes the file unless it exists, and returns whether it wrote the file.
     """
 
     def list(self, path: str) -> Sequence[tuple[str, int]]: ...
