@@ -7,9 +7,10 @@ Reading a work range from the store gives the same documents as reading the sour
     work range of a split ─► shards that contain the split ─► documents that start in the work range
 
 The store numbers the units of each split. A unit is a byte of a line file, a step of a compressed
-file, or a document of a table or index. A text file is one unit. Shards are safetensors files with the
-arrays below. A shard has D documents. S of them are supervised, and R are rejected. The shard has K
-parts, which are the work ranges that it was built from.
+file, or a document of a table or index. A text file is one unit.
+
+Shards are safetensors files with the arrays below. A shard has D documents. S of them are
+supervised, and R are rejected. The shard was built from K work ranges, which are called parts.
 
     tokens              u16 or u32 [tokens]
     document_offsets    i64 [D + 1]    first token of each document in `tokens`

@@ -1,7 +1,7 @@
 """Count the bad documents of a calibration sample, and estimate how many a build will read.
 
-Nearby documents are often similar. Therefore the estimate treats windows or splits as independent
-samples, but not the documents in a window or split.
+Nearby documents are often similar. Therefore the estimate treats only windows or splits as
+independent samples. The documents within a window or split are not independent.
 """
 
 import math

@@ -276,8 +276,8 @@ class LocalFolder:
     """A folder on a local file system.
 
     Raises:
-        BuildError: If a file cannot be written. Also if another process removed the temporary of a
-            write, and the existing file has other bytes.
+        BuildError: If a file cannot be written. Also if another process removed the temporary file
+            before its rename, unless the target already has the same bytes.
     """
 
     path: Path

@@ -117,7 +117,7 @@ def bytes_per_token(part: Slice, text_key: str) -> float | None:
 def _columns(
     part: Slice, source: pa.NativeFile, index: BatchIndex, text_key: str, fields: Fields | None
 ) -> dict[str, pa.Array]:
-    """Return the wanted columns of the work range's record batch, by key."""
+    """Return the columns to read from a work range's record batch, by key."""
     source.seek(0)  # At a URL, this is the same file object that the index was read from.
     schema = (pa.ipc.open_stream if index.is_stream else pa.ipc.open_file)(source).schema
     if part.format == "arrow_tokens":

@@ -11,9 +11,9 @@ document has the same probability.
 
 u is a uniform random number, keyed by split, pass and class. So each document is taken with
 probability f, independently of its length. The selected documents also contain the fraction f of
-the split's bytes, except for about one document per class. An independent random decision per document
-would let a few long documents dominate. A work range that starts inside a split makes the same
-selection as the whole split, because the documents before it are counted.
+the split's bytes, except for about one document per class. With an independent random decision per
+document, a few long documents would dominate. A work range that starts inside a split makes the
+same selection as the whole split, because a Choice counts the documents before the work range.
 """
 
 import re

@@ -605,16 +605,16 @@ def _document(
 
 
 def _is_json(kind: pa.DataType) -> bool:
-    """Return whether values of a type are JSON texts.
+    """Return whether an Arrow type is the extension type for JSON texts.
 
-    `datasets` stores fields of mixed types as JSON.
+    Hugging Face `datasets` uses this type for fields with values of mixed types.
     """
     return isinstance(kind, pa.BaseExtensionType) and kind.extension_name == "arrow.json"
 
 
 @lru_cache(maxsize=64)
 def _has_json(kind: pa.DataType) -> bool:
-    """Return whether values of a type contain JSON texts at any depth."""
+    """Return whether an Arrow type contains the extension type for JSON texts at any depth."""
     inner = [kind.field(i).type for i in range(kind.num_fields)]
     return _is_json(kind) or any(map(_has_json, inner))
 
