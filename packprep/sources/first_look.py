@@ -535,7 +535,7 @@ def _mistake_of_line_ends(begin: bytes) -> str:
 
 
 def _mistake_of_token_lines(look: _Look, begin: bytes, whole: bool) -> str:
-    """Return a message about the mistake in lines of token ids, or ""."""
+    """Return a message about a mistake in the first lines of a file of token ids, or ""."""
     lines = begin.split(b"\n")
     first: dict[str, Any] = {}
     kinds: Counter[str] = Counter()  # kinds of values found instead of the ids
@@ -658,7 +658,7 @@ class _LineCounts:
 
 
 def _mistake_of_lines(look: _Look, begin: bytes, whole: bool) -> str:
-    """Return a message about the mistake in lines of texts or messages, or ""."""
+    """Return a message about a mistake in a file's first lines of texts or messages, or ""."""
     lines, text_key = begin.split(b"\n"), look.source.text_key
     lines = lines if whole else lines[:-1]
     if look.messages and (mistake := _mistake_beside_texts(lines, look)):

@@ -114,10 +114,10 @@ class FormatModule(Protocol):
         """
 
     def pieces_at(self, path: str, size: int, positions: np.ndarray) -> np.ndarray:
-        """Return the splits of a file that contain documents, int64[k], ascending.
+        """Return the splits of a file that contain the documents at `positions`.
 
-        `positions`, int64[n], has the positions of the documents. Only indexed formats provide this
-        function.
+        `positions` is int64[n], and the result is int64[k], ascending. Only indexed formats provide
+        this function.
         """
 
 

@@ -99,9 +99,9 @@ def bytes_per_token(part: Slice, text_key: str) -> float:
 
 
 def pieces_at(path: str, size: int, positions: np.ndarray) -> np.ndarray:
-    """Return the splits of a pair that contain documents, int64[k], ascending.
+    """Return the splits of a pair that contain the documents at `positions`.
 
-    `positions`, int64[n], has the numbers of the documents in the index.
+    `positions`, int64[n], has document numbers in the index. The result is int64[k], ascending.
     """
     with _opened(path, size) as (index_file, ids_file):
         index = _read_index(path, index_file, ids_file)
