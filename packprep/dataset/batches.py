@@ -1,6 +1,6 @@
-"""Row access and resumable batch iteration.
+"""Read rows, and iterate over batches with a state that can be saved.
 
-The state of an iteration resumes it exactly, at any number of ranks.
+An iteration resumes exactly from its state, at any number of ranks.
 """
 
 import html
@@ -32,17 +32,17 @@ from packprep.dataset.rows import (
 )
 from packprep.errors import ArgumentError, Exhausted, StateError
 
-# Number of samples computed at once by the first call of `_draw`, the second, and all later ones.
+# Number of samples that the first, the second and each later call of `_draw` compute at once.
 _AHEAD = (1, 64, 4096)
-_LIMITED = frozenset(("seq_idx", *AHEAD))  # Not every task can serve these columns.
+_LIMITED = frozenset(("seq_idx", *AHEAD))  # Some tasks cannot provide these columns.
 _CAUSALLY = (
     "packprep.dataset.attention.seq_idx(row.cu_seqlens, seq_length, row.cu_seqlens_padded) of"
     " each row"
 )
-_MOST_ROWS = 1 << 62  # The limit for the counts of a state.
+_MOST_ROWS = 1 << 62  # The counts of a state must be below this limit.
 _COUNTS = ("rows", "steps")  # These keys of a state may differ when it is loaded.
 _WINDOWS = 4  # The number of windows whose order is cached.
-_JOINED = {  # Keys that were added later, and the fact that is unknown without each.
+_JOINED = {  # Keys that were added later → the check that is skipped if the key is missing.
     "digest": "whether the dataset is the same or was built again since",
     "redraw": "whether later epochs were resampled",
 }
@@ -69,17 +69,18 @@ _MAY_LACK = _WHERE_GIVEN.union(_JOINED)
 class Reader:
     """The common interface of `Dataset` and `Mixture`.
 
-    Both have the attributes of a batch, a fingerprint, a digest, a length, `row`, and these
-    members:
+    Both set the attributes below. They also define `fingerprint`, `digest`, `__len__`, `row` and:
 
         fingerprint_at(digest)            fingerprint of the version with this digest
-        _find(rows)                       locations of rows
+        _find(rows)                       locations of rows, passed on as `found`
         _fill(found, batch, epochs, accelerate)    write located rows into arrays, column → [B, T]
         kinds, _media(found)              kinds of media; media spans of located rows
-        rows_of_samples(samples, seed, shuffle), samples_of_epochs(epochs), check_redraw(),
-        tasks_with_loss()
-        costs(rows, attention, linear), epoch_rows    needed by balanced steps
-        rows_of_steps(…)                  needed by steps of several row lengths
+        rows_of_samples(samples, seed, shuffle)    rows and epochs of global samples
+        samples_of_epochs(epochs)         number of samples in some epochs
+        check_redraw()                    raise an error if rows cannot be resampled
+        tasks_with_loss()                 tasks that contribute to the loss
+        costs(rows, attention, linear), epoch_rows    used by balanced steps
+        rows_of_steps(…)                  used only by a mixture with several row lengths
     """
 
     seq_length: int
@@ -88,11 +89,11 @@ class Reader:
     encoder_length: int = 0
     what = "dataset"
     seq_lengths: tuple[int, ...] | None = (
-        None  # Per dataset if they differ. Each step then reads one dataset.
+        None  # One per dataset if they differ. Each step then reads one dataset.
     )
     kinds: tuple[str, ...] = ()  # The kinds of media, by name.
     samples_at_once: int | None = (
-        None  # Limits the samples computed at once where that is slow; None: no limit.
+        None  # Limit of samples computed at once, where computing is slow; None: no limit.
     )
     _columns: tuple[str, ...] = COLUMNS
     _dtype: Any = None
@@ -149,7 +150,8 @@ class Reader:
         Args:
             seed: Random seed of the order.
             shuffle: Whether rows are shuffled.
-            step_rows: Rows of a step over all ranks by seq_length. None unless a sample is a step.
+            step_rows: A dict seq_length → rows of a step over all ranks, if seq_lengths differ and
+                a sample is a whole step. Otherwise None.
 
         Returns:
             The sample and a text that names the dataset, or None if all samples can be delivered.
@@ -168,10 +170,10 @@ class Reader:
         raise NotImplementedError
 
     def row_length(self, rows: np.ndarray) -> int:
-        """Return the length of these rows in slots.
+        """Return the common length of some rows, in slots.
 
         Raises:
-            ArgumentError: If the lengths differ.
+            ArgumentError: If the rows differ in length.
         """
         return self.seq_length
 
@@ -198,13 +200,13 @@ class Reader:
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def _with(self, **changes: Any) -> Any:
-        """Return a copy with these attributes changed."""
+        """Return a shallow copy with some attributes replaced."""
         again = object.__new__(type(self))
         vars(again).update(vars(self), **changes)
         return again
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return one row as a dict of columns, [T] each, which are writable copies.
+        """Return one row as a dict column → array [T]. The arrays are writable copies.
 
         The columns are tokens, labels, segment_ids, position_ids and loss_mask, unless
         `with_columns` chose others.
@@ -213,7 +215,7 @@ class Reader:
         return {name: batch[name][0] for name in self._columns}
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return rows as a list of dicts like `ds[i]`, whose arrays are views of one batch.
+        """Return rows as a list of dicts like `ds[i]`. Their arrays are views of one batch.
 
         torch's `DataLoader` calls this method.
         """
@@ -258,13 +260,13 @@ class Reader:
         Args:
             indices: Row indices, integers [B]. Negative indices count from the end.
             out: Arrays to write into: name → [B, T], or [B] for columns with one number per row.
-                Their dtypes apply, and the result contains them. "media" has no such array.
+                The result contains these arrays, with their dtypes. "media" has no array in `out`.
             columns: Names from COLUMNS and MORE_COLUMNS, or "media". The default is the names in
-                `out`. Without `out` it is the choice of `with_columns`, or COLUMNS.
+                `out`. Without `out`, the default is the columns of `with_columns`, or COLUMNS.
             dtype: The dtype of tokens, labels, labels_k, segment_ids, position_ids and prefix_ends,
                 or a mapping column → dtype.
-            epochs: The epoch of each row, [B]. A row with an epoch above 0 is resampled, as
-                `redraw` of `batches` describes. The default is the stored rows.
+            epochs: The epoch of each row, [B]. A row with an epoch above 0 is resampled, see
+                `redraw` in `batches`. By default, all rows are returned as stored (epoch 0).
             accelerate: The implementation that resamples, as in `batches`.
 
         Returns:
@@ -279,10 +281,10 @@ class Reader:
 
             On request it also has other columns of MORE_COLUMNS, among them:
 
-            - `labels_k`, `loss_mask_k` and `loss_weights_k` (k = 2 … 8). They describe the token k
-              slots later, as `labels`, `loss_mask` and `loss_weights` describe the next token.
-            - `n_trained`, int32[B]: slots with loss.
-            - `loss_weight_sum`, float32[B].
+            - `labels_k`, `loss_mask_k` and `loss_weights_k` (k = 2 … 8), for predicting the token
+              k slots later. `labels`, `loss_mask` and `loss_weights` are for the next token.
+            - `n_trained`, int32[B]: number of slots with loss.
+            - `loss_weight_sum`, float32[B]: sum of the row's `loss_weights`.
             - `row_cost`, int64[B]: Σn² over the row's segments of n slots.
             - `media`, a `Media` with the media spans of the rows.
 
@@ -298,7 +300,7 @@ class Reader:
             >>> ds.batch([0, 5], columns=["tokens", "n_trained"])["tokens"].shape
             (2, 2048)
         """
-        names = self._columns  # known to be columns
+        names = self._columns  # `with_columns` has checked them.
         if columns is not None:
             names = self.checked_columns(columns)
         elif out is not None:
@@ -365,10 +367,10 @@ class Reader:
     def _check_holds(self, name: str, dtype: np.dtype) -> None:
         """Check that a dtype can hold every value of a column.
 
-        Otherwise numpy would wrap ids and truncate weights.
+        Without this check, numpy would wrap ids and truncate weights.
 
         Raises:
-            ArgumentError: If it cannot.
+            ArgumentError: If the dtype cannot hold every value.
         """
         of = AHEAD[name][0] if name in AHEAD else name
         most = {
@@ -397,10 +399,10 @@ class Reader:
             )
 
     def with_columns(self, columns: Iterable[str] = COLUMNS, dtype: Any = None) -> Any:
-        """Return a view of the dataset whose methods yield these columns and dtypes.
+        """Return a view of the dataset with other default columns and dtypes.
 
-        They apply to `ds[i]`, `ds.__getitems__`, `batch` and `batches`, unless a call asks for
-        others. A torch `DataLoader` over the view reads only the columns that it needs.
+        The defaults apply to `ds[i]`, `ds.__getitems__`, `batch` and `batches`, unless a call sets
+        its own. A torch `DataLoader` over the view reads only the columns that it needs.
 
         Args:
             columns: Names of columns, as in `batch`.
@@ -410,7 +412,8 @@ class Reader:
             A copy of this `Dataset` or `Mixture` with these defaults.
 
         Raises:
-            ArgumentError: If a column does not exist, cannot be served, or does not fit its dtype.
+            ArgumentError: If a column does not exist, a task cannot provide it, or its values do
+                not fit the dtype.
 
         Example:
             DataLoader(ds.with_columns(["tokens", "loss_mask"], dtype=np.int64), batch_size=8)
@@ -433,14 +436,14 @@ class Reader:
         balance: tuple[str | tuple[float, float], int] | None = None,
         window: int | None = None,
     ) -> "Batches":
-        """Iterate over batches, without end unless `epochs` or `samples` is given.
+        """Iterate over batches, endlessly unless `epochs` or `samples` is given.
 
         `packprep.dataset.order` describes the order of rows.
 
         Args:
-            batch_size: Rows per rank and step. A mixture of several seq_lengths takes {seq_length:
-                rows}. Each of its steps reads one dataset. Its shares, `samples` and max_epochs
-                then count steps.
+            batch_size: Rows per rank and step. A mixture of several seq_lengths takes a dict
+                {seq_length: rows}. Each step of such a mixture reads one dataset. Shares and
+                `samples` then count steps, and max_epochs is rounded down to whole steps.
             seed: Random seed of the order.
             rank: Index of this data-parallel rank.
             world_size: Number of data-parallel ranks.
@@ -452,18 +455,18 @@ class Reader:
             dtype: The dtypes of columns, as in `batch`.
             redraw: Whether to resample corruption in every epoch except 0, which has the stored
                 rows. Spans, pivots, cuts and noise are drawn again from the same distributions.
-            samples: Number of rows to deliver over all ranks, instead of `epochs`.
-            accelerate: The implementation that resamples: "numpy", "numba" for the kernels of a
-                build, or "auto" for numba where it is installed. The rows are the same.
-            balance: Balance the cost of the ranks in each step. ("attention", group) takes Σn² over
-                a row's segments of n slots as its cost. ((a, b), group) takes a · Σn² + b · Σn.
-                `group` is the number of rows of a step over all ranks, batch_size · world_size. If
-                it is not that product, the rows and the state are the same, but steps are less
-                even.
+            samples: Number of rows to deliver over all ranks. It cannot be combined with `epochs`.
+            accelerate: The implementation that resamples: "numpy", "numba" for the compiled kernels
+                of a build, or "auto" for numba where it is installed. All give the same rows.
+            balance: (cost, group), to give all ranks rows of similar cost in each step. With the
+                cost "attention", a row costs Σn² over its segments of n slots. With (a, b), it
+                costs a · Σn² + b · Σn. `group` should be the number of rows of a step over all
+                ranks, batch_size · world_size. With another batch_size or world_size, the order of
+                rows is the same, but the ranks' costs differ more.
             window: Number of rows of the shuffled order that are sorted by cost together, a
-                multiple of the group. The default is 64 groups. Sorted rows are cut into groups,
-                which come in random order. So the documents of a step have similar lengths. Every
-                rank reads the boundaries of all rows.
+                multiple of `group`. The default is 64 · group. The sorted rows are cut into groups,
+                and the groups are shuffled. So the rows of a step have similar costs. Every rank
+                reads the segment boundaries of all rows.
 
         Returns:
             A `Batches`: an iterator of dicts as `batch` returns them.
@@ -471,8 +474,9 @@ class Reader:
         Raises:
             ArgumentError: If an argument is invalid. All arguments are checked before the first
                 batch.
-            Exhausted: If a dataset of a mixture reaches its max_epochs before the end. Without an
-                end, the iterator raises it at the step that exceeds them.
+            Exhausted: If a dataset of a mixture reaches its max_epochs before the end that
+                `samples` sets. Without `samples`, the iterator raises it later, at the first step
+                beyond max_epochs.
 
         Example:
             >>> batches = ds.batches(8, rank=0, world_size=2, columns=["tokens", "labels"])
@@ -500,7 +504,7 @@ class Reader:
             batches.end = integer("samples", samples, 0, _MOST_ROWS)
         if len(self) == 0 and batches.end != 0:
             raise ArgumentError(f"{self!r} has no rows, so it has no batches")
-        # Invalid arguments are refused here, not at a batch or after an epoch.
+        # Check all arguments here, so that no error comes only after some batches or an epoch.
         batches.dataset = self
         batches._columns = None if columns is None else self.checked_columns(columns)
         batches._seed = integer("seed", seed, 0, 1 << 64)
@@ -514,7 +518,7 @@ class Reader:
                 "hint: leave balance out"
             )
         batches._exhaustion = self.exhaustion(batches._seed, batches._shuffle, batches._step_rows)
-        # No row from the exhausted sample on may come before it.
+        # Balancing must not move rows after the exhausted sample to before it.
         if batches._exhaustion is not None and batches._balance is not None:
             batches._balance = order.ending_at(batches._balance, batches._exhaustion[0])
         if batches.end is not None:
@@ -528,13 +532,13 @@ class Reader:
 
 
 class Batches:
-    """An iterator over the batches of one rank, which `Dataset.batches` creates.
+    """An iterator over the batches of one rank. `Dataset.batches` creates it.
 
-    Its state can be loaded at any world size and batch size.
+    Its state can be loaded with any world size and batch size.
 
     Attributes:
-        dataset: The `Dataset` or `Mixture` that is read.
-        end: The first global sample that is not delivered, or None if the iteration never ends.
+        dataset: The `Dataset` or `Mixture` to read.
+        end: Number of global samples after which the iteration ends, or None if it never ends.
 
     Example:
         >>> batches = ds.batches(batch_size=8, seed=0)
@@ -548,12 +552,12 @@ class Batches:
     _batch_size: int
     _world_size: int
     _rank: int
-    # The rank and world size that were given. `_rank` is 0 and `_world_size` 1 if a sample is a
-    # step.
+    # The arguments rank and world_size. If a sample is a whole step, `_rank` is 0 and `_world_size`
+    # is 1 instead.
     _share: tuple[int, int]
-    # The rows of a step over all ranks by seq_length if a sample is a step, otherwise None.
+    # If a sample is a whole step: seq_length → rows of a step over all ranks. Otherwise None.
     _step_rows: dict[int, int] | None
-    _first: int = 0  # Of all steps, only every `_every`-th is delivered, from this one on.
+    _first: int = 0  # Only the steps _first, _first + _every, _first + 2 · _every, … are delivered.
     _every: int = 1
     _seed: int
     _shuffle: bool
@@ -563,11 +567,11 @@ class Batches:
     _accelerate: str
     _balance: order.Balance | None
     _exhaustion: tuple[int, str] | None
-    # The first sample of a window → the samples of the unbalanced order, in balanced order.
+    # First sample of a window → the window's samples of the unbalanced order, in balanced order.
     _windows: dict[int, np.ndarray]
 
     def _restart(self, rows: int) -> None:
-        self._rows = rows  # These were delivered over all ranks before step 0.
+        self._rows = rows  # Number of rows that all ranks delivered before step 0.
         self._step = 0
         # The rows and epochs of the next steps.
         self._ahead: deque[tuple[np.ndarray, np.ndarray]] = deque()
@@ -591,7 +595,7 @@ class Batches:
         return batch
 
     def _draw(self) -> None:
-        """Compute the rows and epochs of the next steps. Do nothing if no step remains."""
+        """Append the rows and epochs of the next steps to `_ahead`. Do nothing at the end."""
         size, world = self._batch_size, self._world_size
         most_rows = (
             size if self._step_rows is None else max(self._step_rows.values()) // self._share[1]
@@ -599,7 +603,7 @@ class Batches:
         steps = max(1, _AHEAD[min(self._draws, len(_AHEAD) - 1)] // most_rows)
         self._draws += 1
         window = self.dataset.samples_at_once if self._balance is None else self._balance.window
-        # Without this limit, one of many ranks would compute very many samples of the other ranks.
+        # Without this limit, each of many ranks would compute very many samples of other ranks.
         if window is not None:
             steps = min(steps, max(1, window // (self.step_samples * self._every)))
         next_step = self._first + self._step * self._every
@@ -608,7 +612,7 @@ class Batches:
                 steps,
                 -(-(order.n_steps(self._rows, self.end, size, world) - next_step) // self._every),
             )
-        # A step is delivered whole or not at all, so all ranks end at the same step.
+        # Deliver only whole steps, so that all ranks end at the same step.
         elif self._exhaustion is not None:
             self.refuse_exhausted(self._rows + (next_step + 1) * self.step_samples)
             steps = min(
@@ -635,11 +639,11 @@ class Batches:
 
     @property
     def step_samples(self) -> int:
-        """The samples of a step over all ranks: its rows, or 1 if a sample is a step."""
+        """The number of samples in a step over all ranks. A sample is a row or a whole step."""
         return self._batch_size * self._world_size
 
     def refuse_exhausted(self, end: int) -> None:
-        """Raise Exhausted if a dataset reaches its max_epochs before sample `end`."""
+        """Raise Exhausted if the first `end` samples exceed the max_epochs of a dataset."""
         if self._exhaustion is not None and end > self._exhaustion[0]:
             sample, which = self._exhaustion
             raise Exhausted(
@@ -648,7 +652,7 @@ class Batches:
             )
 
     def rows_of_samples(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows and epochs of global samples in this order, balanced or not.
+        """Return the rows and epochs of global samples, in the balanced order if there is one.
 
         Args:
             samples: Global samples g ≥ 0, integers of any shape.
@@ -659,13 +663,15 @@ class Batches:
         return self.dataset.rows_of_samples(self.plain_samples(samples), self._seed, self._shuffle)
 
     def plain_samples(self, samples: np.ndarray) -> np.ndarray:
-        """Return the samples of the unbalanced order that come at these places of this order.
+        """Convert sample numbers of this iteration to sample numbers of the unbalanced order.
+
+        Both are equal without `balance`.
 
         Args:
-            samples: Global samples of this order, integers of any shape.
+            samples: Global samples of this iteration, integers of any shape.
 
         Returns:
-            int64, shaped as `samples`.
+            Global samples of the unbalanced order, int64, shaped as `samples`.
         """
         samples = np.asarray(samples, np.int64)
         if self._balance is None:
@@ -697,27 +703,28 @@ class Batches:
         return known
 
     def part(self, first: int, every: int, made: int) -> None:
-        """Yield only every `every`-th step from now on, starting with `first`.
+        """Restrict the iteration to the steps first, first + every, first + 2 · every, …
 
         Args:
-            first: The first step to deliver.
-            every: The distance between steps to deliver.
-            made: How many of these steps count as delivered.
+            first: Number of the first step.
+            every: Distance between two steps.
+            made: Number of these steps that are skipped as already delivered.
         """
         self._restart(self._rows)
         self._first, self._every, self._step = first, every, made
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of all ranks after the steps made so far, for JSON.
+        """Return the state after the steps so far, as a dict that can be written as JSON.
 
-        It has the keys fingerprint, digest, seed, shuffle, redraw and rows. `rows` counts the rows
-        that all ranks have delivered. With `balance` the state contains it. In a mixture of several
-        seq_lengths `rows` counts steps, and `step_rows` has the rows of a step by seq_length.
+        The state is the same on all ranks. Its keys are fingerprint, digest, seed, shuffle, redraw
+        and rows. `rows` is the number of rows that all ranks have delivered together. With balanced
+        steps, the state also has the key balance. In a mixture of several seq_lengths, `rows` is
+        the number of steps, and the key step_rows maps each seq_length to the rows of a step.
         """
         return self.state_after(0)
 
     def state_after(self, steps: int) -> dict[str, Any]:
-        """Return the state after `steps` more steps."""
+        """Return the state that `state_dict` would return after `steps` more steps."""
         rows = self._rows + (self._step + steps) * self.step_samples
         if self.end is not None:
             rows = max(self._rows, min(rows, self.end))
@@ -742,14 +749,17 @@ class Batches:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume after the rows that `state` has delivered.
+        """Resume after the rows that were delivered when `state` was saved.
 
-        A state from before the dataset lost documents is accepted, because no row moved. A state
-        without digest or redraw comes from an older packprep. It is accepted with a warning, and
-        the next state has both keys.
+        A state from before documents were removed from the dataset is accepted, because removal
+        moves no row. An older packprep wrote states without digest or redraw. Such a state is
+        accepted with a warning, and the next state has both keys.
+
+        Args:
+            state: A state from `state_dict`.
 
         Raises:
-            StateError: If the state is invalid, or has another dataset, seed or order.
+            StateError: If the state is invalid, or comes from another dataset, seed or order.
         """
         check_state(self._with_own_end(state), self.state_dict(), self.dataset)
         rows = state["rows"]
@@ -758,10 +768,10 @@ class Batches:
         self._restart(rows)
 
     def _with_own_end(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a state with this order's end of balanced windows if that delivers the same rows.
+        """Replace `balance["end"]` of a state by this iteration's, if all later rows are the same.
 
-        It delivers the same rows unless the state lies inside a window that only one of the orders
-        cuts.
+        The rows differ if the state is inside a window that either `end` cuts. Such a state is
+        returned unchanged, so that `check_state` compares the two ends.
         """
         balance, rows = (
             (state.get(key) for key in ("balance", "rows"))
@@ -781,14 +791,14 @@ class Batches:
 def check_state(state: Mapping[str, Any], mine: Mapping[str, Any], dataset: Reader) -> None:
     """Check that a state fits a loader.
 
-    The keys must be the same, and also the values, except counts. Keys that were added later may be
-    missing, which gives a warning.
+    All keys and values must equal those of the loader's own state, except for counts. Keys that
+    were added later may be missing, which gives a warning.
 
     Args:
         state: The state to check.
         mine: The current state of the loader.
-        dataset: The dataset that is read. States of its earlier versions are accepted, by their
-            fingerprint and digest.
+        dataset: The dataset to read. States from its versions before a removal of documents are
+            accepted, too.
 
     Raises:
         StateError: If a key or a value differs.
@@ -830,11 +840,11 @@ def check_state(state: Mapping[str, Any], mine: Mapping[str, Any], dataset: Read
 
 
 def refuse_columns(names: Iterable[str], without: Iterable[str] = ()) -> None:
-    """Check that all names are columns outside `without`.
+    """Check that all names are columns.
 
     Args:
         names: Names to check.
-        without: Columns that are refused too.
+        without: Columns that do not exist here, so that they are refused, too.
 
     Raises:
         ArgumentError: If a name is refused. The message lists the columns.
@@ -863,19 +873,19 @@ def refuse_columns(names: Iterable[str], without: Iterable[str] = ()) -> None:
 
 
 def refuse_tasks(names: Iterable[str], tasks: Sequence[StoredTask]) -> None:
-    """Check that the tasks with loss can serve the columns.
+    """Check that the tasks with loss can provide some columns.
 
-    `seq_idx` is for layers that see only the past, so a task that sees later tokens is refused.
-    `labels_k`, `loss_mask_k` and `loss_weights_k` are refused if every task predicts at the same
-    position. Such tasks have no labels of later tokens. If only some tasks do, their segments have
-    no such labels.
+    `seq_idx` is for layers that see only earlier tokens, so it is refused if a task attends to
+    later tokens. `labels_k`, `loss_mask_k` and `loss_weights_k` are refused if every task predicts
+    at the same position. Such tasks do not predict later tokens. If only some tasks are of this
+    kind, their segments get padding labels and no loss in these columns.
 
     Args:
         names: Names of columns.
         tasks: The tasks with loss.
 
     Raises:
-        ArgumentError: If a task is refused. The message names the tasks.
+        ArgumentError: If a column is refused. The message names the tasks that cannot provide it.
     """
     for name in names:
         refused, why = [], ""
@@ -908,12 +918,13 @@ def refuse_tasks(names: Iterable[str], tasks: Sequence[StoredTask]) -> None:
 
 
 def _sizes(batch_size: Any, lengths: tuple[int, ...] | None, length: Any) -> dict[Any, int]:
-    """Return the rows of a rank's step by seq_length, or {None: rows} for a single length.
+    """Return the argument batch_size as a dict seq_length → rows of one rank's step.
 
-    `length` returns the single length. It is called only if `batch_size` is a mapping.
+    A plain number gives {None: number}. `lengths` has several seq_lengths, or is None for a single
+    one. `length` is a function that returns the single seq_length, called only for a mapping.
 
     Raises:
-        ArgumentError: If `batch_size` does not have exactly the dataset's lengths.
+        ArgumentError: If the keys of `batch_size` are not the seq_lengths of the rows.
     """
     if not isinstance(batch_size, Mapping):
         if lengths is not None:

@@ -1,32 +1,33 @@
-"""The order of rows: shuffling and splitting over ranks as index arithmetic, in O(1) memory.
+"""Compute the order of rows: shuffle and split over ranks by index arithmetic, in O(1) memory.
 
-    global sample   g = rows + s·B·W + r·B + j     step s, rank r of W, place j of B
+    global sample   g = rows + s·B·W + r·B + j     step s, rank r of W, position j in a batch of B
     epoch           e = g div n
     row             permutation(seed, e)(g mod n)
 
-`rows` counts the rows that all ranks delivered before the state was loaded. Nothing more is stored,
-so a state resumes at any world size and batch size. No row is dropped or repeated within an epoch.
+`rows` is the number of rows that all ranks delivered before the state was loaded. A state needs no
+other position, so it can be loaded with any world size and batch size. No row is dropped or
+repeated within an epoch.
 
-With balance, sample g is another sample of its window [k·Q, (k + 1)·Q) and of the same epoch. The
-rows of a window are sorted by cost:
+Balanced steps reorder the samples inside each window [k·Q, (k + 1)·Q) of an epoch. The rows of a
+window are sorted by cost and cut into groups. A group has the rows of one step over all ranks:
 
-    cost     ▁▁▁▂▂▂▂▂▃▃▄▄▅▅▆▆▆▇▇▇████     a window, sorted, in groups: the rows of a step
-    groups   └─ 0 ─┘└─ 1 ─┘└─ 2 ─┘…       in an order by key(seed, k)
-    dealt    ▁▂▁▂▁▂ …                     even, for every number of ranks that divides a group
+    cost     ▁▁▁▂▂▂▂▂▃▃▄▄▅▅▆▆▆▇▇▇████     the rows of a window, sorted by cost
+    groups   └─ 0 ─┘└─ 1 ─┘└─ 2 ─┘…       shuffled by key(seed, k)
+    dealt    ▁▂▁▂▁▂ …                     ordered so that all ranks of a step get similar costs
 
-A mixture assigns each sample to a dataset by a keyed pattern for each cycle, so that counts have a
-closed form:
+A mixture splits its samples into cycles. Dataset d provides c_d samples of each cycle, at positions
+that follow from a key. So the number of samples from each dataset has a closed form:
 
-    counts        c_d of each dataset in a cycle of C = Σ c_d samples
-    cycle, place  k, p = divmod(g, C)                                        of global sample g
-    shuffled      dataset d  where  Σ c_i (i < d)  ≤  permute(p, C, key(seed, k))  <  Σ c_i (i ≤ d)
-    in order      each cycle the same: the i-th of dataset d at (2 i + 1) / (2 c_d) of it.
-                  The first dataset wins ties
-    its number    s = k · c_d + the places before p of cycle k that are d's
+    cycle length        C = Σ c_d
+    cycle and position  k, p = divmod(g, C)           of global sample g
+    with shuffle        g belongs to the dataset d with
+                        Σ c_i (i < d)  ≤  permute(p, C, key(seed, k))  <  Σ c_i (i ≤ d)
+    without shuffle     all cycles are equal; sample i of dataset d is sorted by the number
+                        (2 i + 1) / (2 c_d), and ties go to the first dataset
+    number within d     s = k · c_d + (positions before p in cycle k that belong to d)
 
-The first g samples contain k · c_d samples of dataset d, and its samples of cycle k before place p.
-
-`Schedule` describes shares that change: each prefix of the samples follows their integrals.
+Shares that change are described by `Schedule`. Among the first n samples, the count of each dataset
+then follows the integral of its share.
 """
 
 import math
@@ -48,26 +49,26 @@ from packprep.forking import lazy
 
 LONGEST_CYCLE = 1000
 _PLACES_AT_ONCE = 1 << 16
-_GROUPS = 64  # Groups of a window by default.
+_GROUPS = 64  # Default number of groups in a window.
 SCHEDULED_AT_ONCE = 1 << 13
-_BLOCK = 256  # Samples of a schedule that are computed together.
-_END = 1 << 62  # No sample number reaches this.
+_BLOCK = 256  # Number of samples of a schedule that are computed together.
+_END = 1 << 62  # Every sample number is below this limit.
 
 
 def integer(name: str, value: Any, least: int, below: int) -> int:
-    """Return an argument as an int after checking its range.
+    """Return an argument as an int after checking its type and range.
 
     Args:
-        name: The name that messages use.
+        name: Name of the argument, for error messages.
         value: The argument. Bools are refused.
         least: The smallest allowed value.
-        below: The first value that is too large.
+        below: The upper limit, which is not allowed itself.
 
     Returns:
         The value as an int.
 
     Raises:
-        ArgumentError: If it is not an integer in least … below − 1.
+        ArgumentError: If the value is not an integer in least … below − 1.
     """
     try:
         number = int(value.__index__())
@@ -84,14 +85,14 @@ def true_or_false(name: str, value: Any) -> bool:
     """Return an argument as a bool.
 
     Args:
-        name: The name that messages use.
+        name: Name of the argument, for error messages.
         value: A bool, 0 or 1.
 
     Returns:
         The value as a bool.
 
     Raises:
-        ArgumentError: If it is anything different, such as the text "false", which would be true.
+        ArgumentError: If the value is anything else. For example, bool("false") would be True.
     """
     if isinstance(value, bool | np.bool_) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
@@ -99,7 +100,7 @@ def true_or_false(name: str, value: Any) -> bool:
 
 
 def permutation(seed: int, epoch: int | np.ndarray, n_rows: int, index: np.ndarray) -> np.ndarray:
-    """Return the rows at positions of a shuffled epoch.
+    """Return the rows at some positions of a shuffled epoch.
 
     Args:
         seed: Random seed, 0 … 2⁶⁴ − 1.
@@ -109,7 +110,7 @@ def permutation(seed: int, epoch: int | np.ndarray, n_rows: int, index: np.ndarr
         index: Positions in the epoch, 0 … n_rows − 1.
 
     Returns:
-        int64, shaped as `index`.
+        Row indices, int64, shaped as `index`.
     """
     key = randomness.bits64(np.uint64(seed), randomness.SHUFFLE, 0, epoch & 0xFFFFFFFF)
     return randomness.permute(index, n_rows, key)
@@ -125,17 +126,17 @@ def rows_of_samples(samples: np.ndarray, n_rows: int, seed: int, shuffle: bool) 
         shuffle: Whether rows are shuffled in every epoch.
 
     Returns:
-        int64, shaped as `samples`.
+        Row indices, int64, shaped as `samples`.
     """
     epochs, places = np.divmod(np.asarray(samples, np.int64), n_rows)
     if not shuffle:
         return places
-    one = epochs.size and epochs.min() == epochs.max()  # Then one key is enough.
+    one = epochs.size and epochs.min() == epochs.max()  # One key is enough for a single epoch.
     return permutation(seed, int(epochs.flat[0]) if one else epochs, n_rows, places)
 
 
 def samples_of_step(rows: int, step: int, batch_size: int, rank: int, world_size: int) -> range:
-    """Return the global samples of one rank's step, regardless of any end.
+    """Return the global samples of one rank's step, including samples after the end.
 
     Args:
         rows: Samples that all ranks delivered before step 0.
@@ -152,9 +153,10 @@ def samples_of_step(rows: int, step: int, batch_size: int, rank: int, world_size
 
 
 def n_steps(rows: int, end: int, batch_size: int, world_size: int) -> int:
-    """Return the number of steps that every rank makes until sample `end`.
+    """Return the number of steps that each rank makes until sample `end`.
 
-    It is ceil((end − rows) / (B·W)). The last step may be short.
+    The number is ceil((end − rows) / (batch_size · world_size)). The last step may have fewer
+    samples.
 
     Args:
         rows: Samples that all ranks delivered before step 0.
@@ -179,10 +181,10 @@ class Balance(NamedTuple):
     Attributes:
         attention: Weight of Σn².
         linear: Weight of Σn.
-        group: Rows of a step over all ranks.
-        window: Rows that are sorted together, a multiple of `group`.
-        end: The sample at which a dataset of a mixture is exhausted, or None. A window ends before
-            it, even if that makes the window short.
+        group: Number of rows of a step over all ranks.
+        window: Number of rows that are sorted together, a multiple of `group`.
+        end: The first sample that a mixture cannot deliver, or None. A window is cut in two before
+            this sample.
     """
 
     attention: float
@@ -195,18 +197,18 @@ class Balance(NamedTuple):
 def window_of(
     sample: int, window: int, epoch_rows: int | None, last: int | None = None
 ) -> tuple[int, int]:
-    """Return the range of samples that are balanced together with a sample.
+    """Return the window of a sample: the range of samples that are balanced together with it.
 
-    A window is cut where an epoch begins or ends, and before sample `last`.
+    Windows are cut at the bounds of epochs, and before sample `last`.
 
     Args:
         sample: A sample of the balanced order.
-        window: Samples of a whole window.
-        epoch_rows: Rows of an epoch, or None without epochs.
-        last: The sample before which a window ends, or None.
+        window: Number of samples of a window that is not cut.
+        epoch_rows: Number of rows of an epoch, or None without epochs.
+        last: The sample before which a window is cut, or None.
 
     Returns:
-        The first sample of the range and the first one after it.
+        The window's first sample, and the first sample after the window.
     """
     begin = sample // window * window
     end = begin + window
@@ -219,14 +221,16 @@ def window_of(
 
 
 def ending_at(balance: Balance, sample: int) -> Balance:
-    """Return a balance that does not move any sample across a given sample.
+    """Return settings of balanced steps that cut windows before a given sample.
+
+    Balancing then moves no row from before the sample to after it, or back.
 
     Args:
         balance: The settings.
-        sample: The sample before which a window ends.
+        sample: The sample before which a window is cut.
 
     Returns:
-        The settings with this `end`.
+        The settings with `end` set to the sample, or to None if a window starts there anyway.
     """
     return balance._replace(end=sample if sample % balance.window else None)
 
@@ -234,8 +238,8 @@ def ending_at(balance: Balance, sample: int) -> Balance:
 def balanced(costs: np.ndarray, begin: int, balance: Balance, seed: int) -> np.ndarray:
     """Return the balanced order of a window's rows.
 
-    Groups begin at multiples of `group`. Where an epoch cuts the first or the last group, that
-    group gets rows of medium cost.
+    Groups begin at samples that are multiples of `group`. If the window contains only a part of its
+    first or last group, that part gets rows of medium cost.
 
     Args:
         costs: Costs of the window's rows, float64[n].
@@ -244,7 +248,7 @@ def balanced(costs: np.ndarray, begin: int, balance: Balance, seed: int) -> np.n
         seed: Random seed.
 
     Returns:
-        Positions in the window, int64[n].
+        int64[n]. Entry i is the position in `costs` of the row that comes at position i.
     """
     n, group = len(costs), balance.group
     places = np.argsort(costs, kind="stable")
@@ -264,18 +268,18 @@ def balanced(costs: np.ndarray, begin: int, balance: Balance, seed: int) -> np.n
 
 
 def dealt(costs: np.ndarray) -> np.ndarray:
-    """Order the rows of each group so that the costs of neighbours balance.
+    """Order the rows of each group so that all ranks of a step have similar costs.
 
-    The more expensive half of the rows is paired with the cheaper half, expensive rows with cheap
-    rows. Then pairs are paired by their sums, and so on. So all runs of 2, 4, 8, … rows that begin
-    at a multiple of their length cost nearly the same. A rank of that batch size reads such a run.
-    Odd factors of the group's size are combined in threes, fives, …
+    Each expensive row is paired with a cheap row. Then pairs with a high sum are paired with pairs
+    of a low sum, and so on. If the group's size has an odd factor, 3, 5, … sets are combined at
+    once. So all runs of 2, 4, 8, … rows that begin at a multiple of their length have similar
+    costs. A rank with this batch size reads one such run.
 
     Args:
         costs: Costs of the rows, float64[groups, rows].
 
     Returns:
-        Positions in the groups, int64[groups, rows].
+        The order of each group's rows as indices into the group, int64[groups, rows].
     """
     places, sums = np.broadcast_to(np.arange(costs.shape[1]), costs.shape)[..., None], costs
     while (n := sums.shape[1]) > 1:
@@ -300,8 +304,8 @@ def balance_of(balance: Any, window: Any, shuffle: bool) -> Balance | None:
     """Return the settings of balanced steps for the arguments of `batches`.
 
     Args:
-        balance: The argument of `batches`.
-        window: The argument of `batches`.
+        balance: The argument `balance` of `batches`.
+        window: The argument `window` of `batches`.
         shuffle: Whether rows are shuffled, which balanced steps require.
 
     Returns:
@@ -360,13 +364,13 @@ def _is_number(value: Any) -> bool:
 def counts_of(shares: Sequence[float]) -> np.ndarray:
     """Return how many samples of a cycle each dataset provides, int64[D].
 
-    Shares are normalised to sum to 1. The cycle is the shortest in which every share is a whole
-    number of samples: 3:1 → 3 and 1. If no cycle of up to 1000 samples is exact, it has 1000.
-    Counts are then rounded down, and the rest goes to the largest remainders, ties to the first
-    dataset.
+    Shares are normalised to sum to 1. The cycle has the smallest length at which every share is a
+    whole number of samples. Shares of 3 and 1 give a cycle of 4 with 3 and 1 samples. If there is
+    no such length up to 1000, the length is 1000 and counts are rounded down. The missing samples
+    go to the datasets with the largest remainders, and ties to the first dataset.
 
     Raises:
-        ArgumentError: If a share is invalid, or is less than a sample of 1000.
+        ArgumentError: If a share is invalid or gives less than 1 sample in 1000.
     """
     given = list(shares)
     for i, share in enumerate(given):
@@ -395,15 +399,15 @@ def counts_of(shares: Sequence[float]) -> np.ndarray:
 
 
 def dealing_of(shares: Any, datasets: Sequence[Any], interpolate: Any) -> "np.ndarray | Schedule":
-    """Return the counts or the schedule for the shares that `open_dataset` takes.
+    """Convert the shares that `open_dataset` takes to counts or a schedule.
 
     Args:
-        shares: The argument of `open_dataset`.
+        shares: The argument `shares` of `open_dataset`.
         datasets: The datasets, at least one.
-        interpolate: The argument of `open_dataset`.
+        interpolate: The argument `interpolate` of `open_dataset`.
 
     Returns:
-        Counts of a cycle, int64[D], or a `Schedule`. `of_samples` takes either.
+        Samples of each dataset in a cycle, int64[D], or a `Schedule` for shares that change.
 
     Raises:
         ArgumentError: If the arguments are invalid.
@@ -430,14 +434,14 @@ def dealing_of(shares: Any, datasets: Sequence[Any], interpolate: Any) -> "np.nd
 
 
 def seed_of(seed: int, dataset: int) -> int:
-    """Return the seed of the order of one dataset's rows.
+    """Return the seed that orders one dataset's rows in a mixture.
 
     Args:
         seed: Random seed of the mixture.
         dataset: Index of the dataset.
 
     Returns:
-        The mixture's seed for the first dataset, and a derived one for each other.
+        The mixture's seed for dataset 0, and a derived seed for every other dataset.
     """
     return (
         int(randomness.bits64(np.uint64(seed), randomness.MIXTURE_SEED, dataset))
@@ -447,11 +451,11 @@ def seed_of(seed: int, dataset: int) -> int:
 
 
 def pattern(cycles: np.ndarray, counts: np.ndarray, seed: int, shuffle: bool) -> np.ndarray:
-    """Return the dataset of each position of some cycles.
+    """Return the dataset at each position of some cycles.
 
     Args:
-        cycles: Numbers of cycles, int64[K].
-        counts: Samples of each dataset in a cycle, int64[D], with the sum C.
+        cycles: Numbers of the cycles, int64[K].
+        counts: Samples of each dataset in a cycle, int64[D]. C is their sum.
         seed: Random seed of the mixture.
         shuffle: Whether positions are shuffled. Otherwise datasets are spread evenly.
 
@@ -471,7 +475,7 @@ def pattern(cycles: np.ndarray, counts: np.ndarray, seed: int, shuffle: bool) ->
 def of_samples(
     samples: np.ndarray, counts: "np.ndarray | Schedule", seed: int, shuffle: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the dataset of each sample, and its number among the samples of that dataset.
+    """Return the dataset of each sample, and the sample's number within this dataset.
 
     Args:
         samples: Global samples g ≥ 0, integers of any shape.
@@ -480,7 +484,7 @@ def of_samples(
         shuffle: Whether the positions of a cycle are shuffled.
 
     Returns:
-        Datasets and numbers, int64, shaped as `samples`.
+        Indices of datasets, and numbers from 0 within each dataset, int64, shaped as `samples`.
     """
     if isinstance(counts, Schedule):
         return _scheduled(samples, counts)
@@ -488,9 +492,10 @@ def of_samples(
     cycles, places = np.divmod(np.asarray(samples, np.int64).ravel(), length)
     by_cycle = np.argsort(cycles, kind="stable")
     datasets, numbers = np.empty_like(cycles), np.empty_like(cycles)
-    # The number of each position within its dataset, for positions sorted by dataset.
+    # The number of each sample of a cycle within its dataset, for samples sorted by dataset.
     in_cycle = ranks(counts)
-    first = np.flatnonzero(np.diff(cycles[by_cycle], prepend=-1))  # The first sample of each cycle.
+    # The index in `by_cycle` of the first sample of each cycle.
+    first = np.flatnonzero(np.diff(cycles[by_cycle], prepend=-1))
     at_once = max(1, _PLACES_AT_ONCE // length)
     for begin in range(0, len(first), at_once):
         end = first[begin + at_once] if begin + at_once < len(first) else len(cycles)
@@ -508,16 +513,16 @@ def of_samples(
 def among_first(
     samples: int, counts: "np.ndarray | Schedule", seed: int, shuffle: bool
 ) -> np.ndarray:
-    """Count the samples of each dataset among the first samples of a mixture.
+    """Count the samples of each dataset among the first `samples` samples of a mixture.
 
     Args:
-        samples: Number of global samples.
+        samples: Number of global samples to count.
         counts: Samples of each dataset in a cycle, int64[D], or a `Schedule`.
         seed: Random seed of the mixture.
         shuffle: Whether the positions of a cycle are shuffled.
 
     Returns:
-        int64[D].
+        The number of samples of each dataset, int64[D].
     """
     if isinstance(counts, Schedule):
         return np.array(counts.counts(samples), np.int64)
@@ -529,22 +534,22 @@ def among_first(
 def first_beyond(
     dataset: int, most: int, counts: "np.ndarray | Schedule", seed: int, shuffle: bool
 ) -> int | None:
-    """Return the first global sample that a dataset cannot provide.
+    """Return the first global sample that a dataset would have to provide beyond its limit.
 
     Args:
         dataset: Index of the dataset.
-        most: Number of samples that it can provide.
+        most: Number of samples that the dataset can provide.
         counts: Samples of each dataset in a cycle, int64[D], or a `Schedule`.
         seed: Random seed of the mixture.
         shuffle: Whether the positions of a cycle are shuffled.
 
     Returns:
-        The sample, or None if there is no such sample among the first 2⁶².
+        The global sample, or None if the dataset provides at most `most` of the first 2⁶².
     """
     low, high = most, _END
     if among_first(high, counts, seed, shuffle)[dataset] <= most:
         return None
-    # The first `low` samples have at most `most` of the dataset, and the first `high` have more.
+    # At most `most` of the first `low` samples are from the dataset, but more of the first `high`.
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (
@@ -563,26 +568,27 @@ class Schedule:
     """The shares of D datasets at some samples of a mixture, as exact fractions.
 
     Attributes:
-        points: Samples in ascending order, the first of them 0.
+        points: Sample numbers in ascending order. The first is 0.
         weights: The share of dataset d at sample points[m] is weights[m][d] / sum(weights[m]).
-        linear: Whether shares change evenly between two points. Otherwise they change at once.
-            After the last point they stay the same.
+        linear: Whether shares change linearly between two points. Otherwise each point's shares
+            apply until the next point. After the last point, shares stay the same.
 
-    I_d(n), the integral of dataset d's share over the first n samples, is a rational number, and Σ
-    I_d(n) = n. The datasets are split into two halves, these again, and so on. Of the first q
-    samples of a group, its first half gets
+    Let I_d(n) be the integral of dataset d's share over the first n samples. It is a rational
+    number, and Σ I_d(n) = n. A binary tree assigns samples to datasets: all D datasets are a group,
+    each group is split into two halves, and each half is a group again. Of the first q samples of a
+    group, its first half gets
 
         ⌊A(q) + ½⌋    A(q) = I_half(τ), where τ is the time at which I_group(τ) = q
 
-    A grows by 0 … 1 from one q to the next, as a half's share is a part of its group's share. So
-    each sample goes to one half, and the counts of the first n samples depend only on n.
+    From one q to the next, A grows by 0 … 1, because a half's share is a part of its group's share.
+    So each sample goes to exactly one half, and the counts after n samples depend only on n.
 
-    A half deviates by at most ½ more than its group. If |q − I_group(n)| ≤ e, then |I_half(τ) −
-    I_half(n)| ≤ |I_group(τ) − I_group(n)| ≤ e, and rounding adds ½. The whole is exact, so a count
-    is within half of the tree's height of its integral. That is ½ for two datasets, 1 up to four,
-    1½ up to eight, and 2 up to sixteen. A deviation of at most 1 is possible for any shares of any
-    number of datasets (Tijdeman, "The chairman assignment problem", 1980). But then a sample
-    depends on all samples before it.
+    A half's count deviates from its integral by at most ½ more than its group's count. If |q −
+    I_group(n)| ≤ e, then |I_half(τ) − I_half(n)| ≤ |I_group(τ) − I_group(n)| ≤ e, and rounding adds
+    ½. The count of all datasets together is exact. So the largest deviation is half of the tree's
+    height: ½ for two datasets, 1 for up to four, 1½ for up to eight, and 2 for up to sixteen. Other
+    methods reach a deviation of at most 1 for any number of datasets (Tijdeman, "The chairman
+    assignment problem", 1980). But their choice for a sample depends on all samples before it.
     """
 
     points: tuple[int, ...]
@@ -590,7 +596,7 @@ class Schedule:
     linear: bool
 
     def parts(self) -> list[Any]:
-        """Return the values that enter the fingerprint of a mixture."""
+        """Return the values that a mixture's fingerprint includes: points, weights and method."""
         return [self.points, self.weights, "linear" if self.linear else "step"]
 
     def shares(self, sample: int) -> np.ndarray:
@@ -606,9 +612,9 @@ class Schedule:
     def _curves(self) -> tuple[int, list[list[tuple[int, int, int]]]]:
         """Return the integrals of the shares as polynomials with a common denominator.
 
-        The result is (common, [[(a, b, c), …], …]) with one list per point and D + 1 entries in
-        each. Entry d is for the first d datasets together. Their integral x samples after the point
-        is (a + b·x + c·x²) / common.
+        The result is (common, [[(a, b, c), …], …]). The outer list has one list per point, and each
+        inner list has D + 1 entries. Entry d is for datasets 0 … d − 1 together: x samples after
+        the point, their integral is (a + b·x + c·x²) / common.
         """
         shares = [
             [Fraction(w, sum(weights)) for w in accumulate(weights, initial=0)]
@@ -634,15 +640,15 @@ class Schedule:
         ]
 
     def integral(self, begin: int, end: int, samples: int) -> int:
-        """Return the integral of the shares of some datasets, times the common denominator.
+        """Return the integral of the shares of datasets begin … end − 1 over the first samples.
 
         Args:
-            begin: The first dataset.
-            end: The first dataset after them.
-            samples: The integral covers the first `samples` samples.
+            begin: Index of the first dataset.
+            end: Index after the last dataset.
+            samples: Number of samples, from sample 0.
 
         Returns:
-            An exact integer.
+            The integral times the common denominator of `_curves`, an exact integer.
         """
         m = bisect_right(self.points, samples) - 1
         x, (a, b, c), (d, e, f) = (
@@ -653,13 +659,15 @@ class Schedule:
         return d - a + (e - b + (f - c) * x) * x
 
     def half(self, begin: int, end: int, q: int, near: int) -> tuple[int, int]:
-        """Return how many of a group's first q samples go to its first half.
+        """Return how many of the first q samples of a group go to its first half.
+
+        `Schedule` describes groups, halves and τ.
 
         Args:
-            begin: The first dataset of the group.
-            end: The first dataset after it.
-            q: Number of the group's samples.
-            near: A guess at τ, see `Schedule`.
+            begin: Index of the group's first dataset.
+            end: Index after the group's last dataset.
+            q: Number of samples of the group.
+            near: A sample number near τ, at which the search for τ starts.
 
         Returns:
             The number of samples, and ⌊τ⌋.
@@ -682,7 +690,7 @@ class Schedule:
             self.integral(begin, end, low + 1) - group,
             self.integral(begin, middle, low + 1) - half,
         )
-        # After the end of all its samples a group may be asked for one more.
+        # If the group's share is 0 from sample `low` on, it is asked for one sample that never comes.
         rise, of_half = rises if rises[0] else (2, 1)
         return (2 * (half * rise + (wanted - group) * of_half) + common * rise) // (
             2 * common * rise
@@ -702,12 +710,12 @@ class Schedule:
 
 
 def schedule_of(shares: Sequence[Any], n_datasets: int, interpolate: str) -> Schedule:
-    """Return the schedule for shares at points of a mixture.
+    """Return the schedule for shares that are given at some samples of a mixture.
 
-    A float means the decimal number that it is written as.
+    A float is read as the decimal number that Python prints for it.
 
     Args:
-        shares: The points [(sample, [number, …]), …].
+        shares: The points [(sample, [number, …]), …], with one number per dataset.
         n_datasets: Number of datasets.
         interpolate: "step" or "linear".
 
@@ -784,7 +792,7 @@ def schedule_of(shares: Sequence[Any], n_datasets: int, interpolate: str) -> Sch
 
 @lru_cache(maxsize=256)
 def _block(schedule: Schedule, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the datasets and numbers of the 256 samples from 256 · block on, int64[256] each."""
+    """Return what `of_samples` returns for samples 256 · block … 256 · block + 255."""
     given = schedule.counts(block * _BLOCK)
     datasets, numbers = np.empty(_BLOCK, np.int64), np.empty(_BLOCK, np.int64)
     before: dict[tuple[int, int], int] = {}

@@ -8,11 +8,12 @@ A shard is a standard safetensors file:
              with spaces
 
 The header is canonical JSON. Arrays follow one another without gaps, in the order of `layout`, up
-to the end of the file. Because seq_length is a multiple of 8, that order aligns every array to its
+to the end of the file. Because seq_length is a multiple of 8, this order aligns every array to its
 item size.
 
-With io "pread", a file's arrays are read instead of mapped. If a file server is lost, reading
-raises an error, while a map ends the process by SIGBUS.
+With io "mmap", the file is mapped into memory. With io "pread", arrays are read from the file. If
+the connection to a file server is lost, a read raises an error, but access to a map ends the
+process with SIGBUS.
 
     FileArray ── [row], part(…), read_row(…) ─► ShardBytes.read ─► preadv into the caller's array
 
@@ -41,7 +42,7 @@ CAN_PREAD = hasattr(os, "preadv")  # Windows does not have it.
 
 
 class _Descriptor:
-    """The descriptor of an open file, which is closed when its last reader is deleted."""
+    """The descriptor of an open file. The file is closed when this object is deleted."""
 
     def __init__(self, path: Path):
         self._file = open_file(path)
@@ -54,9 +55,9 @@ class _Descriptor:
 
 
 class ShardBytes:
-    """A file of `size` bytes, which stays open from its first read on.
+    """A file of `size` bytes, which is opened by its first read and then stays open.
 
-    After a read that failed, the next one opens it again.
+    If a read fails, the next read opens the file again.
     """
 
     def __init__(self, path: Path, size: int):
@@ -79,7 +80,7 @@ class ShardBytes:
         """Open the file.
 
         Raises:
-            DatasetError: If it cannot be opened, or its size has changed.
+            DatasetError: If the file cannot be opened, or its size is not `size`.
         """
         try:
             self._opened()
@@ -90,20 +91,20 @@ class ShardBytes:
         """Fill an array with bytes of the file.
 
         Args:
-            at: The first byte to read.
+            at: Position in the file of the first byte to read.
             target: The array to fill, C-contiguous.
-            name: The array of the shard that messages name.
-            row: The row that messages name.
+            name: Name of the array, for error messages.
+            row: Index of the row, for error messages.
 
         Raises:
-            DatasetError: If the file cannot be read or has become shorter.
+            DatasetError: If the file cannot be read, or has become shorter since it was opened.
         """
         done, size = 0, target.nbytes
         if not size:
             return
         view = target.view(np.uint8).data
         try:
-            # This keeps the descriptor open, since another thread may drop it.
+            # The local variable keeps the file open if another thread sets `_open` to None.
             descriptor = self._open or self._opened()
             while done < size:
                 got = os.preadv(descriptor.number, [view[done:]], at + done)
@@ -126,14 +127,14 @@ class ShardBytes:
 
 
 class FileArray:
-    """An array in a file, whose parts are read into new read-only arrays.
+    """An array in a file. Its entries are read into new read-only arrays.
 
     Attributes:
         file: The file.
         name: The name of the array.
-        dtype: Its dtype.
-        shape: Its shape.
-        at: Its first byte in the file.
+        dtype: The dtype of the array.
+        shape: The shape of the array.
+        at: Position in the file of the array's first byte.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class FileArray:
         """Return entry `row` of an array that has one entry per row.
 
         Raises:
-            IndexError: If there is no such entry.
+            IndexError: If `row` is negative or beyond the last entry.
         """
         if not 0 <= row < self.shape[0]:
             raise IndexError(f"row {row} of array {self.name!r} of {self.shape[0]} rows")
@@ -158,7 +159,8 @@ class FileArray:
     def read_row(self, row: int, target: np.ndarray) -> None:
         """Read entry `row` into an array of any dtype.
 
-        Nothing is copied if the target is contiguous and has the array's dtype.
+        If the target is contiguous and has the array's dtype, the entry is read directly into it.
+        Otherwise the entry is read into a temporary array and then copied.
 
         Args:
             row: Index of the entry.
@@ -170,12 +172,12 @@ class FileArray:
             target[...] = self[row]
 
     def part(self, row: int, begin: int, end: int) -> np.ndarray:
-        """Return the entries begin … end − 1, or fewer at the end of the array.
+        """Return the entries begin … end − 1. Entries beyond the end of the array are left out.
 
         Args:
-            row: The row that messages name.
-            begin: The first entry.
-            end: The first entry after them.
+            row: Index of the row, for error messages.
+            begin: Index of the first entry.
+            end: Index after the last entry.
 
         Returns:
             A read-only array.
@@ -196,7 +198,7 @@ METADATA = {
 DATA_ALIGNMENT = 4096
 MAX_HEADER_BYTES = 1 << 20
 
-# The safetensors names of the dtypes that a shard may have, all of them little-endian.
+# The safetensors name of each dtype that an array of a shard may have. All are little-endian.
 DTYPES: dict[str, np.dtype] = {
     "U8": np.dtype("u1"),
     "U16": np.dtype("<u2"),
@@ -233,14 +235,14 @@ def layout(
         segments: Number of segments.
         seq_length: Slots of a row.
         token_dtype: The dtype of tokens and labels.
-        labels: Whether labels are stored. The manifest's `stores_labels` decides.
+        labels: Whether labels are stored, see `packprep.dataset.manifest.stores_labels`.
         padded: Whether pad_seq_to_mult is above 1.
         blocks: Number of blocks, or None without block diffusion.
-        trained: Number of trained ranges, or None if no source has any.
+        trained: Number of trained ranges, or None if the dataset has no trained ranges.
         weighted: Whether a trained range has a weight other than 1.
-        compact: Whether to leave out segment_ids, and loss_mask unless tasks predict at the same
-            position or ranges are trained. cu_seqlens and segment_prefix determine both.
-        media: Number of media spans and bytes of their references, or None without media.
+        compact: Whether to leave out segment_ids, which cu_seqlens determine. loss_mask is left
+            out, too, unless `labels`, `blocks` or `trained` is given.
+        media: Number of media spans and of bytes in their references, or None without media.
 
     Returns:
         A dict name → (dtype, shape).
@@ -315,8 +317,10 @@ def _inferred_layout(
 ) -> Layout:
     """Return the layout that the names and shapes of a shard's arrays imply.
 
+    `where` names the file in messages.
+
     Raises:
-        DatasetError: If the names do not fit a layout.
+        DatasetError: If an array is missing, or is not part of the layout.
     """
     unknown = [name for name in shapes if name not in NAMES]
     if unknown:
@@ -363,18 +367,20 @@ def _inferred_layout(
 
 
 SLOT_ARRAYS = ("tokens", "labels", "segment_ids", "loss_mask")
-"""The arrays of a shard with one value for each slot."""
+"""The arrays of a shard that have one value per slot, [rows, seq_length]."""
 
 
 def compacted(arrays: Arrays, labels: bool = True) -> dict[str, np.ndarray]:
-    """Return the arrays that a compact shard keeps.
+    """Return the arrays that a compact shard stores.
+
+    They are all arrays except segment_ids and, where it can be derived, loss_mask.
 
     Args:
-        arrays: name → array.
-        labels: Whether to keep labels, if there are any.
+        arrays: The arrays of a full shard, name → array.
+        labels: Whether to keep labels if `arrays` has them.
 
     Returns:
-        The remaining arrays.
+        A dict name → array.
     """
     left_out = {"segment_ids"} if labels else {"segment_ids", "labels"}
     if not (arrays.keys() - left_out) & {"labels", "block_offsets", "trained_offsets"}:
@@ -387,7 +393,7 @@ def _n_bytes(dtype: np.dtype, shape: tuple[int, ...]) -> int:
 
 
 def _header(arrays: Layout, metadata: Mapping[str, str] = METADATA) -> bytes:
-    """Return the first bytes of a shard, up to its data."""
+    """Return the bytes of a file before its first array: header length, JSON and padding."""
     entries: dict[str, object] = {"__metadata__": metadata}
     begin = 0
     for name, (dtype, shape) in arrays.items():
@@ -405,7 +411,7 @@ def _header(arrays: Layout, metadata: Mapping[str, str] = METADATA) -> bytes:
 
 
 def encode(arrays: Arrays) -> list[bytes | memoryview]:
-    """Return the bytes of a shard as buffers: its header, then each array without a copy.
+    """Return the bytes of a shard as a list of buffers: the header, then a view of each array.
 
     Args:
         arrays: name → array, in any order.
@@ -439,9 +445,9 @@ def encode(arrays: Arrays) -> list[bytes | memoryview]:
 
 
 def encoded(arrays: Arrays, metadata: Mapping[str, str]) -> list[bytes | memoryview]:
-    """Return the bytes of a safetensors file as buffers.
+    """Return the bytes of a safetensors file of any arrays, as a list of buffers.
 
-    Token stores are written this way. `encode` writes shards.
+    Token stores use this function. Shards of datasets use `encode`.
 
     Args:
         arrays: name → array, in file order.
@@ -464,12 +470,12 @@ Places = dict[str, tuple[np.dtype, tuple[int, ...], int]]
 def places_in(
     head: bytes, size: int, where: str, metadata: Mapping[str, str], names: Sequence[str]
 ) -> Places:
-    """Return where the arrays of a token store's shard are in its file.
+    """Return the dtype, shape and position of each array in the file of a token store's shard.
 
     Args:
-        head: The first bytes of the file, with the whole header.
-        size: Bytes of the file.
-        where: The name of the file for messages.
+        head: The first bytes of the file, with at least the whole header.
+        size: Size of the file in bytes.
+        where: Name of the file, for error messages.
         metadata: The metadata that the header should have.
         names: The arrays that the file should have, in file order.
 
@@ -477,7 +483,7 @@ def places_in(
         A dict name → (dtype, shape, first byte).
 
     Raises:
-        DatasetError: If the file is not one that `encoded` writes.
+        DatasetError: If the header or the size is not as `encoded` writes it.
     """
     length = int.from_bytes(head[:8], "little")
     try:
@@ -509,10 +515,10 @@ class Shard:
         rows: Number of rows.
         segments: Number of segments.
         seq_length: Slots of a row.
-        layout: The arrays, as the function `layout` returns them.
-        data_begin: Bytes before the first array.
-        size: Bytes of the file.
-        io: "mmap" if rows and parts are views of a map, "pread" if they are read.
+        layout: The dtype and shape of each array, as the function `layout` returns them.
+        data_begin: Number of bytes before the first array.
+        size: Size of the file in bytes.
+        io: "mmap" if `row` and `part` return views of a map, "pread" if they read the file.
     """
 
     path: Path
@@ -550,7 +556,7 @@ class Shard:
 
     @lazy
     def begins(self) -> dict[str, int]:
-        """Return the first byte of each array in the file, by name."""
+        """Return the position in the file of each array's first byte, by name."""
         begins, begin = {}, self.data_begin
         for name, (dtype, shape) in self.layout.items():
             begins[name] = begin
@@ -559,7 +565,7 @@ class Shard:
 
     @lazy
     def read_arrays(self) -> dict[str, FileArray]:
-        """Return the arrays by name, for io "pread".
+        """Return the arrays by name, as `FileArray` objects, for io "pread".
 
         The file is opened at first use.
         """
@@ -572,17 +578,17 @@ class Shard:
 
     @lazy
     def tokens(self) -> np.ndarray | FileArray:
-        """Return an object that provides the tokens of a row as tokens[row].
+        """Return the tokens of all rows; tokens[row] has the shape [seq_length].
 
-        It is cached because every row that is read needs it.
+        The result is cached because each access to a row needs it.
         """
         return self.arrays["tokens"] if self.io == "mmap" else self.read_arrays["tokens"]
 
     def row(self, name: str, row: int) -> np.ndarray:
-        """Return a row of an array of slots.
+        """Return one row of an array that has one value per slot.
 
         Args:
-            name: The name of the array.
+            name: The name of the array, one of SLOT_ARRAYS.
             row: Index of the row in the shard.
 
         Returns:
@@ -595,9 +601,9 @@ class Shard:
 
         Args:
             name: The name of the array.
-            row: The row that messages name.
-            begin: The first entry.
-            end: The first entry after them.
+            row: Index of the row, for error messages.
+            begin: Index of the first entry.
+            end: Index after the last entry.
 
         Returns:
             A read-only array.
@@ -609,7 +615,9 @@ class Shard:
         )
 
     def segment_range(self, row: int) -> tuple[int, int]:
-        """Return the half-open range of a row's segments, for 0 ≤ row < rows.
+        """Return the index of a row's first segment in the shard, and the index after its last one.
+
+        `row` must be in 0 … rows − 1.
 
         Raises:
             DatasetError: If the range is not inside the shard's segments.
@@ -625,7 +633,7 @@ class Shard:
 
 
 def _read_header(path: Path) -> tuple[dict, bytes, int]:
-    """Return the parsed header of a shard, the bytes before its data, and the size of the file."""
+    """Return a shard's parsed header, all bytes before its first array, and the file's size."""
     try:
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -665,7 +673,7 @@ def _is_counts(value: object) -> bool:
 
 
 def _shapes_of(path: Path, header: dict) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each array by name, and check that each entry has only plain numbers."""
+    """Return the shape of each array by name, after checking the form of the header's entries."""
     for name, entry in header.items():
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
             raise DatasetError(
@@ -692,23 +700,24 @@ def open_shard(
 ) -> Shard:
     """Open a shard and check its header.
 
-    Nothing is allocated by numbers of the header before they are checked. The arrays are not mapped
-    yet.
+    Memory is allocated only after the sizes in the header have been checked. The arrays are neither
+    mapped nor read yet.
 
     Args:
         path: The file.
         seq_length: The manifest's seq_length.
         token_dtype: The manifest's token_dtype.
-        rows: The manifest's number of rows, or None to accept any.
-        segments: The manifest's number of segments, or None to accept any.
-        compact: Whether the manifest says that shards are compact, or None to accept both.
+        rows: The manifest's number of rows, or None to accept any number.
+        segments: The manifest's number of segments, or None to accept any number.
+        compact: Whether the manifest says that shards are compact, or None to accept both forms.
         io: "mmap" or "pread", as in `Shard`.
 
     Returns:
         The open `Shard`.
 
     Raises:
-        DatasetError: If anything does not agree. The message names file, array and values.
+        DatasetError: If the header is damaged or does not fit the arguments or the file's size.
+            The message names the file, the array and the values.
     """
     path = Path(path)
     header, before, size = _read_header(path)
@@ -769,12 +778,12 @@ def open_shard(
 
 
 def shard_of(path: Path, manifest: Manifest, number: int, io: IO = "mmap") -> Shard:
-    """Open a shard of a dataset.
+    """Open a shard and check it against the manifest of its dataset.
 
     Args:
         path: The shard's file.
         manifest: The manifest of the dataset.
-        number: Number of the shard.
+        number: Number of the shard, from 0.
         io: "mmap" or "pread", as in `Shard`.
 
     Returns:
@@ -796,12 +805,12 @@ def shard_of(path: Path, manifest: Manifest, number: int, io: IO = "mmap") -> Sh
 
 
 def shard_in(folder: Path, manifest: Manifest, number: int) -> Shard:
-    """Open a shard of a dataset in a folder, with io "mmap".
+    """Open a shard by its number in a dataset's folder, with io "mmap".
 
     Args:
         folder: The folder of the dataset.
         manifest: The manifest of the dataset.
-        number: Number of the shard.
+        number: Number of the shard, from 0.
 
     Returns:
         The open `Shard`.
