@@ -690,7 +690,7 @@ class Schedule:
             self.integral(begin, end, low + 1) - group,
             self.integral(begin, middle, low + 1) - half,
         )
-        # If the group's share is 0 from sample `low` on, it is asked for one sample that never comes.
+        # If the group's share is 0 from `low` on, its next sample never comes, so any rise works.
         rise, of_half = rises if rises[0] else (2, 1)
         return (2 * (half * rise + (wanted - group) * of_half) + common * rise) // (
             2 * common * rise

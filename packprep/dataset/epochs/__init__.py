@@ -2,7 +2,7 @@
 
 ```
 candidates.py ─► noise.py        same-position tasks: which slots are noised, and their new tokens
-candidates.py ─► token_slots.py  next-token tasks: which slots a segment's tokens take
-noise.py, token_slots.py ─► resampling.py  the segments of some rows, drawn again for another epoch
+candidates.py ─► token_slots.py  next-token tasks: in which slots a segment's tokens are
+noise.py, token_slots.py ─► resampling.py  draw the segments of some rows again for another epoch
 ```
 """

@@ -1,7 +1,7 @@
-"""The slots that same-position noise may change, and their random numbers.
+"""Find the slots that same-position noise may change, and draw random numbers for them.
 
 segment       [bos]? [mode]?  c c c c c c  [eos]?     c: candidates, one range per segment
-window        from the first candidate of some segments to their last, which writers handle at once
+window        the slots from the first candidate of some segments to the last one
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from packprep.dataset.boundaries import ranks
 from packprep.randomness import NOISE, NOISE_LOW
 
 CHUNK_SLOTS = 1 << 18
-"""Number of candidates noised at once, so that their columns stay in the processor's cache."""
+"""Number of candidates to noise at once, so that their arrays fit into the processor's cache."""
 
 
 class Candidates(NamedTuple):
@@ -23,19 +23,19 @@ class Candidates(NamedTuple):
 
     key: np.ndarray  # uint64
     at: np.ndarray  # int64: first candidate's slot in the flat rows, ascending
-    count: np.ndarray  # type: ignore[assignment]  # int64: candidates, trained or not
+    count: np.ndarray  # type: ignore[assignment]  # int64: number of candidates, trained or not
     row: np.ndarray  # int64: the segment's row
 
 
 def runs(kept: np.ndarray, dropped: np.ndarray) -> np.ndarray:
-    """Return kept[0] times True, dropped[0] times False, kept[1] times True, and so on.
+    """Return kept[0] × True, dropped[0] × False, kept[1] × True, and so on.
 
     Args:
         kept: Lengths of runs of True, int[k].
         dropped: Lengths of runs of False, int[k].
 
     Returns:
-        A bool array.
+        bool[Σ kept + Σ dropped].
     """
     return np.repeat(
         np.tile(np.array([True, False]), len(kept)), np.stack((kept, dropped), axis=1).reshape(-1)
@@ -45,13 +45,13 @@ def runs(kept: np.ndarray, dropped: np.ndarray) -> np.ndarray:
 def words_of(
     key: np.ndarray, count: np.ndarray, purpose: int, dtype: str, epoch: int
 ) -> np.ndarray:
-    """Return consecutive random numbers of each key.
+    """Return the first count[i] random numbers of each key[i], one key after the other.
 
     Args:
         key: The keys, uint64[m].
-        count: How many numbers each key gives, int64[m].
+        count: Number of random numbers for each key, int64[m].
         purpose: The purpose of the numbers, from `packprep.randomness`.
-        dtype: "u1" for bytes or "<u4" for words of the key's blocks.
+        dtype: "u1" for bytes or "<u4" for 32-bit words.
         epoch: The epoch.
 
     Returns:
@@ -73,8 +73,8 @@ def below(
     Args:
         key: The segments' keys, uint64[m].
         count: Candidates of each segment, int64[m].
-        threshold: Thresholds, uint64[k].
-        length: How many candidates each threshold applies to, int64[k], with Σ length = Σ count.
+        threshold: The thresholds of k ranges of candidates, uint64[k].
+        length: Number of candidates in each range, int64[k], with Σ length = Σ count.
         epoch: The epoch.
 
     Returns:
@@ -93,14 +93,14 @@ def below(
 
 
 def within(count: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the segments of some candidates, and their positions in them.
+    """Return the segment of some candidates, and the position of each one in its segment.
 
     Args:
-        count: Candidates of each segment, int64[m].
-        which: Numbers of candidates, counted through all segments.
+        count: Number of candidates of each segment, int64[m].
+        which: Indices among the candidates of all segments, int64[k].
 
     Returns:
-        Segments and positions, int64 each.
+        Indices of segments, and positions among the segment's candidates, int64[k] each.
     """
     ends = np.cumsum(count)
     segment = np.searchsorted(ends, which, "right")
@@ -108,13 +108,13 @@ def within(count: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 class Window(NamedTuple):
-    """The slots from the first candidate of some segments to their last."""
+    """The flat slots from the first candidate of some segments to the last one."""
 
     here: slice
-    inside: np.ndarray | None  # bool: the slot is a candidate; None: all are
+    inside: np.ndarray | None  # bool: whether each slot is a candidate; None if all slots are
 
     def laid_out(self, values: np.ndarray) -> np.ndarray:
-        """Return the values of candidates as flags of slots, False between candidates."""
+        """Spread flags of the candidates, bool, over all slots; other slots get False."""
         if self.inside is None:
             return values
         wide = np.zeros(len(self.inside), np.bool_)
@@ -122,18 +122,18 @@ class Window(NamedTuple):
         return wide
 
     def candidates(self, slots: np.ndarray) -> np.ndarray:
-        """Return the candidates' values of a flat column."""
+        """Return the values of a flat column at the candidates."""
         return slots[self.here] if self.inside is None else slots[self.here][self.inside]
 
     def holds(self, slots: np.ndarray, value: int) -> bool:
-        """Return whether a flat column has a value in the window.
+        """Return whether a value occurs in the window of a flat column.
 
         Args:
             slots: The flat column.
-            value: The value. The result for −1, which is not a token, is False.
+            value: The value. A negative value, which is not a token, never occurs.
 
         Returns:
-            Whether it occurs.
+            Whether the value occurs.
         """
         return value >= 0 and bool((slots[self.here] == value).any())
 
@@ -146,14 +146,16 @@ def window_of(segments: Candidates) -> Window:
 
 
 def chunks(segments: Candidates, width: int = 1) -> Iterator[tuple[slice, Candidates, Window]]:
-    """Yield whole segments in chunks of about CHUNK_SLOTS / width candidates.
+    """Split segments into chunks of about CHUNK_SLOTS / width candidates.
+
+    A segment is never split.
 
     Args:
         segments: The segments.
-        width: Bytes that each candidate takes.
+        width: Number of bytes per candidate.
 
     Yields:
-        The slice of the segments, their columns, and their window.
+        The indices of a chunk's segments as a slice, their `Candidates`, and their `Window`.
     """
     ends = np.cumsum(segments.count)
     if not len(ends):
@@ -168,13 +170,13 @@ def chunks(segments: Candidates, width: int = 1) -> Iterator[tuple[slice, Candid
 
 
 def put(slots: np.ndarray, where: np.ndarray, value: int) -> None:
-    """Set slots[where] = value without a branch, which would often be mispredicted.
+    """Set slots[where] = value with bit operations, because branches would be mispredicted often.
 
     Args:
-        slots: The integers to change.
+        slots: The integer array to change.
         where: bool, shaped as `slots`.
         value: The new value.
     """
-    bits = np.negative(where.astype(slots.dtype))  # 0, or −1, which has all bits set
+    bits = np.negative(where.astype(slots.dtype))  # 0, or −1 with all bits set where `where` is True.
     bits &= slots ^ slots.dtype.type(value)
     slots ^= bits

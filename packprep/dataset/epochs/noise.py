@@ -1,19 +1,21 @@
-"""Draw same-position noise: the noised slots, their levels, and their new tokens.
+"""Draw noise for same-position tasks: the noised slots, their levels, and their new tokens.
 
-Rendering and resampling both call this module. Rendering uses compiled writers that equal `mask`,
-`flip` and `noise_blocks` (`objectives/noising.py`).
+Rendering and resampling both use this module. Rendering replaces the writers `mask`, `flip` and
+`noise_blocks` by compiled ones with the same result (`objectives/noising.py`).
 
-    candidates  a segment's neighbouring slots that may be noised: trained tokens, perhaps its eos
-    levels      t = low + (high − low) · u, cut to a multiple of 2⁻²⁴: exact in float32
-    noised      iff the 40-bit uniform < ⌊p · 2⁴⁰⌋, p = (1 − ε) t + ε
-    exactly k   those of least word of NOISE_LOW, p = k / candidates
+    candidates  the slots of a segment that may be noised: its body, and eos if noise_eos is set
+    level       t = low + (high − low) · u, rounded down to a multiple of 2⁻²⁴: exact in float32
+    noised      a candidate is noised if its 40-bit uniform < ⌊p · 2⁴⁰⌋, where p = (1 − ε) t + ε
+    exactly k   with exact_count, the k candidates with the smallest NOISE_LOW words are noised,
+                and p = k / candidates
 
-Candidate number i of a segment, counted from its body's first slot, draws a 40-bit uniform. Its
-high byte is byte i % 16 of block i // 16 of NOISE under the segment's key. Its low word is word i
-of NOISE_LOW, which is read only where the high byte does not decide. So a slot costs 1/16 of a
-Philox block, and probabilities are exact to 2⁻⁴⁰.
+Each candidate of a segment has an index i, counted from the first slot of the body, and a 40-bit
+uniform. The high byte is byte i % 16 of block i // 16 of the purpose NOISE under the segment's key.
+The low 32 bits are word i of NOISE_LOW. They are computed only if the high byte does not decide. So
+a slot costs about 1/16 of a Philox block, and probabilities are exact to 2⁻⁴⁰.
 
-If masks are written, a mask in the text is not a candidate, since nothing can be learnt there.
+If noise writes the mask token, a mask token in the text is not a candidate, because a model cannot
+learn from it.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,7 +39,7 @@ from packprep.dataset.manifest import Parameter
 from packprep.randomness import NOISE_LEVEL, NOISE_LOW, REPLACEMENT, STRATUM
 
 ONE = 1 << 40
-"""The threshold of probability 1."""
+"""The threshold for probability 1, in units of 2⁻⁴⁰."""
 
 
 # Levels, and the writers of noise
@@ -48,12 +50,12 @@ class Noised(NamedTuple):
 
     level: np.ndarray  # float32[m]
     weight: np.ndarray  # float32[m]
-    # int64[m] counts, float32[blocks] levels, float32[blocks] weights
+    # With one level per block: int64[m] counts, float32[blocks] levels, float32[blocks] weights
     blocks: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
 
 def quantised(values: np.ndarray) -> np.ndarray:
-    """Return values rounded down to multiples of 2⁻²⁴, float64."""
+    """Return the values rounded down to multiples of 2⁻²⁴, float64."""
     return np.floor(np.asarray(values) * 2.0**24) * 2.0**-24
 
 
@@ -71,17 +73,18 @@ def mask_probability(level: np.ndarray, epsilon: float) -> np.ndarray:
 
 
 def thresholds(probability: np.ndarray) -> np.ndarray:
-    """Return the thresholds ⌊p · 2⁴⁰⌋ of probabilities, uint64."""
+    """Return the thresholds ⌊p · 2⁴⁰⌋ for probabilities p, uint64."""
     return np.floor(np.asarray(probability, np.float64) * ONE).astype(np.uint64)
 
 
 def levels(
     segments: Candidates, low: float, high: float, stratified: bool, task: int, epoch: int
 ) -> np.ndarray:
-    """Return each segment's level before it is quantised.
+    """Draw the level of each segment, before quantisation.
 
-    It follows from the segment's key. Stratified levels are spread evenly over the m segments of a
-    row. Segment j has u = (v + π(j) / m) mod 1. v and π are keyed by the task and the row's first
+    The level is low + (high − low) · u. Without stratification, u follows from the segment's key.
+    Stratified levels are spread evenly over the m segments of a row: segment j has u = (v + π(j) /
+    m) mod 1. The number v and the permutation π follow from the task and the key of the row's first
     segment of the task.
 
     Args:
@@ -89,7 +92,7 @@ def levels(
         low: The smallest level.
         high: The largest level.
         stratified: Whether levels are stratified.
-        task: Number of the task.
+        task: Index of the task.
         epoch: The epoch.
 
     Returns:
@@ -103,7 +106,7 @@ def levels(
 
 
 def _strata(segments: Candidates, task: int, epoch: int) -> np.ndarray:
-    """Return stratified numbers in [0, 1), float64[m]."""
+    """Return the stratified numbers u of `levels`, in [0, 1), float64[m]."""
     _, first, row_sizes = np.unique(segments.row, return_index=True, return_counts=True)
     shift = randomness.uniforms(segments.key[first], STRATUM, 4 * task, epoch)
     order_key = randomness.bits64(segments.key[first], STRATUM, task + (1 << 16), epoch)
@@ -121,21 +124,21 @@ def mask(
     ids: "NoiseIds",
     epoch: int = 0,
 ) -> np.ndarray | None:
-    """Write the noise of masked-diffusion segments, each with its own probability.
+    """Noise masked-diffusion segments, and set their loss_mask.
 
     Args:
-        target: The segments, and the rows that are written.
-        probability: float64[m], for each segment.
-        ratio: float64[m]. With it, exactly max(⌊candidates · ratio⌋, 1) candidates are noised,
-            without replacement, and `probability` is not read.
-        shares: Shares of the noised slots that become the mask, become a uniform ordinary token, or
-            stay the same.
-        ids: The ids of the mask and of ordinary tokens.
+        target: The segments, and the rows to write.
+        probability: float64[m], the probability that a candidate of the segment is noised.
+        ratio: float64[m] or None. If given, exactly max(⌊candidates · ratio⌋, 1) candidates of each
+            segment are noised, and `probability` is not used.
+        shares: Shares of the noised candidates that become the mask token, become a random ordinary
+            token, or stay the same.
+        ids: The ids of the mask token and of ordinary tokens.
         epoch: The epoch.
 
     Returns:
-        With `ratio`, float64[m]: the noised share of each segment's candidates, 1 without
-        candidates. Otherwise None.
+        If `ratio` is given, the share of each segment's candidates that was noised, float64[m]; 1
+        for a segment without candidates. Otherwise None.
     """
     limit, tokens = thresholds(probability), target.tokens
     noised_share = None if ratio is None else np.ones(len(limit))
@@ -162,13 +165,14 @@ def mask(
 def _fewest(
     segments: Candidates, ratio: np.ndarray, allowed: np.ndarray | None, epoch: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the candidates with the smallest 32-bit words, and their share of all candidates.
+    """Choose the max(⌊candidates · ratio⌋, 1) candidates with the smallest NOISE_LOW words.
 
-    Each segment has max(⌊candidates · ratio⌋, 1) of them. Ties go by position. The share is 1 if a
-    segment has no candidates.
+    Among equal words, the earlier candidates are chosen. `allowed`, bool[Σ count], excludes some
+    candidates; None allows all.
 
     Returns:
-        Flags of candidates, bool[Σ count], and shares, float64[m].
+        Which candidates are chosen, bool[Σ count], and the chosen share of each segment's allowed
+        candidates, float64[m]. The share is 1 for a segment without allowed candidates.
     """
     words = words_of(segments.key, segments.count, NOISE_LOW, "<u4", epoch)
     noised, share = np.zeros(len(words), np.bool_), np.ones(len(ratio))
@@ -201,14 +205,17 @@ def _replace(
     tokens: np.ndarray,
     epoch: int,
 ) -> None:
-    """Write the mask, an ordinary token or nothing at the noised candidates, bool[Σ count]."""
+    """Write the mask, a random ordinary token or nothing at candidates with `noised` set.
+
+    `noised` is bool[Σ count]. `shares` are those of `mask`.
+    """
     slot = window.here.start + np.flatnonzero(window.laid_out(noised))
     segment, place = within(segments.count, np.flatnonzero(noised))
     key = segments.key[segment]
     kind_word = randomness.words(key, REPLACEMENT, 2 * place, epoch).astype(np.uint64)
     as_mask = kind_word < np.uint64(int(shares[0] * 2**32))
     as_ordinary = ~as_mask & (kind_word < np.uint64(int((shares[0] + shares[1]) * 2**32)))
-    if as_mask.any():  # Otherwise the vocabulary may have no mask token, and −1 is not an id.
+    if as_mask.any():  # If no candidate becomes the mask, ids.mask may be −1, which is not an id.
         tokens[slot[as_mask]] = ids.mask
     if as_ordinary.any():
         number = randomness.integers(
@@ -220,20 +227,20 @@ def _replace(
 def flip(
     target: "Target", threshold: np.ndarray, loss_on_all: bool, ids: "NoiseIds", epoch: int = 0
 ) -> None:
-    """Write the noise of uniform-diffusion segments.
+    """Noise uniform-diffusion segments, and set their loss_mask.
 
-    A candidate flips with its segment's probability to another token, uniform over the ordinary
-    vocabulary.
+    A candidate flips with its segment's probability. It then becomes another ordinary token, and
+    all ordinary tokens except its own are equally likely.
 
     Args:
-        target: The segments, and the rows that are written.
-        threshold: uint64[m], ⌊P · 2⁴⁰⌋ for the probability P of each segment.
-        loss_on_all: Whether all candidates are trained, or only the flipped ones.
+        target: The segments, and the rows to write.
+        threshold: uint64[m], ⌊P · 2⁴⁰⌋ for the flip probability P of each segment.
+        loss_on_all: Whether all candidates are trained. Otherwise only flipped ones are.
         ids: The ids of ordinary tokens.
         epoch: The epoch.
     """
     ordinary, rank, tokens = ids.ordinary, ids.rank, target.tokens
-    for part, segments, window in chunks(target.segments, 4):  # words are wider than bytes
+    for part, segments, window in chunks(target.segments, 4):  # A word takes 4 bytes.
         flipped = below(segments.key, segments.count, threshold[part], segments.count, epoch)
         allowed = (
             np.ones(len(flipped), np.bool_)
@@ -252,10 +259,10 @@ def flip(
 
 
 def _others(segments: Candidates, which: np.ndarray, bound: np.ndarray, epoch: int) -> np.ndarray:
-    """Return randomness.integers(key, REPLACEMENT, place, bound) of the candidates `which`.
+    """Return randomness.integers(key, REPLACEMENT, place, bound) for the candidates `which`.
 
-    The first draws use all of a segment's words at once, which cost a quarter of a Philox block
-    each.
+    This function computes the words of a whole segment at once, so a draw costs a quarter of a
+    Philox block. Only rejected draws call randomness.integers.
     """
     words = words_of(segments.key, segments.count, REPLACEMENT, "<u4", epoch)[which]
     bound = bound.astype(np.uint64)
@@ -273,9 +280,9 @@ def _others(segments: Candidates, which: np.ndarray, bound: np.ndarray, epoch: i
 def quantised_level(
     key: np.ndarray, low: float, high: float, steps: int, epoch: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return a quantised level for each segment.
+    """Draw one of `steps` levels for each segment.
 
-    Levels are the middles of `steps` equal parts of [low, high].
+    The range [low, high] is divided into `steps` equal parts. The levels are their midpoints.
 
     Args:
         key: The segments' keys, uint64[m].
@@ -285,7 +292,7 @@ def quantised_level(
         epoch: The epoch.
 
     Returns:
-        The step, int64[m], and the level, float64[m], of each segment.
+        The number of each segment's level, int64[m], and the level itself, float64[m].
     """
     step = randomness.integers(key, NOISE_LEVEL, 0, steps, epoch)
     return step, low + (high - low) * (step + 0.5) / steps
@@ -296,14 +303,14 @@ class BlockSchedule(NamedTuple):
 
     Attributes:
         block_length: Slots of a block.
-        low: The smallest level of a block. Levels are uniform.
-        high: The largest level.
-        half_life: With 0, each candidate is noised with probability t. Otherwise round(t · n) of
-            the block's n candidates are drawn without replacement. Position i has the weight 2^((1
-            − t) · i / (half_life · block_length)), so that later positions come sooner.
-        inverse: Whether drawn candidates stay, and all others are noised.
-        uniform: Whether candidates become any ordinary token, and all are trained. Otherwise they
-            become the mask.
+        low: The smallest level t of a block. Levels are uniform in [low, high].
+        high: The largest level of a block.
+        half_life: If 0, each candidate of a block is noised with probability t. Otherwise round(t ·
+            n) of the block's n candidates are drawn without replacement. Position i has the weight
+            2^((1 − t) · i / (half_life · block_length)), so later positions are more likely.
+        inverse: Whether the drawn candidates stay as they are, and all others are noised.
+        uniform: Whether noised candidates become random ordinary tokens, and all candidates are
+            trained. Otherwise noised candidates become the mask, and only they are trained.
     """
 
     block_length: int
@@ -315,21 +322,22 @@ class BlockSchedule(NamedTuple):
 
 
 def level_range(parameters: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the smallest and the largest level of a task."""
+    """Return the smallest and the largest level of a task. Both are 1 with noise = "all"."""
     return (1.0, 1.0) if parameters.get("noise") == "all" else parameters["noise_range"]
 
 
 def block_schedule(parameters: Mapping[str, Any], epoch: int) -> tuple[BlockSchedule, int]:
-    """Return a task's schedule in an epoch, and the epoch whose randomness it uses.
+    """Return a task's schedule in an epoch, and the epoch from which it takes random numbers.
 
-    Complementary tasks noise in epoch 2k + 1 the candidates that epoch 2k leaves.
+    A complementary task noises in epoch 2k + 1 exactly the candidates that it left in epoch 2k. So
+    both epochs use the random numbers of epoch 2k.
 
     Args:
         parameters: The parameters of the task.
         epoch: The epoch.
 
     Returns:
-        The `BlockSchedule` and the epoch.
+        The `BlockSchedule`, and the epoch to draw from.
     """
     pair = epoch % 2 if parameters["complementary"] else 0
     half_life = parameters["half_life"] if parameters["noise"] == "position" else 0.0
@@ -346,9 +354,9 @@ def block_schedule(parameters: Mapping[str, Any], epoch: int) -> tuple[BlockSche
 
 
 def levels_by_block(parameters: Mapping[str, Any]) -> bool:
-    """Return whether each block has its own level and weight.
+    """Return whether each block of a task has its own level and weight.
 
-    If all is noised, both are 1.
+    With noise = "all", all candidates are noised, and each segment has level 1 and weight 1.
     """
     return parameters.get("noise") != "all"
 
@@ -356,17 +364,17 @@ def levels_by_block(parameters: Mapping[str, Any]) -> bool:
 def noise_blocks(
     target: "Target", schedule: BlockSchedule, ids: "NoiseIds", epoch: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Write the noise of block-diffusion segments, with one level per block.
+    """Noise block-diffusion segments with one level per block, and set their loss_mask.
 
     Args:
-        target: The segments, and the rows that are written. All candidates may be trained.
+        target: The segments, and the rows to write. `target.trainable` is not used.
         schedule: The noise schedule of the blocks.
-        ids: The ids of the mask and of ordinary tokens.
-        epoch: The epoch whose randomness is used.
+        ids: The ids of the mask token and of ordinary tokens.
+        epoch: The epoch from which random numbers are taken.
 
     Returns:
         The number of blocks of each segment, int64[m], and the level of each block,
-        float64[blocks].
+        float64[blocks]. With `schedule.inverse`, the level is 1 minus the drawn one.
     """
     before, block_length = target.before, schedule.block_length
     blocks = -(-target.length // block_length)
@@ -374,13 +382,13 @@ def noise_blocks(
     u = randomness.uniforms(np.repeat(target.segments.key, blocks), NOISE_LEVEL, number, epoch)
     level = quantised(schedule.low + (schedule.high - schedule.low) * u)
     limit = thresholds(level)
-    # The candidates of a block: the overlap of its slots with its segment's candidates.
+    # A block's candidates are the overlap of its slots with the segment's candidates.
     overlap_begin = np.maximum(number * block_length, np.repeat(before, blocks))
     overlap_end = np.minimum(
         (number + 1) * block_length, np.repeat(before + target.segments.count, blocks)
     )
     candidates = np.maximum(overlap_end - overlap_begin, 0)
-    # Words and ids are wider than bytes.
+    # Words and ids take 4 bytes.
     width = 4 if schedule.uniform or schedule.half_life else 1
     for part, segments, window in chunks(target.segments, width):
         part_blocks = slice(int(first_block[part][0]), int((first_block + blocks)[part][-1]))
@@ -413,11 +421,12 @@ def _soonest(
     schedule: BlockSchedule,
     epoch: int,
 ) -> np.ndarray:
-    """Return the round(level · n) candidates of each block that arrive first, bool[Σ count].
+    """Draw round(level · n) of the n candidates of each block by weight, bool[Σ count].
 
-    A candidate of weight w arrives after an exponential time / w. So the first k are a draw without
-    replacement (Efraimidis and Spirakis 2006). Ties go by position. `lengths` are the candidates of
-    each block, int64[blocks].
+    Each candidate gets an exponential random time, divided by its weight. The candidates with the
+    smallest times are a weighted draw without replacement (Efraimidis and Spirakis 2006). Among
+    equal times, earlier candidates are chosen. `lengths` has the number of candidates of each
+    block, int64[blocks].
     """
     time = randomness.exponentials(words_of(segments.key, segments.count, NOISE_LOW, "<u4", epoch))
     slower = randomness.power_of_half((1.0 - level) / (schedule.half_life * schedule.block_length))
@@ -432,16 +441,16 @@ def _soonest(
     return soonest
 
 
-# The schedules by objective. Each writes the noise of one task's segments and returns their levels
-# and weights. `Target` describes both a shard that is rendered and a batch that is resampled.
-# `write` is one of the writers above, or a compiled one that equals it.
+# The noise schedules of the objectives. Each function noises the segments of one task and returns
+# their levels and weights. `Target` describes either a shard to render or a batch to resample.
+# `write` is one of the writers above, or a compiled one with the same result.
 
 FLIP_STEPS = 4096
-"""Number of levels of uniform diffusion, each with a stored threshold."""
+"""Number of levels of uniform diffusion. The plan stores a threshold for each level."""
 
 
 class NoiseIds(NamedTuple):
-    """The ids that noise writes: the mask, and the ordinary ids, int32[v] in ascending order."""
+    """The ids that noise writes: the mask token, and the ordinary ids, int32[v], ascending."""
 
     mask: int
     ordinary: np.ndarray
@@ -449,7 +458,7 @@ class NoiseIds(NamedTuple):
 
     @property
     def drawable(self) -> int:
-        """The number of ids that a flip can draw."""
+        """The number of ordinary ids, which a flip can draw."""
         return len(self.ordinary)
 
 
@@ -458,10 +467,10 @@ class Target(NamedTuple):
 
     segments: Candidates
     before: np.ndarray  # int64[m]: slots before the first candidate (bos, mode token)
-    length: np.ndarray  # int64[m]: slots of the segment; in block diffusion only those of x_t
-    trainable: np.ndarray | None  # uint8, flat: slots that may be noised; all may if None
-    tokens: np.ndarray  # flat; holds the original tokens
-    loss_mask: np.ndarray  # uint8, flat; holds 0
+    length: np.ndarray  # int64[m]: slots of the segment; in block diffusion, only slots of x_t
+    trainable: np.ndarray | None  # uint8, flat: 1 at slots that may be noised; None allows all
+    tokens: np.ndarray  # flat; at first the original tokens, then the noised ones
+    loss_mask: np.ndarray  # uint8, flat; at first 0 in these segments
 
 
 def ordinary_ids(vocab_size: int, special_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -472,7 +481,8 @@ def ordinary_ids(vocab_size: int, special_ids: np.ndarray) -> tuple[np.ndarray, 
         special_ids: The special ids.
 
     Returns:
-        The ordinary ids, int32[v], and the index of each id among them or −1, int32[vocab_size].
+        The ordinary ids, int32[v], and for each id its index among them, int32[vocab_size]. The
+        index is −1 for special ids.
     """
     is_ordinary = np.ones(vocab_size, np.bool_)
     is_ordinary[np.asarray(special_ids, np.int64)] = False
@@ -491,22 +501,23 @@ def masked_diffusion(
     epoch: int,
     write: Callable[..., Any] = mask,
 ) -> Noised:
-    """Write `mask` with a level per segment.
+    """Noise masked-diffusion segments with one level per segment.
 
-    The weight 1 / p is the inverse of each candidate's probability. With an exact count, p is k /
-    candidates and not the level, since k is rounded. A segment without candidates has the weight 1.
+    The loss weight of a segment is 1 / p, where p is the probability that a candidate is noised.
+    With exact_count, p is k / candidates instead of the level, because k is rounded. A segment
+    without candidates has the weight 1.
 
     Args:
-        task: Number of the task.
+        task: Index of the task.
         parameters: The parameters of the task.
         resolved: Values that the plan stores for the task. They are not used.
         ids: The ids that noise writes.
-        target: The segments, and the rows that are written.
+        target: The segments, and the rows to write.
         epoch: The epoch.
-        write: `mask`, or a compiled writer that equals it.
+        write: `mask`, or a compiled writer with the same result.
 
     Returns:
-        Levels and weights of the segments.
+        The levels and weights of the segments.
     """
     low, high = parameters["noise_range"]
     ratio = levels(target.segments, low, high, parameters["stratified"], task, epoch)
@@ -531,19 +542,19 @@ def uniform_diffusion(
     epoch: int,
     write: Callable[..., Any] = flip,
 ) -> Noised:
-    """Write `flip` with one of FLIP_STEPS levels per segment.
+    """Noise uniform-diffusion segments with one of FLIP_STEPS levels per segment.
 
     Args:
-        task: Number of the task. It is not used.
+        task: Index of the task. It is not used.
         parameters: The parameters of the task.
-        resolved: Values that the plan stores for the task, with flip_thresholds.
+        resolved: Values that the plan stores for the task. `flip_thresholds` is used.
         ids: The ids that noise writes.
-        target: The segments, and the rows that are written.
+        target: The segments, and the rows to write.
         epoch: The epoch.
-        write: `flip`, or a compiled writer that equals it.
+        write: `flip`, or a compiled writer with the same result.
 
     Returns:
-        Levels and weights of the segments.
+        The levels and weights of the segments.
     """
     low, high = parameters["noise_range"]
     step, level = quantised_level(target.segments.key, low, high, FLIP_STEPS, epoch)
@@ -556,11 +567,11 @@ def uniform_diffusion(
 
 
 def view_scale(level: np.ndarray, drawable: int) -> np.ndarray:
-    """Return the weight n / (V (1 − n) + n), which is 0 at n = 0 and 1 at n = 1.
+    """Return the loss weight n / (V (1 − n) + n). It is 0 at level n = 0 and 1 at n = 1.
 
     Args:
         level: Levels n.
-        drawable: Number of ids that can be drawn, V.
+        drawable: Number of ids that a flip can draw, V.
 
     Returns:
         float64, shaped as `level`.
@@ -577,21 +588,22 @@ def block_diffusion(
     epoch: int,
     write: Callable[..., Any] = noise_blocks,
 ) -> Noised:
-    """Write `noise_blocks` with a level per block, or level 1 if all is noised.
+    """Noise block-diffusion segments with one level per block.
 
-    With shift, the loss is one slot earlier.
+    With noise = "all", all candidates are noised, and each segment has one level, 1. With shift,
+    the loss_mask of x_t is moved one slot earlier.
 
     Args:
-        task: Number of the task. It is not used.
+        task: Index of the task. It is not used.
         parameters: The parameters of the task.
         resolved: Values that the plan stores for the task. They are not used.
         ids: The ids that noise writes.
-        target: The segments, and the rows that are written.
+        target: The segments, and the rows to write.
         epoch: The epoch.
-        write: `noise_blocks`, or a compiled writer that equals it.
+        write: `noise_blocks`, or a compiled writer with the same result.
 
     Returns:
-        Levels and weights of the segments and of their blocks.
+        The levels and weights of the segments and of their blocks.
     """
     schedule, drawn_epoch = block_schedule(parameters, epoch)
     m = len(target.length)
@@ -618,15 +630,16 @@ class NoiseSchedule:
 
     Attributes:
         name: The objective's name.
-        attention: The attention pattern of its segments.
-        parameters: The keys of its tasks in `[[tasks]]`, including the keys of cutting and
-            planning.
-        draw: (task number, parameters, resolved, ids, target, epoch, write) → Noised. `write` is
-            one of the writers above.
-        needs: (parameters) → the ids that it needs: "mask" for the mask, "ordinary" for two
-            ordinary ids.
-        least: The smallest level that it can weigh.
-        flips: Whether candidates become other ordinary tokens, by the task's flip_thresholds.
+        attention: The attention pattern of the objective's segments.
+        parameters: The keys of the objective's tasks in `[[tasks]]`. Some are used only for cutting
+            and planning.
+        draw: (task index, parameters, resolved, ids, target, epoch, write) → Noised. `write` is one
+            of the writers above.
+        needs: (parameters) → the ids that the tokenizer must have: "mask" for the mask token,
+            "ordinary" for at least two ordinary ids.
+        least: The smallest value that noise_range may have.
+        flips: Whether noised candidates become other ordinary tokens, with the probabilities that
+            the task's flip_thresholds give.
     """
 
     name: str
@@ -638,14 +651,18 @@ class NoiseSchedule:
     flips: bool = False
 
     def any_token(self, parameters: Mapping[str, Any]) -> bool:
-        """Return whether candidates become ordinary tokens, including a mask in the text.
+        """Return whether noised candidates become ordinary tokens instead of the mask token.
 
-        Otherwise a mask in the text is not a candidate, and exactly the noised slots are trained.
+        Then a mask token in the text may be noised, too. Otherwise such a token is not a candidate,
+        and exactly the noised slots are trained.
         """
         return self.flips or parameters.get("canvas") == "uniform"
 
     def unusable(self, resolved: Mapping[str, Any]) -> str:
-        """Return why it cannot use the values that the plan stores for a task, or "" if it can."""
+        """Return why a task's flip_thresholds are invalid, or "" if they are valid or not needed.
+
+        `resolved` has the values that the plan stores for the task.
+        """
         if not self.flips:
             return ""
         limits: Any = resolved.get("flip_thresholds")
@@ -656,7 +673,7 @@ class NoiseSchedule:
 
 
 def _ids_of_shares(parameters: Mapping[str, Any]) -> frozenset[str]:
-    """Return which ids the shares of `replace` need."""
+    """Return which kinds of ids the parameter `replace` needs: "mask", "ordinary" or both."""
     mask_share, ordinary_share, _ = parameters["replace"]
     return frozenset({"mask"} if mask_share > 0 else ()) | frozenset(
         {"ordinary"} if ordinary_share > 0 else ()
