@@ -177,6 +177,6 @@ def put(slots: np.ndarray, where: np.ndarray, value: int) -> None:
         where: bool, shaped as `slots`.
         value: The new value.
     """
-    bits = np.negative(where.astype(slots.dtype))  # 0, or −1 with all bits set where `where` is True.
+    bits = np.negative(where.astype(slots.dtype))  # −1, with all bits set, where `where` is True.
     bits &= slots ^ slots.dtype.type(value)
     slots ^= bits

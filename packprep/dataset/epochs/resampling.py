@@ -1,15 +1,15 @@
-"""Resample the segments of rows for every epoch except 0.
+"""Resample the segments of rows in every epoch except 0, which has the stored rows.
 
 `noise.py` has the noise schedules, and `token_slots.py` the layouts of tokens.
 
-    manifest ─ resampling_of ─► Resampling: the settings of each task, checked before they are used
+    manifest ─ resampling_of ─► Resampling: the checked settings of each task
 
-    same-position segments: stored labels ─ a schedule's draw(…, epoch) ─► tokens, mask, weights
-    other segments: stored tokens ─ a layout's slots in epoch 0 ─► the document's tokens
-                    ─ its slots in this epoch ─► tokens, labels, prefixes
+    same-position segments: stored labels ─ schedule.draw(…, epoch) ─► tokens, loss_mask, weights
+    next-token segments:    stored tokens ─ the slots of epoch 0 ─► the document's tokens
+                            ─ the slots of this epoch ─► tokens, labels, prefixes
 
-Each segment has its own key, so an epoch's rows do not depend on the batch or the rank that
-requests them.
+All random numbers follow from the keys of the segments. So the rows of an epoch do not depend on
+the batch or the rank that requests them.
 """
 
 import json
@@ -44,49 +44,49 @@ from packprep.format.tokenizer_json import continuing, flags_of
 ACCELERATE = ("numpy", "numba", "auto")
 _KERNELS_NEED = ("numba", "msgspec", "xxhash")
 EPOCHS = 1 << 32
-"""Number of epochs after which randomness repeats, counted from the stored rows."""
+"""Number of epochs after which random numbers repeat: epoch EPOCHS has the stored rows again."""
 MOST_IDS = 1 << 24
-"""Largest vocabulary that resampling makes tables for; they take 9 bytes per id."""
+"""Largest vocabulary for which resampling builds its tables, which take 9 bytes per id."""
 
 
 class NoisedTask(NamedTuple):
-    """The settings for noising the segments of one task."""
+    """The settings for resampling one same-position task: its segments are noised again."""
 
     schedule: noise.NoiseSchedule
     parameters: Mapping[str, Any]
     resolved: Mapping[str, Any]
-    mode: int  # slots of the mode token
-    copies: int  # 2 for [x_t ; x_0], where only x_t is noised
+    mode: int  # slots of the mode token, 0 or 1
+    copies: int  # 2 for [x_t ; x_0], in which only x_t is noised, otherwise 1
 
 
 class MovedTask(NamedTuple):
-    """The settings for moving the tokens of one task's segments."""
+    """The settings for resampling one next-token task: its tokens move to other slots."""
 
     layout: TokenLayout
     parameters: Mapping[str, Any]
-    mode: int  # slots of the mode token
+    mode: int  # slots of the mode token, 0 or 1
 
 
 class Resampling(NamedTuple):
     """The settings for resampling the tasks of a dataset."""
 
     by_task: list[NoisedTask | MovedTask | None]  # None for a task without randomness
-    in_place: np.ndarray  # bool[tasks]
-    moved: np.ndarray  # bool[tasks]
+    in_place: np.ndarray  # bool[tasks]: the task is noised
+    moved: np.ndarray  # bool[tasks]: the task's tokens move
     ids: noise.NoiseIds
     special: SpecialIds
     prepend_bos: bool
 
     @property
     def has_chance(self) -> bool:
-        """True if any task is resampled."""
+        """Whether any task is resampled."""
         return bool(self.in_place.any() or self.moved.any())
 
     @property
     def written(self) -> tuple[str, ...]:
-        """The columns that `resample` writes at every slot of a row.
+        """The columns that `resample` overwrites in whole rows.
 
-        It also reads the labels of same-position tasks.
+        `resample` also reads `labels` if the dataset has same-position tasks.
         """
         return (
             "tokens",
@@ -102,13 +102,15 @@ def resampling_of(manifest: Manifest, read_tokenizer: Callable[[], bytes]) -> Re
     Args:
         manifest: The dataset's manifest.
         read_tokenizer: Returns the bytes of the dataset's tokenizer.json or raises OSError. It is
-            called if the manifest does not say which tokens begin inside a character.
+            called only if a task never cuts inside a character, and the manifest does not list the
+            tokens that begin inside a character.
 
     Returns:
         The settings of all tasks.
 
     Raises:
-        ArgumentError: If the randomness of a task is unknown here.
+        ArgumentError: If a task's objective cannot be resampled, or tokenizer.json is needed but
+            missing or invalid.
         DatasetError: If the manifest does not have the values that a task needs.
     """
     _check_objectives(manifest)
@@ -133,10 +135,10 @@ def resampling_of(manifest: Manifest, read_tokenizer: Callable[[], bytes]) -> Re
 
 
 def _check_objectives(manifest: Manifest) -> None:
-    """Check that the randomness of all next-token tasks is known here.
+    """Check that this package can resample the objectives of all next-token tasks.
 
     Raises:
-        ArgumentError: If it is not.
+        ArgumentError: If an objective is unknown.
     """
     known_names = ("causal", *LAYOUTS)
     unknown_tasks = [
@@ -154,7 +156,7 @@ def _check_objectives(manifest: Manifest) -> None:
 
 
 def _moved_task(task: StoredTask, manifest: Manifest, special: SpecialIds) -> MovedTask | None:
-    """Return the settings for resampling a next-token task, or None if it does not change.
+    """Return the settings for resampling a next-token task, or None if all epochs are the same.
 
     Raises:
         DatasetError: If the manifest does not have the special tokens that the task writes.
@@ -163,7 +165,7 @@ def _moved_task(task: StoredTask, manifest: Manifest, special: SpecialIds) -> Mo
     if layout is None:
         return None
     has_sides = manifest["recipe"].get("packing", {}).get("encoder_length")
-    # A prefix of another length would not fit the encoder or the decoder.
+    # With a prefix of another length, the row might exceed the encoder's or the decoder's length.
     if has_sides and not layout.keeps_prefix:
         return None
     parameters = _read_parameters(layout, task, manifest["made_with"])
@@ -185,8 +187,8 @@ def _noised_task(task: StoredTask, made_with: Any) -> NoisedTask:
     """Return the settings for resampling a same-position task.
 
     Raises:
-        ArgumentError: If the objective's noise is unknown here.
-        DatasetError: If the manifest's properties of the task do not agree.
+        ArgumentError: If this package does not know the noise schedule of the objective.
+        DatasetError: If the task's entry in the manifest is invalid or inconsistent.
     """
     place = f"redraw: task {task['name']!r} in the manifest"
     schedule = noise.SCHEDULES.get(task["objective"])
@@ -217,10 +219,10 @@ def _noised_task(task: StoredTask, made_with: Any) -> NoisedTask:
 
 
 def _special_ids(manifest: Manifest) -> SpecialIds:
-    """Return the sentinels and special tokens, with −1 for a missing special token.
+    """Return the sentinels and special tokens of a manifest. A missing special token is −1.
 
     Raises:
-        DatasetError: If one is not an id of the vocabulary.
+        DatasetError: If a sentinel or special token is not an id below vocab_size.
     """
     specials = manifest["specials"]
     sentinels = specials.get("sentinels", [])
@@ -241,12 +243,13 @@ def _special_ids(manifest: Manifest) -> SpecialIds:
 
 
 def _continues(manifest: Manifest, task: str, read_tokenizer: Callable[[], bytes]) -> np.ndarray:
-    """Return a flag for each token that begins inside a character, uint8[vocab_size].
+    """Return which tokens begin inside a character, uint8[vocab_size].
 
-    The flags come from the manifest, or from the dataset's tokenizer.json.
+    The flags come from the manifest's key `continues`. Without this key, they are computed from the
+    dataset's tokenizer.json. `task` is the name of a task that needs the flags, for messages.
 
     Raises:
-        ArgumentError: If both are missing or invalid.
+        ArgumentError: If the key is invalid, or tokenizer.json is needed but missing or invalid.
     """
     stored, size = manifest.get("continues", ""), manifest["vocab_size"]
     try:
@@ -264,7 +267,7 @@ def _continues(manifest: Manifest, task: str, read_tokenizer: Callable[[], bytes
 
 
 def _ids(manifest: Manifest, tasks: list[NoisedTask]) -> noise.NoiseIds:
-    """Return the ids that noise writes.
+    """Return the ids that the noise of some tasks writes.
 
     Raises:
         DatasetError: If the manifest does not have the ids that the tasks need.
@@ -307,13 +310,13 @@ def _ids(manifest: Manifest, tasks: list[NoisedTask]) -> noise.NoiseIds:
 def _read_parameters(
     known: noise.NoiseSchedule | TokenLayout, task: StoredTask, made_with: Any
 ) -> dict[str, Any]:
-    """Return a task's parameters in their types.
+    """Return a stored task's parameters, checked and converted to their types.
 
-    Parameters that were added later get their defaults.
+    A missing parameter gets its default if it was added to the format later.
 
     Raises:
-        DatasetError: If a parameter is missing, unknown or out of range, or `resolved` is not an
-            object.
+        DatasetError: If a parameter is missing, unknown or out of range, or the task's `resolved`
+            is not an object.
     """
     place = f"redraw: task {task['name']!r} in the manifest"
     if unknown := task["parameters"].keys() - {parameter.name for parameter in known.parameters}:
@@ -342,9 +345,9 @@ def _read_parameters(
 
 
 def _kernels() -> Any:
-    """Return objectives/tasks.py, whose `draw_of` and `move` need numba.
+    """Import and return packprep.objectives.tasks, which has compiled `draw_of` and `move`.
 
-    It is imported by name, since trainers may have only this subpackage.
+    The import is here because it needs numba, and trainers may have only this subpackage.
     """
     with unforked():
         return import_module("packprep.objectives.tasks")
@@ -352,13 +355,14 @@ def _kernels() -> Any:
 
 @cache
 def check_accelerate(accelerate: str) -> bool:
-    """Return whether the compiled kernels of a build resample.
+    """Return whether to resample with the compiled kernels of a build.
 
     Args:
-        accelerate: "numpy"; "numba"; or "auto" for numba where its packages are installed.
+        accelerate: "numpy" for False, "numba" for True, "auto" for True if the packages that the
+            kernels need are installed.
 
     Raises:
-        ArgumentError: If the value is unknown, or numba's packages are missing.
+        ArgumentError: If the value is unknown, or "numba" is given and a package is missing.
     """
     if accelerate not in ACCELERATE:
         raise ArgumentError(
@@ -374,33 +378,35 @@ def check_accelerate(accelerate: str) -> bool:
 
 
 class _Header(NamedTuple):
-    """The values of segments' headers that describe their bodies, [m] each."""
+    """The columns of the segments' headers that describe the bodies, [m] each."""
 
     key: np.ndarray  # uint64
-    tokens: np.ndarray  # int64: tokens of the body
-    before: np.ndarray  # int64: slots before the body
+    tokens: np.ndarray  # int64: number of tokens in the body
+    before: np.ndarray  # int64: slots before the body (bos, mode token)
 
 
 class _Rows(NamedTuple):
-    """The rows that are being resampled."""
+    """The rows to resample, with their segments and the arrays to write."""
 
     resampling: Resampling
     segments: RowSegments
     header: _Header
     epochs: np.ndarray  # int64[B]
-    trainable: np.ndarray | None  # uint8[B · T]: slots in trained ranges; None without such ranges
+    # uint8[B · T]: 1 in trained ranges; None if the shards have no trained ranges
+    trainable: np.ndarray | None
     tokens: np.ndarray  # [B, T]
     loss_mask: np.ndarray  # uint8[B, T]
     kernels: bool
 
     def at_slots(self, chosen: np.ndarray) -> np.ndarray:
-        """Return the slots of the chosen segments, bool[B, T]. `chosen` is bool[m]."""
+        """Return which slots are in the segments `chosen`, bool[m], as bool[B, T]."""
         return self.segments.at_slots(chosen, False).reshape(self.tokens.shape)
 
     def groups(self, chosen: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Yield each task and epoch of the chosen segments, with the numbers of these segments.
+        """Group the segments `chosen`, bool[m], by task and epoch.
 
-        `chosen` is bool[m].
+        Yields:
+            The index of a task, an epoch, and the indices of the group's segments, int64[k].
         """
         task, epoch_of = self.segments.column("task"), self.epochs[self.segments.row]
         for t in np.unique(task[chosen]).tolist():
@@ -420,18 +426,19 @@ def resample(
 
     Args:
         resampling: The settings of the dataset's tasks.
-        epochs: int64[B], below EPOCHS.
-        segments: The segments of the rows. `segments.changed` receives their new header.
-        columns: name → [B, T], of tokens, labels, loss_mask, loss_weights and prefix_ends. They
-            hold the stored rows, and are overwritten.
-        kernels: Whether to use the compiled kernels of a build. They need numba and write the same.
+        epochs: The epoch of each row, int64[B], below EPOCHS.
+        segments: The segments of the rows. The new header columns are put into `segments.changed`.
+        columns: name → [B, T]. On entry, the arrays contain the stored rows. Of the columns tokens,
+            labels, loss_mask, loss_weights and prefix_ends, those that are present are overwritten.
+        kernels: Whether to use the compiled kernels of a build. They need numba and give the same
+            rows.
 
     Raises:
-        DatasetError: If a row's header does not fit the row.
+        DatasetError: If a row's header does not fit its tokens.
     """
     written = [name for name in resampling.written if name in columns]
-    # Shards without a supervised document have no ranges that limit noise, so there are two kinds
-    # of rows.
+    # Rows from shards with trained ranges and rows from other shards are resampled separately. A
+    # shard has trained ranges if it contains a supervised document.
     rows_by_kind: dict[bool, list[int]] = {}
     for i in np.flatnonzero(epochs).tolist() if written else ():
         has_ranges = "trained_ranges" in segments.places[i][0].layout
@@ -448,13 +455,16 @@ def _resample_rows(
     rows: list[int],
     kernels: bool,
 ) -> None:
-    """Resample the rows of one kind, with the arguments of `resample`."""
+    """Resample the rows with the indices `rows`. See `resample` for the other arguments.
+
+    Either all of these rows or none are from shards with trained ranges.
+    """
     facts = all_segments.facts
     is_whole = len(rows) == len(all_segments.places)
     segments = (
         all_segments if is_whole else RowSegments(facts, [all_segments.places[i] for i in rows])
     )
-    # Write to the columns themselves where that is possible.
+    # Write directly into a column's array if it has the right rows, memory order and dtype.
     made: dict[str, np.ndarray] = {}
     for name in ("tokens", "loss_mask"):
         values, dtype = columns.get(name), own_dtype(name, facts.token_dtype)
@@ -500,10 +510,10 @@ def _draw_rows(
     weighted: bool,
     kernels: bool,
 ) -> np.ndarray | None:
-    """Write tokens and loss_mask of rows.
+    """Draw the tokens and the loss_mask of some rows, and write them into these arrays.
 
     Returns:
-        The weight of each slot before its loss_mask, [B, T], if `weighted`, otherwise None.
+        If `weighted`, the weight of each slot, whether trained or not, [B, T]. Otherwise None.
     """
     task = segments.column("task")
     if task.max(initial=0) >= len(resampling.by_task):
@@ -511,7 +521,7 @@ def _draw_rows(
             f"redraw: segment_task {task.max()} is beyond the manifest's"
             f" {len(resampling.by_task)} tasks"
         )
-    # The slots before the body are bos and the mode token.
+    # A body comes after bos and the mode token.
     mode = np.array([0 if moves is None else moves.mode for moves in resampling.by_task], np.int64)
     has_bos = (segments.column("start") == 0) & resampling.prepend_bos
     header = _Header(
@@ -529,17 +539,17 @@ def _draw_rows(
 
 
 def _write_originals(rows: _Rows, in_place: np.ndarray) -> None:
-    """Write the tokens and the loss_mask of rows before they are resampled.
+    """Write the tokens and the loss_mask that the rows have before resampling.
 
-    Same-position segments, bool[m], get their original tokens and a loss_mask of 0. The others keep
-    the stored values.
+    The segments `in_place`, bool[m], get their original tokens and a loss_mask of 0. All other
+    segments get the stored values.
     """
     segments, tokens, loss_mask = rows.segments, rows.tokens, rows.loss_mask
-    # Segments with two copies have their originals in x_0, and their labels may be shifted. All
-    # other same-position segments have their originals as labels.
+    # Block-diffusion segments [x_t ; x_0] have their original tokens in x_0, because their labels
+    # may be shifted. Other same-position segments have their original tokens as labels.
     twice = segments.looked_up("task", segments.facts.in_blocks)
     labelled = in_place & ~twice
-    for i, (shard, row) in enumerate(segments.places):  # Padding is the same in both.
+    for i, (shard, row) in enumerate(segments.places):  # Padding is the same in tokens and labels.
         tokens[i] = shard.row("labels" if labelled.all() else "tokens", row)
     if labelled.any() and not labelled.all():
         labels = np.empty_like(tokens)
@@ -556,10 +566,12 @@ def _write_originals(rows: _Rows, in_place: np.ndarray) -> None:
 
 
 def _noise_all(rows: _Rows, in_place: np.ndarray, weighted: bool) -> np.ndarray | None:
-    """Noise the same-position segments, bool[m], and store their levels in segments.changed.
+    """Noise the segments `in_place`, bool[m].
+
+    Their new levels and loss weights are put into `segments.changed`.
 
     Returns:
-        The weight of each slot before its loss_mask, [B, T], if `weighted`, otherwise None.
+        If `weighted`, the weight of each slot, whether trained or not, [B, T]. Otherwise None.
     """
     resampling, segments, tokens = rows.resampling, rows.segments, rows.tokens
     weight, level = (segments.column(name).copy() for name in ("loss_weight", "noise"))
@@ -591,10 +603,10 @@ def _noise_all(rows: _Rows, in_place: np.ndarray, weighted: bool) -> np.ndarray 
 
 
 def _move_all(rows: _Rows) -> None:
-    """Move the tokens of next-token segments to their slots in their rows' epochs.
+    """Move the tokens of next-token segments to the slots of the row's epoch.
 
-    segments.changed receives the prefixes. A segment stays the same if its document leaves tokens
-    untrained, or if it has no tokens.
+    The new prefixes are put into `segments.changed`, and the loss_mask is updated. A segment stays
+    the same if it has no tokens, or if its document leaves some tokens untrained.
     """
     resampling, segments, header = rows.resampling, rows.segments, rows.header
     moves = resampling.moved[segments.column("task")] & (header.tokens > 0) & ~_supervised(rows)
@@ -611,7 +623,7 @@ def _move_all(rows: _Rows) -> None:
         body_prefix = move(task, resampling.special, bodies, body_slots, epoch, flat_tokens, check)
         if body_prefix is not None:
             prefix[which] = before + body_prefix
-    # If its prefix has changed, a segment has its loss elsewhere.
+    # Segments with another prefix need a new loss_mask.
     is_changed = prefix != segments.column("prefix")
     if is_changed.any():
         new_loss_mask = next_token_loss_mask(
@@ -633,19 +645,20 @@ def _move(
     rows: np.ndarray,
     check: Callable[..., None],
 ) -> np.ndarray | None:
-    """Write one task's segments of one epoch to the flat rows.
+    """Move the tokens of one task's segments to their slots in one epoch.
 
     Args:
-        task: The task.
-        special: The ids that it writes.
-        bodies: The bodies of its segments.
-        body_slots: int64[m], slots of each body and its eos.
+        task: The settings of the task.
+        special: The special ids of the dataset.
+        bodies: The bodies of the segments.
+        body_slots: int64[m], the number of slots of each body, including eos.
         epoch: The epoch.
-        rows: The flat rows, which hold the stored tokens.
-        check: Raises DatasetError if its first argument, bool[m], has a True.
+        rows: The flat tokens of the rows. They contain the stored tokens and are changed.
+        check: A function that raises DatasetError if any element of its first argument, bool[m], is
+            True.
 
     Returns:
-        The prefix of each body, int64[m]; None for a task without prefixes.
+        The number of prefix slots in each body, int64[m], or None for a task without prefixes.
     """
     layout, drawn = task.layout, (task.parameters, special, bodies)
     stored = layout.place(*drawn, 0, rows)
@@ -667,10 +680,13 @@ def _check_slots(
     wrong: np.ndarray,
     missing: str = "the positions that its tokens need",
 ) -> None:
-    """Check that no segment is `wrong`, bool[k] for the segments `which`.
+    """Raise an error for the first of some segments that is wrong.
+
+    `which` has the indices of k segments, and `wrong` is bool[k]. The message says that the wrong
+    segment does not have `missing`.
 
     Raises:
-        DatasetError: If one is. The message says that it has not `missing`.
+        DatasetError: If an element of `wrong` is True.
     """
     if wrong.any():
         g = which[np.argmax(wrong)]
@@ -683,7 +699,7 @@ def _check_slots(
 
 
 def _supervised(rows: _Rows) -> np.ndarray:
-    """Return which segments have documents that leave tokens other than eos untrained, bool[m]."""
+    """Return which segments have untrained tokens in their body, bool[m]. eos is not counted."""
     segments, header = rows.segments, rows.header
     is_supervised = np.zeros(len(segments), np.bool_)
     if rows.trainable is None:
@@ -711,7 +727,8 @@ def _next_tokens(
 ) -> np.ndarray:
     """Return the labels of rows, [B, T].
 
-    Slots of moved segments get the next token, and slots of same-position segments get `labels`.
+    In moved segments, a label is the next token, or the pad id in the last slot. All other slots
+    keep their value in `labels`.
     """
     following = np.empty_like(tokens)
     following[:, :-1] = tokens[:, 1:]
@@ -723,10 +740,10 @@ def _next_tokens(
 
 
 def _check_labels(segments: RowSegments, labels: np.ndarray, vocab_size: int) -> None:
-    """Check that all labels are ids, since flips use them as indices.
+    """Check that all labels are ids below vocab_size, because flips use them as indices.
 
     Raises:
-        DatasetError: If one is not.
+        DatasetError: If a label is not.
     """
     is_wrong = (labels < 0) | (labels >= vocab_size)
     if is_wrong.any():
@@ -737,7 +754,7 @@ def _check_labels(segments: RowSegments, labels: np.ndarray, vocab_size: int) ->
 
 
 def _trainable(segments: RowSegments) -> np.ndarray | None:
-    """Return 1 for slots inside trained ranges, uint8[size], or None if shards have no ranges."""
+    """Return 1 at each slot in a trained range, uint8[size], or None if shards have no ranges."""
     if "trained_ranges" not in segments.places[0][0].layout:
         return None
     segment, ranges, _ = segments.trained()
@@ -746,17 +763,18 @@ def _trainable(segments: RowSegments) -> np.ndarray | None:
 
 
 def _target(rows: _Rows, task: NoisedTask, which: np.ndarray) -> noise.Target:
-    """Return the candidates of one task's segments, which are the same as in rendering.
+    """Return the segments `which` of one task as a target for noise.
 
-    They are the body and eos, or only the body if noise_eos is off. A segment without tokens has no
-    candidates, but the levels of its row's other segments may depend on it.
+    The candidates of a segment are its body and eos, or only its body if noise_eos is false, as in
+    rendering. A segment without tokens has no candidates. It is still part of the target, because
+    stratified levels depend on the number of segments in a row.
     """
     segments, header = rows.segments, rows.header
     half = segments.slots[which] // task.copies
     before = header.before[which]
     count = half - before
     if not task.parameters["noise_eos"] and (rows.trainable is None or task.copies > 1):
-        # If trained ranges limit noise, they exclude eos themselves.
+        # Trained ranges already exclude eos if noise_eos is false.
         count = np.minimum(count, header.tokens[which])
     if (count < 0).any():
         raise DatasetError(
