@@ -1,13 +1,13 @@
-"""Compute where segments are, from cu_seqlens or from ids, and write values to their slots.
+"""Compute the slots of segments from cu_seqlens or segment ids, and write values to these slots.
 
     slot           0  1  2  3  4  5  6  7  8  9 10
     segment_ids    1  1  1  2  2  3  3  3  3  0  0
     cu_seqlens     0        3     5           9           `boundaries`
-    runs           0  0  0  3  3  5  5  5  5  9  9        `runs`: begin of each slot's run
-    thd            seqlens 3 2 4, offsets 0 3 5 −1        `thd`, for a static number of segments
+    runs           0  0  0  3  3  5  5  5  5  9  9        `runs`: start of each slot's run of ids
+    thd            seqlens 3 2 4, offsets 0 3 5 −1        `thd`, for a fixed number of segments
 
-Masks are never built. `packprep.dataset.attention` exports `thd` and `thd_pair` with the other
-layouts.
+No function builds an attention mask. `packprep.dataset.attention` exports `thd` and `thd_pair`
+with the other layouts.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ import numpy as np
 from packprep.errors import ArgumentError
 
 _SLOTS_AT_ONCE = 1 << 14
-_BEYOND = 1 << 62  # This is farther than any position.
+_BEYOND = 1 << 62  # Larger than any position.
 
 
 def boundaries(
@@ -31,11 +31,12 @@ def boundaries(
 
     Args:
         counts: Number of segments of each row, int64[rows].
-        real: cu_seqlens of the rows, one row after the other, int64[m + rows].
-        physical: cu_seqlens_padded of the rows, one row after the other, int64[m + rows].
+        real: cu_seqlens of all rows, joined, int64[m + rows].
+        physical: cu_seqlens_padded of all rows, joined, int64[m + rows].
 
     Returns:
-        The row of each segment, its first slot in the row, and its slots, int64[m] each.
+        For each of the m segments its row, its first slot in the row, and its number of slots
+        without padding, int64[m] each.
     """
     row = owners(counts)
     here = np.arange(len(row)) + row
@@ -43,41 +44,41 @@ def boundaries(
 
 
 def offsets_of(lengths: np.ndarray) -> np.ndarray:
-    """Return 0 and the running sums of n lengths, int64[n + 1]."""
+    """Return the boundaries of n joined ranges: 0 and the running sums of lengths, int64[n + 1]."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def starts_of(lengths: np.ndarray) -> np.ndarray:
-    """Return the sum of the lengths before each one, int64[n]."""
+    """Return for each of n lengths the sum of all earlier lengths, int64[n]."""
     return np.cumsum(lengths) - lengths
 
 
 def owners(counts: np.ndarray) -> np.ndarray:
-    """Return 0 counts[0] times, 1 counts[1] times, and so on, int64[Σ counts]."""
+    """Return each index i counts[i] times: [2, 3] → 0 0 1 1 1, int64[Σ counts]."""
     return np.repeat(np.arange(len(counts)), counts)
 
 
 def ranks(counts: np.ndarray) -> np.ndarray:
-    """Return 0 … counts[0] − 1, 0 … counts[1] − 1, …, int64[Σ counts]."""
+    """Return 0 … counts[i] − 1 for each i, joined: [2, 3] → 0 1 0 1 2, int64[Σ counts]."""
     return np.arange(int(counts.sum())) - np.repeat(starts_of(counts), counts)
 
 
 def fill_slots(
     begin: np.ndarray, length: np.ndarray, values: np.ndarray, elsewhere, size: int
 ) -> np.ndarray:
-    """Return an array with one value per range of slots.
+    """Fill ranges of slots with one value each, and return the array.
 
     Args:
-        begin: First slots of the ranges, int[m], in ascending order. Ranges do not overlap.
-        length: Slots of the ranges, int[m].
-        values: Values of the ranges, [m].
-        elsewhere: The value of all other slots.
-        size: Number of slots.
+        begin: The first slot of each range, int[m], in ascending order. Ranges do not overlap.
+        length: Number of slots of each range, int[m].
+        values: The value of each range, [m].
+        elsewhere: The value of all slots outside the ranges.
+        size: Number of slots of the result.
 
     Returns:
-        [size], in the dtype of `values`.
+        An array [size] with the dtype of `values`.
     """
     runs = np.empty(2 * len(values) + 1, np.int64)
     parts = np.empty(2 * len(values) + 1, values.dtype)
@@ -95,17 +96,17 @@ def read_only(array: np.ndarray) -> np.ndarray:
 def put_blocks(
     slots: np.ndarray, at, half, block_length, count, values: np.ndarray, ahead=0
 ) -> None:
-    """Write the value of each block to its slots in x_t.
+    """Write one value per block to the slots of x_t in block-diffusion segments [x_t ; x_0].
 
     Args:
         slots: The flat array to write.
-        at: The first slot of each segment.
-        half: Slots of x_t in each segment.
-        block_length: Slots of a block in each segment.
-        count: Number of blocks of each segment.
-        values: The values of all blocks.
-        ahead: 0 gives a slot the value of its own block, 1 the value of the next slot's block. An
-            array sets this for each segment.
+        at: The first slot of each segment, int[m].
+        half: Number of slots of x_t in each segment, int[m].
+        block_length: Number of slots of a block in each segment, int[m].
+        count: Number of blocks of each segment, int[m].
+        values: The values of all blocks, [Σ count].
+        ahead: With 0, a slot gets the value of its own block. With 1, it gets the value of the
+            block that contains the next slot. An array [m] sets this for each segment.
     """
     per_block = np.repeat(block_length, count)
     lengths = np.minimum(np.repeat(half, count) - ranks(count) * per_block, per_block)
@@ -116,13 +117,13 @@ def put_blocks(
 
 
 def move_ahead(slots: np.ndarray, at: np.ndarray, length: np.ndarray, last: int) -> None:
-    """Give each slot of some ranges the value of the next slot.
+    """Shift the values in some ranges by one slot, so that each slot gets the next slot's value.
 
     Args:
         slots: The flat array to change.
         at: The first slot of each range.
-        length: Slots of each range.
-        last: The value of the last slot of each range.
+        length: Number of slots of each range.
+        last: The new value of the last slot of each range.
     """
     some = length > 0
     for begin, end in zip(at[some].tolist(), (at + length)[some].tolist(), strict=True):
@@ -131,13 +132,13 @@ def move_ahead(slots: np.ndarray, at: np.ndarray, length: np.ndarray, last: int)
 
 
 def put_clean(slots: np.ndarray, tokens: np.ndarray, at: np.ndarray, half: np.ndarray) -> None:
-    """Give both halves of block-diffusion segments the tokens of the second half, x_0.
+    """Copy x_0, the second half of block-diffusion segments, into both halves of an array.
 
     Args:
         slots: The flat array to write.
-        tokens: The flat array of tokens.
+        tokens: The flat array of tokens, from which x_0 is read. It may be `slots`.
         at: The first slot of each segment.
-        half: Slots of each half.
+        half: Number of slots of one half of each segment.
     """
     for begin, n in zip(at.tolist(), half.tolist(), strict=True):
         clean = tokens[begin + n : begin + 2 * n]
@@ -158,10 +159,10 @@ def put_block_labels(
     Args:
         labels: The flat array to write.
         tokens: The flat array of tokens.
-        at: The first slot of each segment.
-        half: Slots of each half.
-        ahead: bool by segment. True gives each slot the next token of x_0, and `pad` to the last
-            slot of each half.
+        at: The first slot of each segment, int[m].
+        half: Number of slots of one half of each segment, int[m].
+        ahead: bool[m]. Where True, each slot gets the next token of x_0 instead of its own, and the
+            last slot of each half gets `pad`.
         pad: The id of padding.
     """
     put_clean(labels, tokens, at, half)
@@ -175,7 +176,7 @@ def segment_ids(row: np.ndarray, at: np.ndarray, slots: np.ndarray, size: int) -
     Args:
         row: The row of each segment, int64[m], in ascending order.
         at: The first flat slot of each segment, int64[m].
-        slots: Slots of each segment, int64[m].
+        slots: Number of slots of each segment, int64[m].
         size: Number of flat slots.
 
     Returns:
@@ -188,12 +189,14 @@ def segment_ids(row: np.ndarray, at: np.ndarray, slots: np.ndarray, size: int) -
 def next_token_loss_mask(
     at: np.ndarray, slots: np.ndarray, prefix: np.ndarray, size: int
 ) -> np.ndarray:
-    """Return 1 at each slot whose next slot is in the same segment and after its prefix.
+    """Return the loss_mask of next-token segments.
+
+    A slot has 1 if the next slot is in the same segment, but not in its prefix.
 
     Args:
         at: The first flat slot of each segment, int64[m].
-        slots: Slots of each segment, int64[m].
-        prefix: Slots of each segment's prefix, int64[m].
+        slots: Number of slots of each segment, int64[m].
+        prefix: Number of slots of each segment's prefix, int64[m].
         size: Number of flat slots.
 
     Returns:
@@ -204,19 +207,20 @@ def next_token_loss_mask(
 
 
 def runs(ids: Any, slots: Any, library: Any, greatest: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """Return the run of equal ids that contains each slot, also for padding.
+    """Return for each slot the bounds of the run of equal ids that contains it.
+
+    Runs of padding count, too.
 
         ids 1 1 1 0 0 2 2   →   begin 0 0 0 3 3 5 5   end 3 3 3 5 5 7 7
 
     Args:
         ids: Segment ids, [..., T].
         slots: 0 … T − 1, in a shape that broadcasts with `ids`.
-        library: numpy, torch or jax.numpy, to which all these arrays belong.
-        greatest: Returns the running maximum along the last axis. Each library has another name for
-            it.
+        library: The library of the arrays: numpy, torch or jax.numpy.
+        greatest: The library's function for the running maximum along the last axis.
 
     Returns:
-        Start and end of the runs, shaped as `ids`, in slots of their row.
+        The first slot of the run and the slot after it, as slots of the row, shaped as `ids`.
     """
 
     def begins(ids):
@@ -231,21 +235,21 @@ def runs(ids: Any, slots: Any, library: Any, greatest: Callable[[Any], Any]) -> 
 def meetings(
     query_ids: Any, key_ids: Any, where: Callable, searchsorted: Callable
 ) -> tuple[Any, Any]:
-    """Return the keys of each query's segment.
+    """Return the range of keys that belong to each query's segment.
 
         query_ids 1 2 2 0, key_ids 1 1 1 2 0   →   begin 0 3 3 0   end 3 4 4 3
 
-    Ids count 1, 2, … in both arrays, without gaps. Padding gets the keys of the row's first
-    segment, so that each query has keys. If a row has only padding, it gets all keys.
+    In each row, ids count 1, 2, … without gaps. A query on padding gets the keys of the row's first
+    segment, so that each query has keys. In a row that has only padding, queries get all keys.
 
     Args:
         query_ids: Segment ids of queries, [B, Q].
         key_ids: Segment ids of keys, [B, K].
-        where: The function of numpy, torch or jax.numpy.
-        searchsorted: The function of the same library, applied to each row.
+        where: The function `where` of numpy, torch or jax.numpy.
+        searchsorted: The function `searchsorted` of the same library, applied to each row.
 
     Returns:
-        Start and end of the keys, [B, Q], in slots of the row of `key_ids`.
+        The first key of the range and the key after it, as slots of the row in `key_ids`, [B, Q].
     """
     last = where(key_ids > 0, key_ids, 1 << 30)
     ids = where(query_ids > 0, query_ids, last[..., :1])
@@ -261,16 +265,16 @@ def thd(segment_ids, max_segments, fill=0) -> tuple[np.ndarray, np.ndarray]:
 
     Args:
         segment_ids: Segment ids, [B, T] or [T].
-        max_segments: The most segments of a row.
-        fill: The length of unused entries.
+        max_segments: Maximum number of segments in a row.
+        fill: The length in unused entries.
 
     Returns:
         seqlens int32[B, max_segments], and offsets int32[B, max_segments + 1] with −1 in unused
-        entries. For ids of shape [T] the results have no B.
+        entries. For ids of shape [T], both have no axis B.
 
     Raises:
-        ArgumentError: If a row has too many segments, a segment has a hole, or ids skip or go back.
-            The message names row and slot.
+        ArgumentError: If a row has more than max_segments segments, a segment has a gap, or ids do
+            not count 1, 2, …. The message names row and slot.
     """
     ids = np.asarray(segment_ids)
     rows = np.atleast_2d(ids).astype(np.int64)
@@ -311,37 +315,37 @@ def thd_pair(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return the lengths and offsets of separate queries and keys, without building a mask.
 
-    A slot counts if it is in at least one allowed pair of its segment. `causal` and `window` say
-    which pairs are allowed. Positions ascend inside a segment.
+    A slot is counted if it is in at least one allowed pair of a query and a key. Both slots of a
+    pair are in the same segment, and `causal` and `window` restrict the pairs. Positions must
+    ascend inside a segment.
 
-    Queries and keys are the two sides. "bottom_right" counts positions from the end of a segment,
-    and each side takes its own last slot of the segment as the end. With striped ring attention,
-    the sides have gaps. Both must then hold equally many slots of the segment and the same last
-    slot. The result then equals TransformerEngine's, which
-    counts positions from the number of slots that a side has: position_q − n_q ≥ position_kv −
-    n_kv. For queries and keys of one sequence use "top_left", which is right for any of their
-    slots.
+    The queries are one side and the keys the other. With "bottom_right", each side counts positions
+    back from its own last slot of the segment. In striped ring attention, each side has only some
+    slots of a segment. Then both sides must have the same number of slots and the same last slot of
+    each segment. The result equals the result of TransformerEngine, which allows position_q − n_q ≥
+    position_kv − n_kv, where a side has n slots. For queries and keys of one sequence use
+    "top_left", which is right for any subset of the slots.
 
-    A window makes the work O(T log T).
+    With a window, the function takes O(T log T) time.
 
     Args:
         segment_ids_q: Segment ids of the queries, [T] or [B, T].
-        segment_ids_kv: Segment ids of the keys, of any length.
-        position_ids_q: Positions of the queries.
-        position_ids_kv: Positions of the keys.
-        max_segments: The most segments of a row.
-        causal: "top_left" allows position_q ≥ position_kv. "bottom_right" allows the same with
-            positions that each side counts from the end of its segment. None allows any pair.
-        window: (left, right) allows position_q − left ≤ position_kv ≤ position_q + right, where −1
-            is no limit. None sets no limits.
+        segment_ids_kv: Segment ids of the keys. T may differ from the queries'.
+        position_ids_q: Positions of the queries, shaped as segment_ids_q.
+        position_ids_kv: Positions of the keys, shaped as segment_ids_kv.
+        max_segments: Maximum number of segments in a row.
+        causal: "top_left" allows pairs with position_q ≥ position_kv. "bottom_right" allows the
+            same pairs with positions counted from the segment's end. None allows all pairs.
+        window: (left, right) allows pairs with position_q − left ≤ position_kv ≤ position_q +
+            right. A limit of −1 means no limit. None sets no limits.
 
     Returns:
         q_seqlens, kv_seqlens, q_offsets and kv_offsets, int32. Lengths are in the order of segment
-        ids and filled with 0. Offsets are in the order of occurrence and filled with −1.
+        ids and filled with 0. Offsets are in the order of slots and filled with −1.
 
     Raises:
-        ArgumentError: If an argument is invalid, or sides with gaps do not fit "bottom_right". The
-            message names row and segment.
+        ArgumentError: If an argument is invalid, or the sides have different slots of a segment
+            with gaps under "bottom_right". The message names row and segment.
     """
     if causal not in (None, "top_left", "bottom_right"):
         raise ArgumentError(
@@ -384,24 +388,24 @@ def thd_pair(
 
 
 class _Side(NamedTuple):
-    """The queries or the keys, where each (row, segment) is a group.
+    """The queries or the keys of `thd_pair`.
 
-    Group row · width is the row's padding.
+    The slots of segment s in row r form the group r · width + s. Segment 0 is the row's padding.
     """
 
     ids: np.ndarray  # [B, T], as given.
     positions: np.ndarray  # [B, T], as given.
     width: int
-    origins: np.ndarray | None  # int64[B · width]: the origin of each group's positions; None: 0.
+    origins: np.ndarray | None  # int64[B · width]: position 0 of each group; None: all are 0.
 
     @property
     def n_groups(self) -> int:
         return len(self.ids) * self.width
 
     def parts(self) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-        """Yield slots with their groups and positions, int64, in parts.
+        """Yield the flat slots in parts: a slice, and int64 groups and positions of its slots.
 
-        This avoids an int64 copy of a long row.
+        Parts avoid an int64 copy of long rows.
         """
         ids, positions, length = self.ids.ravel(), self.positions.ravel(), self.ids.shape[1]
         for begin in range(0, ids.size, _SLOTS_AT_ONCE):
@@ -414,7 +418,7 @@ class _Side(NamedTuple):
 def _extreme(ufunc, side: _Side) -> np.ndarray:
     """Return the smallest or largest position of each group, int64[n_groups].
 
-    An empty group gets a value beyond all positions.
+    A group without slots gets 2⁶² as its smallest position and −2⁶² as its largest.
     """
     result = np.full(side.n_groups, _BEYOND if ufunc is np.minimum else -_BEYOND, np.int64)
     for _, group, at in side.parts():
@@ -423,10 +427,13 @@ def _extreme(ufunc, side: _Side) -> np.ndarray:
 
 
 def _check_stripes(q: _Side, kv: _Side, last_q: np.ndarray, last_kv: np.ndarray) -> None:
-    """Check that sides with gaps have equally many slots of a segment and the same last slot.
+    """Check that both sides have as many slots and the same last position of a segment with gaps.
+
+    Segments without gaps on either side are not checked. `last_q` and `last_kv` have the largest
+    position of each group.
 
     Raises:
-        ArgumentError: If they do not.
+        ArgumentError: If a segment's numbers of slots or last positions differ.
     """
     striped = np.zeros(q.n_groups, bool)
     counts = []
@@ -451,12 +458,12 @@ def _check_stripes(q: _Side, kv: _Side, last_q: np.ndarray, last_kv: np.ndarray)
 
 
 def _reached(q: _Side, kv: _Side, right: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return which slots of each side have a partner in their segment, bool[B, T] each.
+    """Return which queries and which keys are in an allowed pair, bool[B, T] each.
 
-    A key may be at most `right` positions after its query; −1 is no limit.
+    A key may be at most `right` positions after its query; −1 means no limit.
     """
-    # A query has an allowed key if its segment's first key is allowed. A key has an allowed query
-    # if the segment's last query is allowed.
+    # If a query has any allowed key, the first key of its segment is allowed. If a key has any
+    # allowed query, the last query of its segment is allowed.
     first_kv, last_q = _extreme(np.minimum, kv), _extreme(np.maximum, q)
     right = min(right, _BEYOND // 2) if right >= 0 else _BEYOND // 2
     q_counts, kv_counts = np.empty(q.ids.size, bool), np.empty(kv.ids.size, bool)
@@ -468,9 +475,9 @@ def _reached(q: _Side, kv: _Side, right: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _meets(side: _Side, other: _Side, back: int, ahead: int) -> np.ndarray:
-    """Return which slots of a side have a partner near them on the other side, bool[B, T].
+    """Return which slots of `side` have a slot of `other` nearby in the same group, bool[B, T].
 
-    A partner is in the same group, from `back` positions before to `ahead` positions after.
+    Nearby means from `back` positions before the slot to `ahead` positions after it.
     """
     places = [
         at
@@ -493,7 +500,10 @@ def _meets(side: _Side, other: _Side, back: int, ahead: int) -> np.ndarray:
 
 
 def _counted(ids, counts, max_segments) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lengths by id and the offsets by occurrence of the slots that count."""
+    """Return the lengths and offsets that `thd_pair` returns for one side.
+
+    `ids` are the side's segment ids, and `counts`, bool[B, T], flags the slots to count.
+    """
     n_rows = len(ids)
     kept = np.where(counts & (ids != 0), ids, 0)
     width = max_segments + 1

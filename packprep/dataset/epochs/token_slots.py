@@ -1,8 +1,8 @@
-"""Compute the slots of next-token segments' tokens in an epoch from the segments' keys.
+"""Compute in which slots the tokens of a next-token segment are in an epoch.
 
 Resampling reads tokens from their slots in epoch 0 and writes them to their slots in another epoch.
-The slots follow from the key, so sentinels need not be searched. Here 7 tokens have 3 tokens of
-noise in 2 spans, so that they take 11 slots in every epoch:
+The slots follow from the segment's key, so sentinels need not be searched in the row. In this
+example of span_corruption, 3 of 7 tokens are noise, in 2 spans, so a body has 11 slots:
 
     slot        0    1    2    3    4    5  |  6    7    8    9   10
     epoch 0    10   11  <a>   14   15  <b>  | <a>  12   13  <b>   16
@@ -12,10 +12,11 @@ noise in 2 spans, so that they take 11 slots in every epoch:
     slots in epoch 0     0    1    7    8    3    4   10     rows[slots] is the document
     slots in epoch 3     0    7    2    3    4    9   10     rows[slots] = document
 
-The first line is the inverse. In the second one, sentinels fill the other slots.
+rows[slots] with the slots of epoch 0 restores the document. The assignment with the slots of epoch
+3 then writes the tokens, and sentinels fill the other slots.
 
-Epoch 0 is drawn as the kernels of `objectives/` draw it. Later epochs use other purposes of random
-numbers.
+Epoch 0 uses the same random numbers as the kernels of `objectives/`. Later epochs use random
+numbers of other purposes.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,12 +44,12 @@ from packprep.randomness import (
 
 
 class Placed(NamedTuple):
-    """The contents of segments' bodies, where slots are indices of the flat rows."""
+    """The slots and special tokens of segments' bodies. Slots are indices into the flat rows."""
 
     token: np.ndarray  # int64[Σ n]: slot of each token, in document order
     special: np.ndarray  # int64[k]: slots of sentinels and other special tokens
-    id: np.ndarray  # int64[k]: the id at each of these, or −1 if it is unknown
-    slots: np.ndarray  # int64[m]: slots that each body takes
+    id: np.ndarray  # int64[k]: the id in each slot of `special`, or −1 if the stored row is wrong
+    slots: np.ndarray  # int64[m]: number of slots of each body
     prefix: np.ndarray | None  # int64[m]: slots of the prefix, or None if the task has no prefixes
 
 
@@ -56,12 +57,12 @@ class Stretches(NamedTuple):
     """The bodies of one task's segments, [m] each."""
 
     key: np.ndarray  # uint64
-    n: np.ndarray  # int64: tokens
+    n: np.ndarray  # int64: number of tokens
     first_slot: np.ndarray  # int64: first slot of the body in the flat rows
 
 
 class SpecialIds(NamedTuple):
-    """The ids that next-token objectives write, and the tokens before which they do not cut."""
+    """The special ids that next-token objectives write, and the tokens that no cut may precede."""
 
     sentinels: np.ndarray  # int64[k]
     fim: tuple[int, int, int]  # prefix, middle and suffix
@@ -75,14 +76,16 @@ SPECIAL = "the special tokens that its key puts there"
 
 
 def misfit(room: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """Return whether bodies have too few slots, or more than one left over. One may be for eos.
+    """Return which bodies do not fit their slots.
+
+    A body may leave at most one slot free, which is for eos.
 
     Args:
-        room: Slots of each body, int64[m].
-        slots: Slots that each body takes, int64[m].
+        room: Number of slots from each body's first slot to the end of its segment, int64[m].
+        slots: Number of slots that each body needs, int64[m].
 
     Returns:
-        bool[m].
+        bool[m], True if a body does not fit.
     """
     return (room < slots) | (room > slots + 1)
 
@@ -93,13 +96,13 @@ class TokenLayout:
 
     Attributes:
         name: The objective's name.
-        parameters: The keys of its tasks in `[[tasks]]`.
-        place: (parameters, ids, segments, epoch, known) → Placed. In epoch 0 `known` has the flat
-            rows. In later epochs it has the segments' tokens in document order, [Σ n].
-        sentinels: (parameters) → the number of sentinels that it needs.
-        roles: (parameters) → the special tokens that the vocabulary must have.
-        least: The fewest tokens of a segment.
-        whole: (parameters) → whether it never cuts inside a character, and so needs
+        parameters: The keys of the objective's tasks in `[[tasks]]`.
+        place: (parameters, ids, segments, epoch, known) → Placed. In epoch 0, `known` has the
+            stored flat rows. In later epochs, it has the segments' tokens in document order, [Σ n].
+        sentinels: (parameters) → the number of sentinels that the task needs.
+        roles: (parameters) → the names of special tokens that the vocabulary must have.
+        least: The smallest number of tokens in a segment.
+        whole: (parameters) → whether the task never cuts inside a character. `place` then needs
             `SpecialIds.continues`.
         keeps_prefix: Whether a segment's prefix has the same length in every epoch.
     """
@@ -120,7 +123,7 @@ EOS_AFTER_INPUTS = Parameter(
 
 
 def roles_of_inputs(parameters: Mapping[str, Any]) -> frozenset[str]:
-    """Return the special tokens in the inputs: eos, if a parameter ends the inputs with it."""
+    """Return {"eos"} if a task's parameters end the inputs with eos, otherwise an empty set."""
     return frozenset(("eos",) if parameters[EOS_AFTER_INPUTS.name] else ())
 
 
@@ -130,17 +133,17 @@ def roles_of_inputs(parameters: Mapping[str, Any]) -> frozenset[str]:
 def span_counts(
     parameters: Mapping[str, Any], sentinels: int, n: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the noise tokens and spans of each segment.
+    """Return the number of noise tokens and the number of spans of each segment.
 
-    They equal `objectives.span_corruption.span_counts` of each n of 2 or more.
+    For n ≥ 2 the numbers equal those from `objectives.span_corruption.span_counts`.
 
     Args:
         parameters: The parameters of the task.
-        sentinels: Number of sentinels.
-        n: Tokens of each segment, int64[m].
+        sentinels: Number of sentinels in the vocabulary.
+        n: Number of tokens of each segment, int64[m].
 
     Returns:
-        Noise tokens and spans, int64[m] each.
+        The numbers of noise tokens and of spans, int64[m] each.
     """
     noise = np.clip(np.rint(n * parameters["noise_density"]).astype(np.int64), 1, n - 1)
     spans = np.rint(noise / parameters["mean_span_length"]).astype(np.int64)
@@ -150,10 +153,10 @@ def span_counts(
 
 
 class _Runs(NamedTuple):
-    """The runs of segments in document order, alternately text and noise."""
+    """The runs of segments in document order. Text runs and noise runs alternate."""
 
-    length: np.ndarray  # int64[Σ per_segment]: tokens of each run
-    per_segment: np.ndarray  # int64[m]: runs of each segment
+    length: np.ndarray  # int64[Σ per_segment]: number of tokens of each run
+    per_segment: np.ndarray  # int64[m]: number of runs of each segment
     first_is_noise: np.ndarray  # int64[m]: 1 if the first run is noise
 
 
@@ -164,24 +167,26 @@ def span_slots(
     epoch: int,
     known: np.ndarray,
 ) -> Placed:
-    """Return the slots of span_corruption's tokens and sentinels, as `TokenLayout.place`.
+    """Return the slots of tokens and sentinels in span_corruption segments.
+
+    This is the `TokenLayout.place` of the objective.
 
     Args:
         parameters: The parameters of the task.
         ids: The special ids.
         segments: The bodies of the segments.
         epoch: The epoch.
-        known: See `TokenLayout.place`. It is not used.
+        known: Not used.
 
     Returns:
-        The slots, with prefixes.
+        The slots. The prefix of a body is its inputs.
     """
     key, n, first_slot = segments
     noise_tokens, spans = span_counts(parameters, len(ids.sentinels), n)
     runs = _draw_runs(key, n, noise_tokens, spans, epoch)
     if parameters["random_roll"]:
         runs = _rolled(key, n, noise_tokens, spans, runs.length, epoch)
-    # Count the noise runs and the tokens of either kind before each run in its segment.
+    # For each run, count the earlier noise runs, noise tokens and text tokens of its segment.
     segment = owners(runs.per_segment)
     is_noise = (ranks(runs.per_segment) + runs.first_is_noise[segment]) & 1
     first_run = starts_of(runs.per_segment)
@@ -189,7 +194,8 @@ def span_slots(
     number = _sum_before(is_noise, segment, first_run)
     noise_before = _sum_before(runs.length * is_noise, segment, first_run)
     text_before = _sum_before(runs.length * (1 - is_noise), segment, first_run)
-    # Compute the slot of each run. A noise run's sentinel is in the inputs and before its tokens.
+    # Compute the first slot of each run. The sentinel of a noise run is both in the inputs and, in
+    # the targets, before the run's tokens.
     eos_slots = int(parameters[EOS_AFTER_INPUTS.name])
     inputs = n - noise_tokens + noise_runs + eos_slots
     targets = first_slot + inputs
@@ -206,14 +212,17 @@ def span_slots(
 
 
 def _consecutive(first: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """Return length[0] numbers from first[0] on, length[1] from first[1] on, …, int64[Σ length]."""
+    """Return first[i], …, first[i] + length[i] − 1 for each i, joined, int64[Σ length]."""
     numbers = np.repeat(first - starts_of(length), length)
     numbers += np.arange(len(numbers))
     return numbers
 
 
 def _sum_before(values: np.ndarray, segment: np.ndarray, first_run: np.ndarray) -> np.ndarray:
-    """Return for each run the sum of the values of the runs before it in its segment."""
+    """Return for each run the sum of `values` over the earlier runs of its segment.
+
+    `segment` has the segment of each run, and `first_run` the first run of each segment.
+    """
     total = starts_of(values)
     return total - total[first_run][segment]
 
@@ -221,7 +230,7 @@ def _sum_before(values: np.ndarray, segment: np.ndarray, first_run: np.ndarray) 
 def _draw_runs(
     key: np.ndarray, n: np.ndarray, noise_tokens: np.ndarray, spans: np.ndarray, epoch: int
 ) -> _Runs:
-    """Draw the lengths of runs, equally many of text and of noise."""
+    """Draw the lengths of the runs: `spans` text runs and `spans` noise runs per segment."""
     text_purpose, noise_purpose = (
         (REDRAWN_TEXT_SPANS, REDRAWN_NOISE_SPANS) if epoch else (TEXT_SPANS, NOISE_SPANS)
     )
@@ -234,16 +243,19 @@ def _draw_runs(
 def _part_lengths(
     key: np.ndarray, total: np.ndarray, parts: np.ndarray, purpose: int, epoch: int
 ) -> np.ndarray:
-    """Return the lengths of the non-empty parts of each total, int64[Σ parts].
+    """Cut each total into parts of random length, each at least 1, and return their lengths.
 
-    The result is uniform over all ways to cut a total. Floyd's method samples distinct cut points
-    (Bentley and Floyd 1987). Draw i takes a cut of 1 … j with j = total − parts + 1 + i, or j
-    itself if that cut is taken.
+    All ways to cut a total are equally likely. The cut points are distinct and drawn by Floyd's
+    method (Bentley and Floyd 1987). Draw i takes a random cut point in 1 … j, where j = total −
+    parts + 1 + i. If an earlier draw has taken it, draw i takes j instead.
+
+    Returns:
+        int64[Σ parts].
     """
     draws = parts - 1
     segment, i = owners(draws), ranks(draws)
     last = (total - parts + 1)[segment] + i
-    # Draw a number below each bound. Rejected numbers are rare and are drawn one by one.
+    # Draw a number below each bound. Few numbers are rejected, and `integers` draws these again.
     bound = last.astype(np.uint64)
     product = words_of(key, draws, purpose, "<u4", epoch).astype(np.uint64) * bound
     low = product & np.uint64(0xFFFFFFFF)
@@ -254,19 +266,21 @@ def _part_lengths(
         cut[rejected] = randomness.integers(
             key[segment[rejected]], purpose, i[rejected], last[rejected], epoch
         )
-    # Number the cuts of all segments together, and find cuts that an earlier draw has taken.
+    # Use one numbering for the cut points of all segments. Find draws of a cut point that an
+    # earlier draw has taken.
     size, begin = int(total.sum()), starts_of(total)
     cut, last = begin[segment] + 1 + cut, begin[segment] + last
     order, earliest = np.arange(len(cut)), np.empty(size + 1, np.int64)
     earliest[cut[::-1]] = order[::-1]
     is_taken = earliest[cut] != order
-    # A draw whose cut is taken uses its last cut, which may be the cut of a later draw.
+    # Such a draw takes its j (`last`) instead. A later draw may have drawn the same number, so that
+    # its cut point is now taken, too.
     newly_taken, is_moved_to = is_taken, np.zeros(size + 1, np.bool_)
     while newly_taken.any():
         is_moved_to[last[newly_taken]] = True
         newly_taken = is_moved_to[cut] & ~is_taken
         is_taken = is_taken | newly_taken
-    # The distances between cuts and ends are the lengths.
+    # The lengths are the distances between neighbouring cut points, including 0 and the total.
     is_bound = np.zeros(size + 1, np.bool_)
     is_bound[begin] = is_bound[size] = True
     is_bound[np.where(is_taken, last, cut)] = True
@@ -281,10 +295,10 @@ def _rolled(
     lengths: np.ndarray,
     epoch: int,
 ) -> _Runs:
-    """Return the runs after a rotation by an offset of 0 … n − 1.
+    """Rotate the runs of each segment by a random offset in 0 … n − 1, and return the new runs.
 
-    Of the n offsets, the first noise_tokens − spans cut a span. Later epochs draw an offset of the
-    same kind as epoch 0, so that a segment keeps its length.
+    Offsets below noise_tokens − spans cut a span in two, which adds a sentinel. Later epochs cut a
+    span exactly if epoch 0 does, so that a segment keeps its number of slots.
     """
     offset = randomness.integers(key, ROLL, 0, n)
     inside = noise_tokens - spans
@@ -293,7 +307,7 @@ def _rolled(
     if epoch:
         kind_size = np.where(cuts_span, inside, n - inside)
         remaining = randomness.integers(key, REDRAWN_ROLL, 0, kind_size, epoch)
-    # Find the run in which the rotation starts, and how many of its tokens it skips.
+    # Find the run in which the rotated segment starts, and the number of that run's tokens to skip.
     runs = 2 * spans
     segment, is_noise = owners(runs), np.arange(len(lengths)) & 1
     offsets = np.where(cuts_span[segment], (lengths - 1) * is_noise, np.where(is_noise, 1, lengths))
@@ -301,7 +315,7 @@ def _rolled(
     remaining = remaining + (ends - offsets)[first_run]
     run = np.searchsorted(ends, remaining, "right")
     skipped = remaining - (ends - offsets)[run] + cuts_span
-    # Take the runs from there on, the runs before it, and the skipped tokens.
+    # Join the runs from this one on, then the runs before it, then the skipped tokens.
     count = runs + (skipped > 0)
     segment, turn = owners(count), ranks(count)
     number = run - first_run
@@ -355,20 +369,21 @@ def pivot_slots(
     epoch: int,
     known: np.ndarray,
 ) -> Placed:
-    """Return the slots of prefix_lm's tokens and special tokens, as `TokenLayout.place`.
+    """Return the slots of tokens and special tokens in prefix_lm segments.
 
-    The pivot is uniform over 1 … n − 1. An eos may end the prefix, and a sentinel may begin the
-    continuation. Each moves the tokens after it by a slot.
+    This is the `TokenLayout.place` of the objective. The pivot, at which the continuation begins,
+    is uniform over 1 … n − 1. Depending on the parameters, eos ends the prefix and a sentinel
+    begins the continuation. Each of the two moves all later tokens by one slot.
 
     Args:
         parameters: The parameters of the task.
         ids: The special ids.
         segments: The bodies of the segments.
         epoch: The epoch.
-        known: See `TokenLayout.place`. It is not used.
+        known: Not used.
 
     Returns:
-        The slots, with prefixes.
+        The slots and prefixes.
     """
     key, n, first_slot = segments
     pivot = 1 + randomness.integers(key, REDRAWN_PIVOT if epoch else PIVOT, 0, n - 1, epoch)
@@ -399,20 +414,23 @@ PREFIX_LM = TokenLayout(
 
 
 def rates(parameters: Mapping[str, Any]) -> tuple[np.uint64, np.uint64]:
-    """Return the parameters rate and spm_rate in units of 2⁻³²."""
+    """Return the parameters rate and spm_rate of fill_in_the_middle, in units of 2⁻³²."""
     rate, spm_rate = (np.uint64(int(parameters[name] * 2**32)) for name in ("rate", "spm_rate"))
     return rate, spm_rate
 
 
 class _Middles(NamedTuple):
-    """The middles of rearranged segments, [m] each."""
+    """The middles of the segments that are rearranged, [m] each."""
 
-    begin: np.ndarray  # int64: first token
-    end: np.ndarray  # int64: first token after it
+    begin: np.ndarray  # int64: first token of the middle
+    end: np.ndarray  # int64: first token after the middle
     suffix_first: np.ndarray  # bool: True if the suffix comes first, with an empty prefix
 
     def special_slots(self, segments: Stretches) -> tuple[np.ndarray, np.ndarray]:
-        """Return the slots of the special tokens before the suffix and before the middle."""
+        """Return the slot before the suffix and the slot before the middle, int64[m] each.
+
+        These slots have the special tokens of the two parts.
+        """
         suffix_slot = segments.first_slot + 1 + self.begin
         return suffix_slot, suffix_slot + 1 + segments.n - self.end
 
@@ -424,20 +442,21 @@ def cut_slots(
     epoch: int,
     known: np.ndarray,
 ) -> Placed:
-    """Return the slots of fill_in_the_middle's tokens and special tokens, as `TokenLayout.place`.
+    """Return the slots of tokens and special tokens in fill_in_the_middle segments.
 
-    The same segments are rearranged in every epoch. If a body's special tokens are not where its
-    cuts allow them, its suffix token has the id −1.
+    This is the `TokenLayout.place` of the objective. The same segments are rearranged in every
+    epoch. If a stored body does not have its special tokens in valid slots, the result has the id
+    −1 for its suffix token.
 
     Args:
         parameters: The parameters of the task.
         ids: The special ids.
         segments: The bodies of the segments.
         epoch: The epoch.
-        known: See `TokenLayout.place`.
+        known: The stored flat rows in epoch 0, the segments' tokens in later epochs.
 
     Returns:
-        The slots, without prefixes.
+        The slots. There are no prefixes.
     """
     rate, spm_rate = rates(parameters)
     rearranged = np.flatnonzero(randomness.words(segments.key, CUT_POINTS, 0) < rate)
@@ -453,7 +472,7 @@ def cut_slots(
             middles = middles._replace(begin=begin, end=end)
         else:
             middles, fits = _found_middles(ids, bodies, middles, known)
-    # Prefix, middle and suffix of each segment. Other segments are all prefix.
+    # The lengths of prefix, middle and suffix. A segment that is not rearranged has only a prefix.
     begin, end, _ = middles
     lengths = np.zeros((len(segments.n), 3), np.int64)
     lengths[:, 0] = segments.n
@@ -462,7 +481,7 @@ def cut_slots(
     part_slot = np.repeat(segments.first_slot[:, None], 3, axis=1)
     part_slot[rearranged] = np.stack((bodies.first_slot, middle_slot, suffix_slot), axis=1) + 1
     token = _consecutive(part_slot.reshape(-1), lengths.reshape(-1))
-    # The special token before each part.
+    # One special token comes before each of the three parts.
     special = np.concatenate((bodies.first_slot, middle_slot, suffix_slot))
     id = np.repeat(np.array(ids.fim, np.int64), len(rearranged))
     id[2 * len(rearranged) :][~fits] = -1
@@ -472,7 +491,10 @@ def cut_slots(
 
 
 def _draw_middles(bodies: Stretches, spm_rate: np.uint64, epoch: int) -> _Middles:
-    """Draw two different cuts, uniform over the pairs of 0 … n, and whether the suffix is first."""
+    """Draw two different cuts in 0 … n for each body, and whether the suffix comes first.
+
+    All pairs of cuts are equally likely.
+    """
     key, n, _ = bodies
     purpose = REDRAWN_CUT_POINTS if epoch else CUT_POINTS
     cut = randomness.integers(key, purpose, 4, n + 1, epoch)
@@ -490,7 +512,9 @@ def _moved_back(
     n: np.ndarray,
     continues: np.ndarray,
 ) -> np.ndarray:
-    """Return the cuts, moved back to the starts of characters.
+    """Move each cut back to the start of a character, and return the new cuts, int64[m].
+
+    A cut is the index of the first token after it in its segment.
 
     `first_token` has the index of each segment's first token in `tokens`, int64[m].
     """
@@ -505,17 +529,21 @@ def _moved_back(
 def _found_middles(
     ids: SpecialIds, bodies: Stretches, drawn: _Middles, rows: np.ndarray
 ) -> tuple[_Middles, np.ndarray]:
-    """Return the middles that rows have, and whether each was found, bool[m].
+    """Find the middles that stored rows have, and return whether each was found, bool[m].
 
-    Building moved cuts back to the starts of characters. So a middle is found if the special tokens
-    are there and no character begins between a cut and the drawn cut. Nearly all cuts stay, and are
-    checked together. The others are searched one by one. A text may contain a special token after a
-    moved cut. Then two cuts may fit, and the nearer one is taken.
+    When the rows were built, cuts were moved back to the starts of characters. So a cut is found
+    where its special token is, if no character starts between this cut and the drawn one. Most cuts
+    were not moved, and these are checked all at once. The others are searched one by one. If the
+    text itself contains a special token, two cuts may fit, and the one nearer to the drawn cut is
+    taken.
     """
     _, middle, suffix = ids.fim
 
     def fits_at(slot: np.ndarray, special_id: int, is_edge: np.ndarray) -> np.ndarray:
-        """Return whether a special token is there, and no token inside a character follows it."""
+        """Return whether slots have a special token, followed by a token that starts a character.
+
+        Where `is_edge` is True, any token may follow.
+        """
         next_token = np.take(rows, slot + 1, mode="clip")
         is_start = np.take(ids.continues, next_token, mode="clip") == 0
         return (np.take(rows, slot, mode="clip") == special_id) & (is_edge | is_start)
@@ -527,7 +555,7 @@ def _found_middles(
     for i in np.flatnonzero(~fits).tolist():
         n, first_slot = int(bodies.n[i]), int(bodies.first_slot[i])
         if first_slot + n + 3 > len(rows):
-            continue  # There are fewer slots than the segment takes.
+            continue  # The segment would exceed the rows.
         body = rows[first_slot : first_slot + n + 3].tolist()
         cuts = _cuts_in(body, int(begin[i]), int(end[i]), bool(drawn.suffix_first[i]), ids)
         if cuts is not None:
@@ -538,7 +566,10 @@ def _found_middles(
 def _cuts_in(
     body: list[int], drawn_begin: int, drawn_end: int, suffix_first: bool, ids: SpecialIds
 ) -> tuple[int, int] | None:
-    """Return the cuts of one body, at or below the drawn ones, or None if no cuts fit."""
+    """Return the two cuts of one stored body, or None if no cuts fit.
+
+    Each cut is at most the drawn one. `body` has the slots from the first special token on.
+    """
     n = len(body) - 3
     _, middle, suffix = ids.fim
     for begin in range(drawn_begin, -1, -1):
@@ -559,7 +590,7 @@ def _cuts_in(
 
 
 def _stays(inside: np.ndarray, cut: int, drawn_cut: int) -> bool:
-    """Return whether a drawn cut is moved back to `cut`.
+    """Return whether `_moved_back` moves `drawn_cut` to `cut`.
 
     `inside` is bool[n], True for tokens that begin inside a character.
     """
