@@ -1,15 +1,15 @@
-"""Layouts for attention kernels, computed from lengths and ids.
+"""Compute layouts for attention kernels from the lengths and ids of segments.
 
-A function takes O(T) time unless it says otherwise. A row of T slots with segments of 3, 2 and 4
-slots, T = 11:
+Functions take O(T) time unless their docstrings say otherwise. This example row has T = 11 slots,
+with segments of 3, 2 and 4 slots:
 
     slot           0  1  2  3  4  5  6  7  8  9 10
     segment_ids    1  1  1  2  2  3  3  3  3  0  0
     position_ids   0  1  2  0  1  0  1  2  3  0  0
     cu_seqlens     0        3     5           9
 
-If segments are physically padded (pad_seq_to_mult), cu_seqlens counts only real slots, and
-cu_seqlens_padded has the physical starts of segments. The gaps between segments are padding.
+With pad_seq_to_mult, there is padding between segments. cu_seqlens then counts only the slots of
+segments, and cu_seqlens_padded has the slots at which segments start in the row.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,8 +44,8 @@ __all__ = [
 
 
 Keys = list[tuple[Any, Any]]
-"""Ranges of keys that queries see: the begin and the end of each range, shaped as the queries. A
-range may be empty for a query."""
+"""Ranges of keys that queries see, as (begin, end) pairs of arrays, shaped as the queries. A range
+may be empty for a query."""
 
 
 class Rule(NamedTuple):
@@ -57,19 +57,20 @@ class Rule(NamedTuple):
         ahead: Which later keys a query sees.
 
             - "never": none. segment_prefix is 0.
-            - "prefix": the slots of the prefix (bos, mode and the objective's) see each other.
-              segment_prefix counts them.
-            - "segment": all. segment_prefix is the number of all slots.
+            - "prefix": the slots of the prefix see each other. The prefix is bos, the mode token
+              and the leading slots that the objective defines. segment_prefix is their number.
+            - "segment": all later keys of the segment. segment_prefix is its number of slots.
             - "blocks": the keys of block diffusion. segment_prefix is −1.
-            - "own": keys that no prefix describes, even fewer than all earlier keys. segment_prefix
-              is −1.
+            - "own": a set of keys that a prefix cannot describe. It need not contain all earlier
+              keys. segment_prefix is −1.
 
         columns: The columns of a batch that `keys` reads.
-        keys: (query, begin, end, columns, where) → Keys, exact and in slots of the row. `query` has
-            slots. `begin` and `end` are the run of its segment's id, as `boundaries.runs` returns
-            it. `where` is the function of numpy, torch or jax.numpy, which provides all of these
+        keys: (query, begin, end, columns, where) → Keys, in slots of the row. `query` has the slots
+            of queries. `begin` and `end` have the bounds of each query's segment, from
+            `boundaries.runs`. `where` is the function of numpy, torch or jax.numpy that fits the
             arrays.
-        copies: How often bos, mode, body and eos are written: 2 for [x_t ; x_0].
+        copies: How many times a segment contains bos, mode token, body and eos: 2 for [x_t ; x_0],
+            otherwise 1.
     """
 
     ahead: str
@@ -79,7 +80,10 @@ class Rule(NamedTuple):
 
     @property
     def in_blocks(self) -> bool:
-        """Whether the pattern applies where block_lengths are above 0 and prefix_ends are −1."""
+        """Whether this is the pattern of block diffusion.
+
+        Slots of such segments have block_lengths above 0 and prefix_ends −1.
+        """
         return self.ahead == "blocks"
 
 
@@ -88,7 +92,7 @@ def _keys_so_far(query, begin, end, columns, where) -> Keys:
 
 
 def _keys_of_prefix(query, begin, end, columns, where) -> Keys:
-    """Return all keys up to the query, and the whole prefix."""
+    """Return one range: the keys of the segment up to the query or, in the prefix, to its end."""
     ends = columns["prefix_ends"]
     return [(begin, where(ends > query, ends, query + 1))]
 
@@ -96,8 +100,8 @@ def _keys_of_prefix(query, begin, end, columns, where) -> Keys:
 def _keys_of_blocks(query, begin, end, columns, where) -> Keys:
     """Return the keys of block diffusion.
 
-    A query in x_t sees its own block and x_0 before that block. A query in x_0 sees x_0 up to the
-    end of its block.
+    A query in x_t sees its own block of x_t, and all earlier blocks of x_0. A query in x_0 sees its
+    own block and all earlier blocks of x_0.
     """
     middle, length = (begin + end) // 2, columns["block_lengths"]
     length = where(length > 0, length, 1)
@@ -118,11 +122,13 @@ RULES = {
         "blocks", ("prefix_ends", "position_ids", "block_lengths"), _keys_of_blocks, copies=2
     ),
 }
-"""A task's attention → its pattern."""
+"""The value of a task's key `attention` → the pattern."""
 
 
 def _spans(cu_seqlens, cu_seqlens_padded=None, length=None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the physical slots of each segment without its gap: start and end, int64[segments].
+    """Return each segment's first slot in the row and the slot after its last one, int64[n] each.
+
+    Padding after a segment is not included.
 
     Raises:
         ArgumentError: If the boundaries are invalid or exceed `length`.
@@ -160,7 +166,7 @@ def _segment_of_slot(begin: np.ndarray, end: np.ndarray, length: int) -> np.ndar
 
 
 def _of_slots(per_segment: np.ndarray, segment: np.ndarray, padding) -> np.ndarray:
-    """Return `per_segment` at each slot, and `padding` where `segment` is −1."""
+    """Return for each slot the value of its segment, or `padding` where `segment` is −1."""
     return np.append(per_segment, padding)[segment]
 
 
@@ -169,8 +175,8 @@ def position_ids(cu_seqlens, length, cu_seqlens_padded=None) -> np.ndarray:
 
     Args:
         cu_seqlens: Boundaries of the segments, int[n + 1].
-        length: Slots of the row.
-        cu_seqlens_padded: Physical boundaries, int[n + 1], if segments are padded.
+        length: Number of slots of the row.
+        cu_seqlens_padded: Boundaries including the padding of segments, int[n + 1], if any.
 
     Returns:
         int32[length], 0 on padding.
@@ -187,19 +193,20 @@ def position_ids(cu_seqlens, length, cu_seqlens_padded=None) -> np.ndarray:
 def next_token_labels(
     tokens, segment_ids, loss_mask, distance=1, in_place=None, ignore_index=-100
 ) -> np.ndarray:
-    """Return labels for the token `distance` slots later, or `ignore_index` where it is untrained.
+    """Return labels for the token `distance` slots later.
 
-    The label of slot i is tokens[i + distance] if that slot is in the same segment and loss_mask[i
-    + distance − 1] is 1.
+    The label of slot i is tokens[i + distance] if slot i + distance is in the same segment and
+    loss_mask[i + distance − 1] is 1. All other labels are `ignore_index`.
 
     Args:
         tokens: Tokens, [T] or [B, T].
         segment_ids: Segment ids, shaped as `tokens`.
         loss_mask: The loss mask, shaped as `tokens`.
-        distance: At least 1. Heads for k-step prediction use larger distances.
+        distance: Distance to the predicted token, at least 1. Heads that predict the k-th next
+            token use k.
         in_place: bool[T], the slots of segments that predict at the same position. They get
             `ignore_index`.
-        ignore_index: The label of slots without a trained prediction.
+        ignore_index: The label of slots that are not trained.
 
     Returns:
         int64, shaped as `tokens`.
@@ -223,17 +230,18 @@ def next_token_labels(
 
 
 def pad_cu_seqlens(cu_seqlens, entries, length=None, tail="none") -> np.ndarray:
-    """Return cu_seqlens with a fixed number of entries, which repeat the last value.
+    """Pad cu_seqlens to a fixed number of entries by repeating its last value.
 
-    CUDA graphs and XLA need one shape.
+    CUDA graphs and XLA need arrays of a fixed shape.
 
     Args:
         cu_seqlens: Boundaries of the segments, int[n + 1].
         entries: Number of entries of the result.
-        length: Slots of the row. Tails other than "none" need it.
-        tail: The use of slots after the last segment, up to `length`. With "none", they stay
-            outside all segments. Kernels leave such slots unwritten, and 0 · NaN is NaN. With
-            "segment" they are one more segment, and with "fold" they join the last one.
+        length: Number of slots of the row, required unless `tail` is "none".
+        tail: What the slots after the last segment become. With "none", they stay outside all
+            segments. Kernels do not write the output of such slots, so it may be NaN, which a
+            loss_mask of 0 does not remove. With "segment", they become one more segment. With
+            "fold", they are added to the last segment.
 
     Returns:
         int32[entries].
@@ -281,17 +289,17 @@ def _check_prefix(segment_prefix, begin, end) -> np.ndarray:
 
 
 def prefix_ends(cu_seqlens, segment_prefix, length, cu_seqlens_padded=None) -> np.ndarray:
-    """Return the slot at which the prefix of each slot's segment ends.
+    """Return for each slot the end of its segment's prefix, as a slot of the row.
 
-    allowed(q, k) = same segment and (k ≤ q or k < prefix_ends[q]). This covers causal attention
-    (prefix 0), prefix LM, and attention in both directions (prefix = length).
+    Query q sees key k if both are in the same segment and k ≤ q or k < prefix_ends[q]. So causal
+    attention has prefix 0, and bidirectional attention has the segment's length as its prefix.
 
     Args:
         cu_seqlens: Boundaries of the segments, int[n + 1].
-        segment_prefix: Slots of each segment's prefix, int[n]. The value −1, which means another
-            attention pattern, is refused.
-        length: Slots of the row.
-        cu_seqlens_padded: Physical boundaries, int[n + 1], if segments are padded.
+        segment_prefix: Number of slots of each segment's prefix, int[n]. A prefix of −1 stands for
+            another attention pattern and raises an error.
+        length: Number of slots of the row.
+        cu_seqlens_padded: Boundaries including the padding of segments, int[n + 1], if any.
 
     Returns:
         int32[length], 0 on padding.
@@ -305,18 +313,18 @@ def prefix_ends(cu_seqlens, segment_prefix, length, cu_seqlens_padded=None) -> n
 
 
 def dense_mask(segment_ids, prefix_ends=None, window=None) -> np.ndarray:
-    """Return the full attention mask of a row, for tests and small rows; it takes O(T²) memory.
+    """Return the full attention mask of a row, for tests and small rows.
 
-    A query sees the keys of its segment with k ≤ q or k < prefix_ends[q]. Padding (id 0) attends to
-    padding, so that no query is without keys.
+    Query q sees the keys k of its segment with k ≤ q or k < prefix_ends[q]. Padding (id 0) attends
+    to padding, so that each query sees a key. The mask takes O(T²) memory.
 
     Args:
         segment_ids: Segment ids, [T].
-        prefix_ends: Ends of prefixes, [T], or None for causal attention.
-        window: A `MicroSequence`. The mask then has only its queries and keys.
+        prefix_ends: The array from `prefix_ends`, [T], or None for causal attention.
+        window: A `MicroSequence`. If given, the mask has only the window's queries and keys.
 
     Returns:
-        bool[T, T], indexed [q, k].
+        bool[T, T], or bool[queries, keys] with `window`. True if query q sees key k.
 
     Raises:
         ArgumentError: If the window exceeds the row.
@@ -339,19 +347,19 @@ def dense_mask(segment_ids, prefix_ends=None, window=None) -> np.ndarray:
 
 
 def block_mask(segment_ids, position_ids, half, block_length) -> np.ndarray:
-    """Return the attention mask of block diffusion in segments [x_t ; x_0]; it takes O(T²) memory.
+    """Return the attention mask of block diffusion for segments [x_t ; x_0].
 
     A query sees its own block in its own half, and all earlier blocks of x_0 (Arriola et al.,
-    "Block Diffusion", 2025).
+    "Block Diffusion", 2025). The mask takes O(T²) memory.
 
     Args:
         segment_ids: Segment ids, [T].
-        position_ids: Positions, [T], which count 0 … L − 1 in both halves.
+        position_ids: Positions, [T]. They count 0 … L − 1 in each half of L slots.
         half: 0 for slots in x_t and 1 for slots in x_0, [T].
-        block_length: Slots of a block. A slot's block is position // block_length.
+        block_length: Number of slots of a block. A slot is in block position // block_length.
 
     Returns:
-        bool[T, T], indexed [q, k].
+        bool[T, T]. Entry [q, k] is True if query q sees key k.
     """
     ids, half = np.asarray(segment_ids), np.asarray(half).astype(bool)
     block = np.asarray(position_ids) // block_length
@@ -363,18 +371,19 @@ def block_mask(segment_ids, position_ids, half, block_length) -> np.ndarray:
 
 
 def block_varlen(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return sequences of a batch's flat slots for kernels that count blocks inside documents.
+    """Split a batch into sequences for attention kernels with blocks that start at each sequence.
 
-    The flat slots are the rows of the batch one after the other. The x_t and the x_0 of a
-    block-diffusion segment are a sequence each. Other segments and runs of padding are sequences
-    with block_lengths 0. Slot s of sequence i is in block (s − block_origins[i]) //
-    block_lengths[i] of its half.
+    The flat slots are the rows of the batch, one after the other. Each half of a block-diffusion
+    segment, x_t or x_0, is one sequence. Each other segment and each run of padding is a sequence
+    with block length 0. In sequence i, the flat slot s is in block (s − block_origins[i]) //
+    block_lengths[i].
 
     Args:
         batch: segment_ids, position_ids and block_lengths, [B, T] each.
 
     Returns:
-        cu_seqlens int32[n + 1], max_seqlen int, block_origins and block_lengths int32[n].
+        A dict with cu_seqlens int32[n + 1], max_seqlen int, block_origins int32[n] (the first flat
+        slot of each sequence) and block_lengths int32[n].
     """
     ids, positions, lengths = (
         np.atleast_2d(np.asarray(batch[name]))
@@ -394,49 +403,51 @@ def block_varlen(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class MicroSequence(NamedTuple):
-    """A window of queries with all the keys that it needs, see `micro_sequence`."""
+    """The layout of a window of queries and of all keys that they see, see `micro_sequence`."""
 
-    cu_seqlens_q: np.ndarray  # It starts at 0.
-    cu_seqlens_k: np.ndarray  # It starts at 0.
+    cu_seqlens_q: np.ndarray  # int32: boundaries of the queries, from 0
+    cu_seqlens_k: np.ndarray  # int32: boundaries of the keys, from 0
     max_seqlen_q: int
     max_seqlen_k: int
-    first_document_begin: int  # The slot of the first key.
-    document_index_q: np.ndarray  # int32[q]: 1, 2, … among the window's segments, 0 on padding.
-    document_index_k: np.ndarray  # int32[k]
-    position_ids: np.ndarray  # int32[q]: positions in the whole segment, 0 on padding.
+    first_document_begin: int  # slot of the first key in the row
+    # int32[q] and int32[k]: number of the slot's segment in the window, from 1; 0 on padding
+    document_index_q: np.ndarray
+    document_index_k: np.ndarray
+    position_ids: np.ndarray  # int32[q]: distance from the segment's first slot; 0 on padding
 
 
 def micro_sequence(
     cu_seqlens, begin, end, segment_prefix=None, cu_seqlens_padded=None
 ) -> MicroSequence:
-    """Return the layout of a window of queries and its keys.
+    """Return the layout of one window of queries and of the keys that they see.
 
-    Sequences can be processed in such windows.
+    A long row can be processed window by window.
 
         segments 3 5 4, window [4, 8)  →  q 0 4   k 0 5   first 3   positions 1 2 3 4
 
-    The queries are [begin, end), and the keys [first_document_begin, end). cu_seqlens_k starts at
-    0, since keys are sliced from first_document_begin on. Otherwise attention backends corrupt
-    gradients.
+    The queries are the slots [begin, end), and the keys are [first_document_begin, end). The caller
+    slices the keys from first_document_begin on, so cu_seqlens_k starts at 0. With another start,
+    attention backends compute wrong gradients.
 
-    The layout is right only with bottom-right causal alignment. A backend with top-left alignment
-    must refuse it if first_document_begin < begin. A window that ends inside a two-way prefix would
-    need later keys, so it is refused. `cut_points` returns ends that avoid this. The gap after a
+    The layout is right only for bottom-right causal alignment. A backend with top-left alignment
+    must not use it if first_document_begin < begin. A window must not end inside a two-way prefix,
+    because its queries would need later keys; `cut_points` returns valid ends. Padding after a
     segment counts as its last slots, and slots after the last segment count as one more segment.
 
     Args:
         cu_seqlens: Boundaries of the segments, int[n + 1].
-        begin: The first query.
-        end: The first slot after the queries.
-        segment_prefix: Slots of each segment's two-way prefix, int[n], or None for causal
+        begin: Slot of the first query.
+        end: Slot after the last query.
+        segment_prefix: Number of slots of each segment's two-way prefix, int[n], or None for causal
             attention.
-        cu_seqlens_padded: Physical boundaries, int[n + 1], if segments are padded.
+        cu_seqlens_padded: Boundaries including the padding of segments, int[n + 1], if any.
 
     Returns:
         A `MicroSequence`.
 
     Raises:
-        ArgumentError: If the boundaries or the window are invalid, or a prefix crosses its end.
+        ArgumentError: If the boundaries or the window are invalid, or the window ends inside a
+            two-way prefix.
     """
     segment_begin, segment_end = _spans(cu_seqlens, cu_seqlens_padded)
     physical = np.asarray(cu_seqlens if cu_seqlens_padded is None else cu_seqlens_padded, np.int64)
@@ -480,16 +491,18 @@ def micro_sequence(
 
 
 def cut_points(row, size) -> np.ndarray:
-    """Return the ends of windows of at most `size` slots that cover a row.
+    """Split a row into windows of at most `size` slots, and return their ends.
 
-    No end is inside a two-way prefix, so `micro_sequence` accepts all windows.
+    The windows cover the whole row. No window ends inside a two-way prefix, so `micro_sequence`
+    accepts all of them.
 
     Args:
-        row: A `Row` of the loader.
-        size: The most slots of a window.
+        row: A `Row` of a dataset.
+        size: Maximum number of slots of a window.
 
     Returns:
-        int64: e₀, e₁, … of the windows [0, e₀), [e₀, e₁), …, the last one at the end of the row.
+        The ends e₀, e₁, … of the windows [0, e₀), [e₀, e₁), …, int64. The last end is the number of
+        slots of the row.
 
     Raises:
         ArgumentError: If a two-way prefix has more than `size` slots.
@@ -502,7 +515,7 @@ def cut_points(row, size) -> np.ndarray:
     ends, at = [], 0
     while at < length:
         cut = min(at + size, length)
-        # The last segment that begins before the cut.
+        # This is the last segment that begins before the cut.
         i = int(np.searchsorted(begin, cut, side="left")) - 1
         if i >= 0 and cut < begin[i] + prefix[i]:
             if begin[i] <= at:
@@ -519,31 +532,34 @@ def cut_points(row, size) -> np.ndarray:
 def context_parallel(
     cu_seqlens, cp_size, rank, tp_size=1, cu_seqlens_padded=None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return one rank's slots and boundaries for load-balanced context parallelism.
+    """Return the slots and boundaries of one rank for load-balanced context parallelism.
 
         lengths 3 2 4, cp_size 2    padded 0 4 8 12
         rank 0                      slots 0 3 4 7 8 11    cu_seqlens 0 1 2 4
 
-    Each segment is padded to a multiple of 2 · cp_size · tp_size, or of tp_size if cp_size is 1. It
-    is cut into 2 · cp_size chunks, and rank r has the chunks r and 2 · cp_size − 1 − r.
+    Each segment is padded to a multiple of 2 · cp_size · tp_size and cut into 2 · cp_size equal
+    chunks. Rank r has the chunks r and 2 · cp_size − 1 − r. If cp_size is 1, segments are padded to
+    a multiple of tp_size and not cut.
 
     Args:
         cu_seqlens: Boundaries of the segments, int[n + 1].
         cp_size: Number of context-parallel ranks.
         rank: Index of the rank.
         tp_size: Number of tensor-parallel ranks.
-        cu_seqlens_padded: Physical boundaries, int[n + 1], of a row whose segments have such
-            lengths already. The row then stays as it is.
+        cu_seqlens_padded: Boundaries of segments that are padded to such a multiple already,
+            int[n + 1]. No padding is then added. None pads the segments of cu_seqlens.
 
     Returns:
         Three arrays:
 
-        - indices, int64: the rank's slots in the padded whole.
-        - cu_seqlens, int32: boundaries of the rank's real slots.
-        - cu_seqlens_padded, int32: boundaries of the padded whole, cp_size times the rank's.
+        - indices, int64: the slots of the padded row that the rank has.
+        - cu_seqlens, int32[n + 1]: boundaries of the rank's slots, counted without padding.
+        - cu_seqlens_padded, int32[n + 1]: boundaries of the segments in the padded row. The
+          rank's part of each segment has 1 / cp_size of the segment's length.
 
     Raises:
-        ArgumentError: If the arguments are invalid, or given segments do not have such lengths.
+        ArgumentError: If the arguments are invalid, or a length in cu_seqlens_padded is not such a
+            multiple.
     """
     if cp_size < 1 or tp_size < 1 or not 0 <= rank < cp_size:
         raise ArgumentError(
@@ -581,16 +597,16 @@ def context_parallel(
 
 
 def flatten(batch, tail="segment") -> tuple[dict[str, np.ndarray], np.ndarray, int]:
-    """Return a batch of B rows as one row in THD layout.
+    """Join a batch of B rows into one flat row, the THD layout.
 
-    In the flat columns, segment_ids continue through all rows, as int32 with 0 on padding.
-    prefix_ends, if there, are slots of the flat row. seq_idx, if there, are indices of sequences in
-    cu_seqlens. Columns with one number per row, [B], stay as they are.
+    In the result, segment_ids count through all rows. They are int32, with 0 on padding. If the
+    batch has prefix_ends, they become slots of the flat row. If it has seq_idx, they become indices
+    of sequences in cu_seqlens. Columns with one number per row, [B], stay as they are.
 
     Args:
         batch: name → [B, T, …], with segment_ids.
-        tail: With "segment", each run of padding is a segment too, so that cu_seqlens[-1] = B · T.
-            With "drop", padding is left out of all columns.
+        tail: With "segment", each run of padding is a sequence in cu_seqlens, too, so that
+            cu_seqlens[-1] = B · T. With "drop", padding is left out of all columns.
 
     Returns:
         The flat columns by name, cu_seqlens int32, and max_seqlen.
@@ -620,7 +636,7 @@ def flatten(batch, tail="segment") -> tuple[dict[str, np.ndarray], np.ndarray, i
     ].astype(np.int32)
     if "seq_idx" in batch:
         columns["seq_idx"] = (np.cumsum((starts & kept)[kept]) - 1).astype(np.int32)
-    # The number of kept slots before each slot.
+    # `before` has the number of kept slots before each slot.
     before = np.append(0, np.cumsum(flat_kept))
     if "prefix_ends" in batch:
         ends = np.arange(n_rows)[:, None] * length + np.asarray(batch["prefix_ends"], np.int64)
@@ -633,12 +649,12 @@ def flatten(batch, tail="segment") -> tuple[dict[str, np.ndarray], np.ndarray, i
 
 
 def label_counts(loss_mask, cu_seqlens, cu_seqlens_padded=None) -> np.ndarray:
-    """Return at each slot the number of trained slots of its segment.
+    """Return for each slot the number of trained slots in its segment.
 
     Args:
         loss_mask: The loss mask, [T].
         cu_seqlens: Boundaries of the segments, int[n + 1].
-        cu_seqlens_padded: Physical boundaries, int[n + 1], if segments are padded.
+        cu_seqlens_padded: Boundaries including the padding of segments, int[n + 1], if any.
 
     Returns:
         int32[T], 0 on padding.
@@ -655,10 +671,12 @@ def label_counts(loss_mask, cu_seqlens, cu_seqlens_padded=None) -> np.ndarray:
 
 
 def micro_windows(length, splits, cp_size=1, rank=0) -> np.ndarray:
-    """Return one rank's windows over `length` slots.
+    """Return the windows of slots that one rank processes.
 
-    The slots are cut into `splits` parts, and each part into cp_size windows. 16, 2 → [0, 8), [8,
-    16); 16, 2, 2, rank 1 → [4, 8), [12, 16).
+    The slots are cut into `splits` parts, and each part into one window per rank.
+
+        length 16, splits 2                        →  [0, 8), [8, 16)
+        length 16, splits 2, cp_size 2, rank 1     →  [4, 8), [12, 16)
 
     Args:
         length: Number of slots, a multiple of splits · cp_size.
@@ -686,14 +704,14 @@ def micro_windows(length, splits, cp_size=1, rank=0) -> np.ndarray:
 
 
 def seq_idx(cu_seqlens, length, cu_seqlens_padded=None) -> np.ndarray:
-    """Return the number of each slot's segment, for state-space models.
+    """Return for each slot the number of its segment, for state-space models.
 
-    Segments count 0, 1, …, and padding gets the next number.
+    Segments count 0, 1, …. With n segments, all padding has the number n.
 
     Args:
         cu_seqlens: Boundaries of the segments, int[n + 1].
-        length: Slots of the row.
-        cu_seqlens_padded: Physical boundaries, int[n + 1], if segments are padded.
+        length: Number of slots of the row.
+        cu_seqlens_padded: Boundaries including the padding of segments, int[n + 1], if any.
 
     Returns:
         int32[length].

@@ -1,4 +1,4 @@
-"""Split rows of prefix tasks into encoder rows and decoder rows, with the arrays of seqio and T5X.
+"""Split rows of prefix tasks into encoder and decoder sequences, as the arrays of seqio and T5X.
 
 slots          a  b  c  x  y  d  e  z  .         segments  a b c → x y  and  d e → z
 segment_ids    1  1  1  1  1  2  2  2  0
@@ -21,7 +21,7 @@ from packprep.dataset.rows import MEDIA
 from packprep.errors import DatasetError
 
 READ = ("tokens", "segment_ids", "prefix_ends", "loss_mask")
-"""The columns that `split` needs. It also reads loss_weights if the batch has them."""
+"""The columns that `split` needs. `split` also reads loss_weights if the batch has them."""
 NAMES = (
     *(f"encoder_{name}" for name in ("input_tokens", "segment_ids", "positions")),
     *(
@@ -32,10 +32,10 @@ NAMES = (
 
 
 def check_length(encoder_length: int | None) -> None:
-    """Check that a dataset, mixture or batch has an encoder_length.
+    """Check that the encoder_length of a dataset, mixture or batch is given.
 
     Raises:
-        DatasetError: If it has none.
+        DatasetError: If it is 0 or None.
     """
     if not encoder_length:
         raise DatasetError(
@@ -46,26 +46,26 @@ def check_length(encoder_length: int | None) -> None:
 
 
 def split(batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return seqio's arrays for a batch of numpy arrays.
+    """Split a batch of rows into the encoder and decoder arrays of seqio.
 
-    The encoder gets the slots of each segment's prefix, and the decoder the slots after it. Both
-    lose the padding between segments. Segments keep their ids, and positions count from 0 in each
-    segment of the encoder and of the decoder.
+    The encoder sequence gets the slots of each segment's prefix, and the decoder sequence gets all
+    later slots of the segment. The padding between segments is removed. In both sequences, segments
+    keep their ids, and the positions of each segment count from 0.
 
-    decoder_input_tokens are the targets shifted right inside each segment. They are 0 at the start
-    of a segment and on padding. decoder_loss_weights are loss_mask, times loss_weights if the batch
-    has them, at the slot before the target.
+    decoder_input_tokens are the targets of the same segment, shifted right by one. They are 0 at
+    the start of a segment and on padding. The decoder_loss_weights of a target are the loss_mask at
+    the slot before it, times the loss_weights at that slot if the batch has them.
 
     Args:
         batch: A batch with encoder_length E and the columns of READ, [B, T] each.
 
     Returns:
-        encoder_… int32[B, E] and decoder_… int32[B, T − E] by name. decoder_loss_weights are
-        float32.
+        The arrays of NAMES by name: encoder_… [B, E] and decoder_… [B, T − E]. They are int32,
+        except decoder_loss_weights, which are float32.
 
     Raises:
-        DatasetError: If the batch has no encoder_length, misses a column, or has media. Also if a
-            segment is not from a prefix task, or a row has more inputs or targets than fit.
+        DatasetError: If the batch has no encoder_length, misses a column, or has media. It is also
+            raised if a segment is not from a prefix task, or a row has too many inputs or targets.
 
     Example:
         >>> batch = ds.batch([0, 1], columns=encoder_decoder.READ)
@@ -106,7 +106,7 @@ def split(batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
     decoder_length = ids.shape[1] - length
     rows, slots, column = _places_in("decoder", (ids > 0) & ~is_input, decoder_length, length)
     positions = slots - ends[rows, slots]
-    # The slot before a target predicts it, and has its loss.
+    # The slot before a target predicts the target, so that slot has the loss.
     weights = trained[rows, slots - 1] != 0
     if "loss_weights" in batch:
         weights = weights * np.asarray(batch["loss_weights"])[rows, slots - 1]
@@ -123,10 +123,16 @@ def split(batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
 def _places_in(
     side: str, belongs: np.ndarray, length: int, encoder_length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the row, slot and column in the new sequence of each slot that belongs to a side.
+    """Return the position, in the old rows and in a new sequence, of each slot to copy.
+
+    `belongs`, bool[B, T], has the slots to copy into the sequence `side`, which fits `length` slots
+    per row.
+
+    Returns:
+        Row, slot in the row, and column in the new sequence, int64[k] each.
 
     Raises:
-        DatasetError: If a row has more than `length` such slots.
+        DatasetError: If a row has more than `length` slots to copy.
     """
     counts = belongs.sum(axis=1)
     if counts.max(initial=0) > length:
@@ -143,7 +149,7 @@ def _places_in(
 def _filled(
     arrays: Mapping[str, np.ndarray], rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]
 ) -> dict[str, np.ndarray]:
-    """Return arrays of a shape with values at rows and columns, and 0 elsewhere."""
+    """Write each entry of `arrays` at (rows, columns) of a new array that is 0 elsewhere."""
     made = {}
     for name, values in arrays.items():
         made[name] = np.zeros(shape, np.float32 if name == "decoder_loss_weights" else np.int32)

@@ -1,4 +1,4 @@
-"""One row of a dataset: views of its shard, and columns that are derived at their first use."""
+"""Define `Row`, one row of a dataset: stored columns, and columns derived at their first use."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -23,24 +23,26 @@ from packprep.forking import lazy
 
 
 class Row:
-    """A row of a dataset, which `Dataset.row` creates.
+    """A row of a dataset. `Dataset.row` creates it.
 
-    Its arrays are read-only. They are views of the mapped shard, or read from it or derived at
-    their first use. Reading a damaged part raises DatasetError, which names file and row.
+    Its arrays are read-only. A stored column is a view of the mapped shard, or is read from the
+    file with io "pread". All other columns are derived at their first use. If the shard is damaged,
+    access to a column raises DatasetError, which names file and row.
 
         tokens        token_dtype[T]    loss_mask     uint8[T]     prefix_ends   int32[T]
         labels        token_dtype[T]    loss_weights  float32[T]   block_lengths int32[T]
         segment_ids   uint16[T]         position_ids  int32[T]     seq_idx       int32[T]
-        labels_k, loss_mask_k, loss_weights_k: as in `batch`
+        labels_k, loss_mask_k, loss_weights_k     as in `Dataset.batch`
         cu_seqlens    int32[n_segments + 1]
-        cu_seqlens_padded  int32[n_segments + 1], or None if segments are contiguous
-        segments      the header's columns by their short names, and begin and end in physical
-                      slots, [n_segments] each
-        media         the media spans of the row, a Media of one row
+        cu_seqlens_padded  int32[n_segments + 1], or None if no padding is between segments
+        segments      a dict of arrays [n_segments]: the columns of the segment header, such as
+                      "task" and "prefix", and the first slot "begin" and the slot after the last
+                      one "end"
+        media         a Media with the media spans of this row
 
     Attributes:
         dataset: The `Dataset` of the row.
-        index: Index of the row in that dataset.
+        index: Index of the row in `dataset`.
 
     Example:
         >>> row = ds.row(0)
@@ -82,9 +84,9 @@ class Row:
     loss_weights_6: np.ndarray
     loss_weights_7: np.ndarray
     loss_weights_8: np.ndarray
-    # An object that provides tokens, the shard's first row in the dataset, and the shard itself.
+    # The tokens of the shard, the index in the dataset of the shard's first row, and the shard.
     _opened: tuple[Any, int, Shard]
-    _row: int  # Index in its shard.
+    _row: int  # Index of the row in its shard.
 
     def __repr__(self) -> str:
         return f"Row({self.index})"
@@ -102,7 +104,7 @@ class Row:
         return sorted({*super().__dir__(), *SLOTS})
 
     def _column(self, name: str) -> np.ndarray:
-        """Return a column of slots, read-only: a view of the shard, or derived."""
+        """Return a slot column as a read-only array [T]: stored in the shard, or derived."""
         facts, shard = self.dataset.facts, self._shard
         if name in shard.layout and (name != "loss_mask" or facts.loss_on is None):
             return shard.row(name, self._row)
@@ -123,7 +125,7 @@ class Row:
         return RowSegments(self.dataset.facts, [(self._shard, self._row)])
 
     def _offsets(self, name: str) -> np.ndarray:
-        # This checks the boundaries.
+        # The access checks the boundaries.
         _ = self._segments.at
         return self._segments.parts(name, 1, 1)[0]
 
@@ -146,7 +148,7 @@ class Row:
 
     @property
     def n_tokens(self) -> int:
-        """The number of slots in segments, without padding."""
+        """The number of slots of all segments, without padding."""
         return int(self.cu_seqlens[-1])
 
     @property
@@ -156,7 +158,7 @@ class Row:
 
     @property
     def cost(self) -> int:
-        """The attention cost, Σn² over the segments of n slots, as in the column row_cost."""
+        """The attention cost of the row, Σn² over its segments of n slots, as in row_cost."""
         return int(self._segments.costs()[0])
 
     @lazy
@@ -175,9 +177,10 @@ class Row:
 
     @lazy
     def weighted_ranges(self) -> list[tuple[int, int, int, float]]:
-        """Return the trained ranges with a weight other than 1: (segment, first slot, end, weight).
+        """Return the trained ranges with a weight other than 1.
 
-        The slots contain the tokens themselves, not their predictions.
+        Each range is a tuple (segment, first slot, slot after the last one, weight). These slots
+        contain the trained tokens. In next-token tasks, the slots before predict them.
         """
         if "trained_weights" not in self._shard.layout:
             return []
@@ -192,13 +195,16 @@ class Row:
         ]
 
     def micro_sequences(self, size: int) -> Iterator[tuple[slice, attention.MicroSequence]]:
-        """Yield the row in windows of at most `size` slots, in order.
+        """Split the row into windows of at most `size` slots, in order.
 
-        Windows end where `attention.cut_points` allows it, which is never inside a two-way prefix.
+        No window ends inside a two-way prefix, see `attention.cut_points`.
+
+        Args:
+            size: Maximum number of slots of a window.
 
         Yields:
-            The slots of the queries as a slice, and their layout. The keys are the slots from its
-            first_document_begin to the window's end.
+            The slots of a window as a slice, and its `MicroSequence`. The queries are the slots of
+            the window. The keys are the slots from `first_document_begin` to the window's end.
 
         Raises:
             ArgumentError: If a two-way prefix has more than `size` slots.

@@ -1,10 +1,10 @@
-"""Media spans in rows: which slots belong to which image, audio or video.
+"""Find the slots of rows that belong to an image, audio or video.
 
     row 0    … <begin> <slot> <slot> <slot> <end> …   row 1   … <slot> <slot> …
     offsets  0  1  2        slot  5 17        tokens  3 2        refs  cat.jpg  dog.png
 
-A trainer requests the column "media" and reads each ref. It puts the embeddings into slots slot …
-slot + tokens − 1 of the row.
+A trainer requests the column "media" and loads the file that each reference names. It puts the
+embeddings into slots `slot` … `slot + tokens − 1` of the row.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,16 +24,17 @@ if TYPE_CHECKING:
 class Media:
     """The media spans of some rows as flat arrays, in the order of rows and slots.
 
-    A Media is also a sequence of rows: media[i] has views of row i's spans.
+    A Media is also a sequence of rows: media[i] is a Media with only the spans of row i.
 
     Attributes:
         offsets: int64[rows + 1]. The spans of row i are offsets[i] … offsets[i + 1] − 1.
         slot: int32[k], the first slot of each span in its row.
         tokens: int32[k], the number of slots of each span.
         kind: uint16[k], the kind of each span as an index into `names`.
-        ref_offsets: int64[k + 1], the first byte of each reference in `ref`.
-        ref: uint8[r], the references in UTF-8. `refs` has them as texts.
-        names: The names of kinds.
+        ref_offsets: int64[k + 1]. Reference i is bytes ref_offsets[i] … ref_offsets[i + 1] − 1 of
+            `ref`.
+        ref: uint8[r], all references in UTF-8, joined. `refs` has them as strings.
+        names: The names of the kinds of media.
 
     Example:
         >>> media = ds.batch([0, 1], columns=["tokens", "media"])["media"]
@@ -42,16 +43,16 @@ class Media:
     """
 
     offsets: np.ndarray  # int64[rows + 1]
-    slot: np.ndarray  # The first slot in its row.
-    tokens: np.ndarray  # Number of slots.
+    slot: np.ndarray  # int32[k]
+    tokens: np.ndarray  # int32[k]
     kind: np.ndarray  # uint16[k]
     ref_offsets: np.ndarray  # int64[k + 1]
-    ref: np.ndarray  # UTF-8.
+    ref: np.ndarray  # uint8[r]
     names: tuple[str, ...]
 
     @property
     def refs(self) -> list[str]:
-        """The reference of each span, as its document gives it."""
+        """The reference of each span, as written in its document, such as a file name."""
         data, bounds = self.ref.tobytes(), self.ref_offsets.tolist()
         return [
             data[begin:end].decode(errors="replace")
@@ -60,19 +61,19 @@ class Media:
 
     @property
     def row(self) -> np.ndarray:
-        """The row of each span among these rows, int64[k]."""
+        """The row of each span as an index among the rows of this Media, int64[k]."""
         return owners(np.diff(self.offsets))
 
     @property
     def kinds(self) -> list[str]:
-        """The kind of each span, by name."""
+        """The name of each span's kind, such as "image"."""
         return [self.names[kind] for kind in self.kind.tolist()]
 
     def flat_slots(self, seq_length: int) -> np.ndarray:
-        """Return the slots of the spans in the flat rows, int64[Σ tokens], in order.
+        """Return all slots of the spans in the flat rows, int64[Σ tokens], in ascending order.
 
-        Each row has `seq_length` slots. tokens.reshape(-1) has slot tokens there, which embeddings
-        replace.
+        Each row has `seq_length` slots. At these indices, tokens.reshape(-1) of a batch has
+        placeholder tokens. A model replaces their embeddings by the media's embeddings.
         """
         return np.repeat(self.row * seq_length + self.slot, self.tokens) + ranks(self.tokens)
 
@@ -95,7 +96,7 @@ class Media:
 
 
 def kinds_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the kinds of media that a dataset may have, by name, in the order of media_kind."""
+    """Return the names of the kinds of media in a dataset. media_kind has indices into them."""
     specials = manifest["recipe"].get("specials")
     media = specials.get("media") if isinstance(specials, dict) else None
     return tuple(sorted(media)) if isinstance(media, dict) else ()
@@ -105,8 +106,8 @@ def media_of(places: Sequence[tuple["Shard", int]], names: tuple[str, ...]) -> M
     """Return the media spans of rows.
 
     Args:
-        places: The shard of each row, and the row's index in it.
-        names: The kinds of media of the dataset.
+        places: The shard of each row, and the index of the row in the shard.
+        names: The names of the dataset's kinds of media.
 
     Returns:
         The `Media` of these rows.
@@ -151,12 +152,13 @@ def _of_row(shard: "Shard", row: int, names: tuple[str, ...]) -> Media:
 def joined(
     parts: Sequence[Media], names: tuple[str, ...], order: np.ndarray | None = None
 ) -> Media:
-    """Return the media spans of all rows of some parts, part after part.
+    """Join several `Media` objects into one.
 
     Args:
-        parts: The parts.
-        names: All kinds of media that a part has.
-        order: int64[rows], the index of each of these rows in the result. None keeps their order.
+        parts: The objects to join.
+        names: The names of all kinds of media in the parts.
+        order: int64[rows], the index in the result for each row, where rows are counted through all
+            parts. None keeps the order of the rows.
 
     Returns:
         The `Media` of all rows.

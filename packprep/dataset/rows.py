@@ -1,11 +1,14 @@
-"""The columns of rows: stored ones are copied, others are derived from the boundaries of segments.
+"""Fill the columns of rows: copy those that shards store, and derive the others from segments.
+
+Several rows are handled as flat slots. This example has two rows of T = 8 slots, and a dot is
+padding:
 
     row          ┌────────── 0 ──────────┐┌────────── 1 ──────────┐
-    flat slot    0  1  2  3  4  5  6  7   8  9 10 11 12 13 14 15      T = 8
+    flat slot    0  1  2  3  4  5  6  7   8  9 10 11 12 13 14 15
     segment      a  a  a  ·  b  b  b  ·   c  c  c  c  c  ·  ·  ·
     at 0 4 8     slots 3 3 5              gaps 3 7 13 14 15
 
-`fill` writes one column of any number of rows. `Row` of row.py does the same for one row.
+`fill` writes one column for any number of rows. `Row` in row.py has the columns of a single row.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +34,7 @@ from packprep.errors import DatasetError
 from packprep.forking import lazy
 
 Place = tuple[Shard, int]
-"""A row: its shard, and its index in the shard."""
+"""The location of a row: its shard, and its index in the shard."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,13 +42,13 @@ class Facts:
     """The metadata of a manifest that the columns of rows need.
 
     Attributes:
-        where: The dataset, for messages.
-        seq_length: Slots of a row.
+        where: The name of the dataset, for error messages.
+        seq_length: Number of slots of a row.
         pad_id: The token of padding.
         token_dtype: uint16 or int32.
-        tasks: The task table.
-        loss_on: bool[sources] and bool[tasks]: a segment keeps its loss if both its source and its
-            task are set. None keeps all loss.
+        tasks: The task table of the manifest.
+        loss_on: bool[sources] and bool[tasks]. A segment keeps its loss only if the flags of its
+            source and its task are both True. None keeps the loss of all segments.
     """
 
     where: str
@@ -67,7 +70,7 @@ class Facts:
 
     @lazy
     def shift(self) -> np.ndarray:
-        """Return which tasks predict at a slot the token noised at the next slot, bool[tasks]."""
+        """Return which tasks noise tokens and predict them at the slot before, bool[tasks]."""
         return np.array([task["label_alignment"] == "next_slot" for task in self.tasks])
 
     @lazy
@@ -87,7 +90,7 @@ class Facts:
     def restricted(self, sources: np.ndarray, tasks: np.ndarray) -> "Facts":
         """Return a copy that keeps the loss only on some sources and tasks.
 
-        Loss that was not kept before is not kept either.
+        Earlier restrictions in `loss_on` still apply.
 
         Args:
             sources: bool[sources], the sources that keep their loss.
@@ -101,10 +104,10 @@ class Facts:
         return replace(self, loss_on=(sources, tasks))
 
     def block_lengths(self) -> np.ndarray:
-        """Return the block length of each task, int64[tasks], 0 without block diffusion.
+        """Return the block length of each task, int64[tasks]. It is 0 without block diffusion.
 
         Raises:
-            DatasetError: If the manifest has no valid block length.
+            DatasetError: If a block-diffusion task has no valid block_length in the manifest.
         """
         table = np.zeros(len(self.tasks), np.int64)
         for i in np.flatnonzero(self.in_blocks).tolist():
@@ -120,19 +123,19 @@ class Facts:
 
 
 class RowSegments:
-    """The segments of some rows in slot order, which are read when they are first used.
+    """The segments of some rows in slot order. They are read from the shards at first use.
 
-    Reading checks the boundaries, so segments lie inside their rows, do not overlap, and are in
-    order. Otherwise DatasetError names file and row.
+    Reading checks that segments lie inside their rows, do not overlap, and are in order. If they do
+    not, DatasetError is raised and names file and row.
 
     Attributes:
         facts: The metadata of the dataset.
-        places: The rows, at least one.
-        row: int64[m], the index of each segment's row among these rows.
+        places: The locations of the rows, at least one.
+        row: int64[m], the row of each segment as an index into `places`.
         at: int64[m], the first slot of each segment in the flat rows.
-        slots: int64[m], the length of each segment without padding.
-        size: Slots of all rows.
-        changed: Header columns of an epoch, which replace the stored ones.
+        slots: int64[m], the number of slots of each segment, without padding.
+        size: Number of slots of all rows together.
+        changed: Resampled header columns by name. They replace the stored columns.
     """
 
     def __init__(self, facts: Facts, places: Sequence[Place]):
@@ -145,15 +148,15 @@ class RowSegments:
         return [shard.segment_range(row) for shard, row in self.places]
 
     def parts(self, name: str, more: int = 0, rows: int = 0) -> list[np.ndarray]:
-        """Return each row's part of an array with an entry per segment.
+        """Read the entries of the rows' segments from an array that has one entry per segment.
 
         Args:
             name: The name of the array.
-            more: How many entries to read after the segments' entries.
+            more: Number of entries to read after the last segment's entry.
             rows: 1 if the array has one more entry per row, as cu_seqlens, otherwise 0.
 
         Returns:
-            One array per row.
+            A list with one array per row.
         """
         return [
             shard.part(name, row, begin + rows * row, end + rows * row + more)
@@ -190,11 +193,11 @@ class RowSegments:
         """Return the error for a damaged row.
 
         Args:
-            place: Index of the row among these rows.
-            what: The fault.
+            place: Index of the row in `places`.
+            what: Description of the fault.
 
         Returns:
-            The DatasetError, which names file and row.
+            A DatasetError that names file and row.
         """
         shard, row = self.places[place]
         return DatasetError(
@@ -202,21 +205,21 @@ class RowSegments:
         )
 
     def column(self, name: str) -> np.ndarray:
-        """Return the header column segment_`name`, preferably from `changed`."""
+        """Return a header column, [m], from `changed` or from the arrays segment_NAME of shards."""
         if name in self.changed:
             return self.changed[name]
         parts = self.parts(f"segment_{name}")
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def looked_up(self, name: str, table: np.ndarray) -> np.ndarray:
-        """Look up each segment's task or source in a table.
+        """Return for each segment the value that a table has for its task or source.
 
         Args:
             name: "task" or "source".
-            table: A value for each task or source.
+            table: One value per task or source.
 
         Returns:
-            The segments' values, [m].
+            One value per segment, [m].
 
         Raises:
             DatasetError: If a segment's task or source is not in the table.
@@ -229,14 +232,14 @@ class RowSegments:
         return table[index]
 
     def at_slots(self, values: np.ndarray, elsewhere) -> np.ndarray:
-        """Spread the values of segments over their slots.
+        """Return an array that has the value of its segment at each slot.
 
         Args:
-            values: A value for each segment, [m].
-            elsewhere: The value between segments.
+            values: One value per segment, [m].
+            elsewhere: The value at slots outside all segments.
 
         Returns:
-            [size], in the dtype of `values`.
+            An array [size] with the dtype of `values`.
         """
         return fill_slots(self.at, self.slots, values, elsewhere, self.size)
 
@@ -249,15 +252,19 @@ class RowSegments:
         return np.repeat(begin - (ends - many), many) + np.arange(ends[-1])
 
     def without_next(self, distance: int = 1) -> np.ndarray:
-        """Return the flat slots whose segment does not have a slot `distance` slots later, int64.
+        """Return the last `distance` slots of each segment and all gaps, as flat slots, int64.
 
-        The last slots of segments come first, then the slots before them, then gaps.
+        The segment of such a slot does not continue `distance` slots later. The result is not
+        sorted.
         """
         earlier = [(self.at + self.slots - d)[self.slots >= d] for d in range(2, distance + 1)]
         return np.concatenate((self.at + self.slots - 1, *earlier, self.gaps))
 
     def kept(self) -> np.ndarray:
-        """Return which slots lie in segments that keep their loss, bool[size]. Padding is False."""
+        """Return which slots are in segments that keep their loss, by `facts.loss_on`, bool[size].
+
+        Padding is False.
+        """
         assert self.facts.loss_on is not None
         sources, tasks = self.facts.loss_on
         return self.at_slots(
@@ -265,17 +272,17 @@ class RowSegments:
         )
 
     def lengths_of_blocks(self) -> np.ndarray:
-        """Return the block length of each segment, int64[m], 0 without block diffusion."""
+        """Return the block length of each segment, int64[m]. It is 0 without block diffusion."""
         if not self.facts.in_blocks.any():
             return np.zeros(len(self), np.int64)
         return self.looked_up("task", self.facts.block_lengths())
 
     @lazy
     def task(self) -> np.ndarray:
-        """Return the task of each segment, int64[m]."""
+        """Return the index of each segment's task, int64[m]."""
         return self.looked_up("task", np.arange(len(self.facts.tasks)))
 
-    # Columns that are not stored, [size] each
+    # These methods derive columns that a shard does not store, [size] each.
 
     def next_token_loss_mask(self) -> np.ndarray:
         # A segment without tokens trains nothing.
@@ -300,9 +307,9 @@ class RowSegments:
         return positions
 
     def seq_idx(self) -> np.ndarray:
-        """Return the number of each slot's segment in its row, int32[size].
+        """Return for each slot the number of its segment in the row, int32[size].
 
-        Segments count 0, 1, …, and all padding of the row gets the next number.
+        Segments count 0, 1, …. All padding of a row with k segments has the number k.
         """
         number = segment_ids(self.row, self.at, self.slots, self.size).astype(np.int32) - 1
         number[self.gaps] = np.bincount(self.row, minlength=len(self.places))[
@@ -311,13 +318,17 @@ class RowSegments:
         return number
 
     def prefix_ends(self, with_blocks: bool = False) -> np.ndarray:
-        """Return the slot in the row at which the prefix of each slot's segment ends, int32[size].
+        """Return for each slot the end of its segment's prefix, as a slot of the row, int32[size].
+
+        Padding has 0.
 
         Args:
-            with_blocks: Whether block diffusion gets −1. Otherwise its segments are refused.
+            with_blocks: Whether slots of block-diffusion segments get −1. Otherwise, such segments
+                raise an error.
 
         Raises:
-            DatasetError: If a prefix is not inside its segment.
+            DatasetError: If a prefix is not inside its segment, or a segment uses block diffusion
+                without `with_blocks`.
         """
         prefix = self.column("prefix").astype(np.int64)
         wrong = (prefix < 0) | (prefix > self.slots)
@@ -338,11 +349,15 @@ class RowSegments:
         return self.at_slots(ends, 0)
 
     def trained(self) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int]]]:
-        """Return the trained ranges of rows whose shards have such ranges.
+        """Return the trained ranges of the rows. All their shards must have trained ranges.
 
         Returns:
-            The segment of each range, int64[k], and its slots [start, end) in the segment,
-            int64[k, 2]. The third value is each row's part of its shard's ranges.
+            Three values:
+
+            - The segment of each range, int64[k].
+            - The slots [start, end) of each range, counted from the segment's first slot,
+              int64[k, 2].
+            - For each row, the indices (first, end) of its ranges in the shard's array.
 
         Raises:
             DatasetError: If ranges overlap, are out of order, or lie outside their segments.
@@ -375,9 +390,9 @@ class RowSegments:
         return segment, all_ranges, parts
 
     def weights_of_ranges(self, parts: Sequence[tuple[int, int]]) -> np.ndarray:
-        """Return the weights of trained ranges, float32[k], from shards that store such weights.
+        """Return the weight of each trained range, float32[k].
 
-        `parts` comes from `trained`.
+        All shards of the rows must store trained_weights. `parts` is the third value of `trained`.
         """
         places = zip(self.places, parts, strict=True)
         return np.concatenate(
@@ -385,10 +400,13 @@ class RowSegments:
         )
 
     def range_weights(self) -> np.ndarray | None:
-        """Return the weight of the trained range that contains each slot's target, float32[size].
+        """Return for each slot the weight of the trained range that contains its target token.
 
-        The weight is 1 for targets outside trained ranges. The result is None if the shards do not
-        store weights.
+        The target is the token that the slot predicts: the next token, or in same-position tasks
+        the slot's own token. Outside trained ranges the weight is 1.
+
+        Returns:
+            float32[size], or None if no shard of the rows stores trained_weights.
         """
         which = [i for i, (shard, _) in enumerate(self.places) if "trained_weights" in shard.layout]
         if not which:
@@ -403,7 +421,7 @@ class RowSegments:
         begins, ends = np.maximum(ranges[:, 0] - lead, 0), ranges[:, 1] - lead
         moved = (
             np.array(which) - np.arange(len(which))
-        ) * self.facts.seq_length  # From own rows to these.
+        ) * self.facts.seq_length  # Distance from a slot in `own` to the same slot in `self`.
         at = (own.at + moved[own.row])[segment] + begins
         return fill_slots(at, ends - begins, own.weights_of_ranges(parts), 1, self.size)
 
@@ -421,15 +439,15 @@ class RowSegments:
         return np.bincount(self.row, attention * slots**2 + linear * slots, len(self.places))
 
     def loss_weights(self) -> np.ndarray:
-        """Return the weight of each slot's segment or block times the weight of its target's range.
+        """Return the loss weight of each slot, float32[size], whether or not the slot is trained.
 
-        Slots have a weight whether or not they are trained.
+        It is the weight of the slot's segment or block, times the weight from `range_weights`.
         """
         weights, of_ranges = self._own_weights(), self.range_weights()
         return weights if of_ranges is None else np.multiply(weights, of_ranges, out=weights)
 
     def _own_weights(self) -> np.ndarray:
-        """Return the weight of each slot's segment or block, float32[size]."""
+        """Return for each slot the loss weight of its block or segment, float32[size]."""
         weights = self.at_slots(self.column("loss_weight"), 0)
         if not self.facts.levels_by_block.any() or "block_offsets" not in self.places[0][0].layout:
             return weights
@@ -464,17 +482,18 @@ class RowSegments:
 
 
 class SlotColumn(NamedTuple):
-    """A column with a value for each slot.
+    """A column with one value per slot.
 
     Attributes:
-        dtype: The dtype of the column. None means the dtype of tokens.
-        cast: Whether one dtype that is requested for all ids applies to it.
-        derived: Computes the column if a shard does not store it. None means that `fill` does.
+        dtype: The default dtype. None means the dtype of tokens.
+        cast: Whether the argument `dtype` of `batch`, if it is one dtype for all ids, applies to
+            this column.
+        derived: A function that computes the column, [size], if a shard does not store it. None if
+            `fill` or `look_ahead` computes it.
     """
 
     dtype: np.dtype | None
     cast: bool
-    # It returns [size].
     derived: Callable[[RowSegments], np.ndarray] | None
 
 
@@ -497,16 +516,16 @@ DISTANCES = range(2, 9)
 AHEAD = {
     f"{name}_{k}": (name, k) for name in ("labels", "loss_mask", "loss_weights") for k in DISTANCES
 }
-"""Column for the token `k` slots later → (column for the next token, k)."""
+"""Column for the token k slots later → (the same column for the next token, k)."""
 SLOTS |= {name: SLOTS[next_slot]._replace(derived=None) for name, (next_slot, _) in AHEAD.items()}
-# The columns with one number per row, [B], and the column that each one sums.
+# Each of these columns has the row sums of a slot column, [B]. n_trained counts nonzero values.
 SUMS = {"n_trained": "loss_mask", "loss_weight_sum": "loss_weights"}
 BY_ROW = (*SUMS, "row_cost")
-"""The columns with one number per row, [B]."""
+"""All columns with one number per row, [B]."""
 MADE_FROM = {**SUMS, **{name: next_slot for name, (next_slot, _) in AHEAD.items()}}
-"""Column → the one from which it is computed, after resampling."""
+"""Column → the slot column from which it is computed, after resampling."""
 COLUMNS = ("tokens", "labels", "segment_ids", "position_ids", "loss_mask")
-# These columns are returned on request.
+# A batch has these columns only on request.
 MORE_COLUMNS = (*(name for name in SLOTS if name not in COLUMNS), *BY_ROW)
 MEDIA = "media"
 """A column that is not an array: the `Media` of the rows, see `dataset/row_media.py`."""
@@ -521,7 +540,7 @@ def own_dtype(name: str, token_dtype: np.dtype) -> np.dtype:
         token_dtype: The dtype of tokens.
 
     Returns:
-        The dtype that the column has unless another is requested.
+        The dtype of the column unless the caller requests another dtype.
     """
     if name in BY_ROW:
         return np.dtype({"n_trained": "i4", "row_cost": "i8"}.get(name, "f4"))
@@ -529,13 +548,13 @@ def own_dtype(name: str, token_dtype: np.dtype) -> np.dtype:
 
 
 def fill(segments: RowSegments, name: str, values: np.ndarray, with_blocks: bool = False) -> None:
-    """Write a column of slots into an array.
+    """Write a slot column of some rows into an array.
 
     Args:
         segments: The segments of the rows.
         name: The name of the column.
-        values: The array, [B, T] of any dtype.
-        with_blocks: Whether prefix_ends get −1 in block diffusion, as in `RowSegments.prefix_ends`.
+        values: The array to write, [B, T], of any dtype.
+        with_blocks: The argument of `RowSegments.prefix_ends`, used for the column prefix_ends.
 
     Raises:
         DatasetError: If a row is damaged.
@@ -578,7 +597,7 @@ def fill(segments: RowSegments, name: str, values: np.ndarray, with_blocks: bool
 
 
 def _fill_block_labels(segments: RowSegments, labels: np.ndarray) -> None:
-    """Write the labels of block-diffusion segments into `labels`, [B, T]."""
+    """Write the labels of all block-diffusion segments of the rows into `labels`, [B, T]."""
     twice, shift = (
         segments.looked_up("task", of) for of in (segments.facts.in_blocks, segments.facts.shift)
     )
@@ -601,10 +620,10 @@ def gather(
 
     Args:
         facts: The metadata of the dataset.
-        places: The rows.
-        batch: column → [B, T] or [B], of any dtype.
-        redraw: Writes rows of some slot columns after they are filled.
-        redrawn: The columns that `redraw` writes in every row, so that they need not be filled.
+        places: The locations of the rows.
+        batch: The arrays to fill, column → [B, T] or [B], of any dtype.
+        redraw: A function that resamples rows: it overwrites slot columns after they are filled.
+        redrawn: The columns that `redraw` overwrites in every row. They are not filled before.
 
     Raises:
         DatasetError: If a row is damaged.
@@ -618,7 +637,7 @@ def gather(
     for name in made:
         source = MADE_FROM[name]
         own = own_dtype(source, facts.token_dtype)
-        # Sums need the weights before they are cast to another dtype.
+        # Sum the weights in their own dtype, before they are cast to the dtype in `batch`.
         cut = source == "loss_weights" and source in slots and slots[source].dtype != own
         if source not in slots or cut:
             slots[source] = np.empty((len(places), facts.seq_length), own)
@@ -641,12 +660,14 @@ def gather(
 
 
 def look_ahead(segments: RowSegments, name: str, source: np.ndarray, values: np.ndarray) -> None:
-    """Write a column that describes the token k slots later.
+    """Write a column that describes the prediction of the token k slots later.
 
-    Slot i gets the value of slot i + k − 1 in the column for the next token. If the segment ends
-    before, on padding, and in same-position segments, labels get the pad id and other columns 0. In
-    a two-way prefix only the last slot trains a later token. Heads that read the tokens between, as
-    DeepSeek-V3's do, would see the targets of other slots.
+    Slot i gets the value that the column for the next token has at slot i + k − 1. Where slot i + k
+    is not in the same segment, on padding and in same-position segments, labels get the pad id and
+    other columns get 0.
+
+    In a two-way prefix, only the last slot trains a later token. At the other slots, heads that
+    read the tokens in between, such as those of DeepSeek-V3, would see their targets.
 
     Args:
         segments: The segments of the rows.

@@ -1,14 +1,14 @@
-"""The record of a shard's segments, from cutting to verification.
+"""Define `Segments`, the columns of a shard's segments, from cutting to verification.
 
-    step       adds
-    cut        where the tokens come from, task, bos, eos, length          in document order
-    place      row, first_slot                                             in row order
-    render     prefix, noise, loss_weight, trained ranges, media, blocks
+    step       change to the segments
+    cut        add the origin of the tokens, task, bos, eos and length     in document order
+    place      add row and first_slot                                      in row order
+    render     add prefix, noise, loss_weight, trained ranges, media and blocks
     shard      `header_arrays` writes the columns, `of_arrays` reads them
-    verify     bos, eos, repeated and first_trained again, by the length formula (`restoring`)
+    verify     recompute bos, eos, repeated and first_trained by the length formula (`restoring`)
 
-A column has one entry for each segment. Trained ranges, media and blocks have any number of entries
-for each segment, which `offsets` delimit.
+A column has one entry per segment. A segment may have any number of trained ranges, media spans and
+blocks. Their arrays contain them segment after segment, and `offsets` has the bounds.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ HEADER: dict[str, np.dtype] = {
     "source": np.dtype("<u2"),
     "repeat": np.dtype("<u2"),
 }
-"""Columns that a shard stores as `segment_NAME`, with their dtypes, in the order of the file."""
+"""The columns that a shard stores as arrays segment_NAME, with their dtypes, in file order."""
 _DTYPES: dict[str, np.dtype] = dict.fromkeys(HEADER, np.dtype("i8")) | {
     "key": np.dtype("u8"),
     "noise": np.dtype("f4"),
@@ -43,25 +43,25 @@ _DTYPES: dict[str, np.dtype] = dict.fromkeys(HEADER, np.dtype("i8")) | {
 
 
 class Bodies(NamedTuple):
-    """The columns that decide the form of segments' bodies. All arrays have shape [m]."""
+    """The columns from which an objective draws the bodies of segments. All have the shape [m]."""
 
-    n: np.ndarray  # int64: body tokens, which are content and a repeated system message
+    n: np.ndarray  # int64: number of body tokens: content and a repeated system message
     key: np.ndarray  # uint64
-    # int64: the first trained token of a supervised document, or -1
+    # int64: index of the first trained body token if the document is supervised, otherwise -1
     first_trained: np.ndarray
-    epoch: int = 0  # The bodies have this epoch's random numbers. Stored rows have epoch 0.
+    epoch: int = 0  # The epoch of the random numbers. Stored rows have epoch 0.
 
 
 class TrainedRanges(NamedTuple):
-    """The trained ranges of slots in segments of supervised documents."""
+    """The ranges of trained slots in segments, if the shard has supervised documents."""
 
-    offsets: np.ndarray  # int64[m + 1]
+    offsets: np.ndarray  # int64[m + 1]: the ranges of segment i are offsets[i] … offsets[i + 1] − 1
     ranges: np.ndarray  # int32[k, 2]: start and end, relative to the segment's first slot
     weights: np.ndarray | None = None  # float32[k]; all are 1 if None
 
     @property
     def segment(self) -> np.ndarray:
-        """The segment of each range, int64[k]."""
+        """The index of each range's segment, int64[k]."""
         return owners(np.diff(self.offsets))
 
     def weighted_slots(self) -> np.ndarray:
@@ -76,16 +76,16 @@ class TrainedRanges(NamedTuple):
 class MediaSpans(NamedTuple):
     """The spans of slots that represent images, audio or video."""
 
-    offsets: np.ndarray  # int64[m + 1]
-    ref_offsets: np.ndarray  # int64[k + 1]
-    slot: np.ndarray  # int32[k]: first slot, in its row
-    tokens: np.ndarray  # int32[k]: slots of the span
-    kind: np.ndarray  # uint16[k]
-    ref: np.ndarray  # uint8[r]: the spans' references, UTF-8, joined
+    offsets: np.ndarray  # int64[m + 1]: the spans of segment i are offsets[i] … offsets[i + 1] − 1
+    ref_offsets: np.ndarray  # int64[k + 1]: bounds of the spans' references in `ref`
+    slot: np.ndarray  # int32[k]: first slot of the span in its row
+    tokens: np.ndarray  # int32[k]: number of slots of the span
+    kind: np.ndarray  # uint16[k]: kind of media
+    ref: np.ndarray  # uint8[r]: the references of all spans, UTF-8, joined
 
     @property
     def segment(self) -> np.ndarray:
-        """The segment of each span, int64[k]."""
+        """The index of each span's segment, int64[k]."""
         return owners(np.diff(self.offsets))
 
     def slots_by_segment(self) -> np.ndarray:
@@ -99,10 +99,10 @@ class MediaSpans(NamedTuple):
 
         Args:
             g: Index of the segment.
-            begin: The slot that counts as 0.
+            begin: Slot of the row that counts as 0 in the result.
 
         Returns:
-            First slot, number of slots, kind and reference of each span.
+            A tuple for each span: first slot, number of slots, kind and reference.
         """
         spans = []
         for i in range(*self.offsets[g : g + 2].tolist()):
@@ -112,7 +112,10 @@ class MediaSpans(NamedTuple):
         return spans
 
     def within(self, chosen: np.ndarray) -> "MediaSpans | None":
-        """Return the spans in the segments `chosen`, bool[m], or None if there are none."""
+        """Return only the spans in the segments `chosen`, bool[m], or None without such spans.
+
+        The result has the same segments. Those that are not chosen have no spans.
+        """
         counts, lengths = np.diff(self.offsets), np.diff(self.ref_offsets)
         kept = np.repeat(chosen, counts)
         if not kept.any():
@@ -128,10 +131,10 @@ class MediaSpans(NamedTuple):
 
 
 class NoiseBlocks(NamedTuple):
-    """The blocks of block diffusion, each with its own noise level."""
+    """The blocks of block-diffusion segments, each with its own noise level."""
 
-    offsets: np.ndarray  # int64[m + 1]
-    noise: np.ndarray  # float32[k]
+    offsets: np.ndarray  # int64[m + 1]: the blocks of segment i are offsets[i] … offsets[i + 1] − 1
+    noise: np.ndarray  # float32[k]: noise level
     loss_weight: np.ndarray  # float32[k]
 
 
@@ -143,27 +146,28 @@ class Segments:
     """
 
     # The origin of the tokens.
-    document: np.ndarray  # index into the documents of the shard; -1 in a shard that was read
-    source: np.ndarray
-    file: np.ndarray  # of the plan
+    document: np.ndarray  # index into the documents of the shard; -1 if read from a shard's file
+    source: np.ndarray  # index of the source
+    file: np.ndarray  # index of the file in the plan
     doc: np.ndarray  # the document's position in its file
-    repeat: np.ndarray
-    start: np.ndarray  # first content token
-    tokens: np.ndarray  # content tokens; 0 if the document was removed
+    repeat: np.ndarray  # number of the pass through the document
+    start: np.ndarray  # index of the first content token in the document
+    tokens: np.ndarray  # number of content tokens; 0 if the document was removed
     key: np.ndarray  # uint64
     # Values that cutting decides.
-    task: np.ndarray
+    task: np.ndarray  # index of the task
     bos: np.ndarray  # 0 or 1
     eos: np.ndarray  # 0 or 1
-    repeated: np.ndarray  # tokens of the system message, repeated before the content
-    first_trained: np.ndarray  # first trained body token of a supervised document, or -1
+    repeated: np.ndarray  # number of tokens of a system message, repeated before the content
+    # Index of the first trained body token if the document is supervised, otherwise -1.
+    first_trained: np.ndarray
     # Positions in the rows.
-    slots: np.ndarray  # by the length formula, without padding inside the row
+    slots: np.ndarray  # number of slots by the length formula, without padding
     row: np.ndarray
-    first_slot: np.ndarray  # in the row
+    first_slot: np.ndarray  # first slot in the row
     # Values that rendering adds.
-    prefix: np.ndarray  # leading slots that see each other both ways; -1 in block diffusion
-    noise: np.ndarray  # float32
+    prefix: np.ndarray  # number of prefix slots, which see each other; -1 in block diffusion
+    noise: np.ndarray  # float32: noise level
     loss_weight: np.ndarray  # float32
     trained: TrainedRanges | None = None
     media: MediaSpans | None = None
@@ -171,11 +175,11 @@ class Segments:
 
     @classmethod
     def create(cls, count: int, **columns: np.ndarray) -> "Segments":
-        """Return segments with the given columns.
+        """Create segments from some of their columns.
 
         Args:
             count: Number of segments.
-            **columns: Columns by name. The others have their defaults.
+            **columns: Columns by name. All other columns get default values, mostly 0.
 
         Returns:
             The `Segments`.
@@ -193,11 +197,11 @@ class Segments:
 
     @classmethod
     def of_arrays(cls, arrays: Arrays) -> "Segments":
-        """Return the segments of a shard's arrays in row order.
+        """Create segments from the arrays of a shard, in row order.
 
-        The arrays' cu_seqlens must be valid. `bos`, `eos`, `repeated` and `first_trained` have
-        their defaults. They follow from the length formula, which `restoring.stored_segments`
-        applies.
+        The array cu_seqlens must be valid. The columns `bos`, `eos`, `repeated` and `first_trained`
+        are not stored and get default values. `restoring.stored_segments` computes them by the
+        length formula.
         """
         columns: dict[str, Any] = header_columns(arrays)
         columns["row"], columns["first_slot"], columns["slots"] = segment_slots(arrays)
@@ -207,7 +211,7 @@ class Segments:
             )
         for name, record in (("media", MediaSpans), ("blocks", NoiseBlocks)):
             prefix = name.removesuffix("s")
-            if f"{prefix}_{record._fields[-1]}" in arrays:  # an epoch's arrays have no blocks
+            if f"{prefix}_{record._fields[-1]}" in arrays:  # Resampled arrays have no blocks.
                 columns[name] = record(*(arrays[f"{prefix}_{field}"] for field in record._fields))
         return cls.create(len(columns["key"]), **columns)
 
@@ -219,7 +223,7 @@ class Segments:
         return replace(self, **changes)
 
     def select(self, which: np.ndarray | slice) -> "Segments":
-        """Return some of the segments, in any order.
+        """Return the segments `which`, given by indices or flags.
 
         Trained ranges, media and blocks are left out.
         """
@@ -227,9 +231,9 @@ class Segments:
 
     @property
     def has_tokens(self) -> np.ndarray:
-        """Whether each segment has content, bool[m].
+        """Whether each segment has content tokens, bool[m].
 
-        A segment of a removed document has none, and keeps its slots as padding.
+        A segment of a removed document has no content. Its slots remain as padding.
         """
         return self.tokens != 0
 
@@ -238,7 +242,7 @@ class Segments:
         return np.flatnonzero((self.task == task) & self.has_tokens)
 
     def bodies(self, epoch: int = 0) -> Bodies:
-        """Return the columns that decide the form of the bodies in an epoch."""
+        """Return the columns from which an objective draws the bodies in an epoch."""
         return Bodies(self.tokens + self.repeated, self.key, self.first_trained, epoch)
 
     def flat_slots(self, seq_length: int) -> np.ndarray:
@@ -258,7 +262,7 @@ class Segments:
         )
 
     def last_chunks(self) -> np.ndarray:
-        """Return which segments are the last in a pass through their document, bool[m]."""
+        """Return which segments have the last chunk of their document in its pass, bool[m]."""
         columns = self.start, self.repeat, self.doc, self.file
         order = np.lexsort(columns)
         last = np.ones(len(order), np.bool_)
@@ -268,9 +272,10 @@ class Segments:
         return last
 
     def header_arrays(self, pad_seq_to_mult: int) -> dict[str, np.ndarray]:
-        """Return a shard's arrays of these segments, which must be in row order.
+        """Return the arrays that describe these segments in a shard, name → array.
 
-        `pad_seq_to_mult` is the recipe's. Segments begin at its multiples.
+        The segments must be in row order. `pad_seq_to_mult` is the number from the recipe; segments
+        begin at multiples of it.
         """
         rows = int(self.row[-1]) + 1 if len(self) else 0
         row_offsets = np.searchsorted(self.row, np.arange(rows + 1)).astype(np.int64)
@@ -299,9 +304,9 @@ _COLUMNS = [
 
 
 def header_columns(arrays: Arrays) -> dict[str, np.ndarray]:
-    """Return the columns of a shard's header, name → [m].
+    """Return the columns that a shard stores as segment_NAME, name → [m].
 
-    This works even if the rest of the shard is damaged.
+    The function reads no other arrays, so it works even if these are damaged.
     """
     return {
         name: arrays[f"segment_{name}"].astype(dtype, copy=False) for name, dtype in _DTYPES.items()
@@ -309,10 +314,13 @@ def header_columns(arrays: Arrays) -> dict[str, np.ndarray]:
 
 
 def segment_slots(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the position of each segment of a shard's arrays, whose cu_seqlens must be valid.
+    """Return the position of each segment in the rows of a shard.
+
+    The arrays cu_seqlens and row_offsets must be valid.
 
     Returns:
-        Row, first slot in it, and slots without padding, int64[m] each.
+        For each segment its row, its first slot in the row, and its number of slots without
+        padding, int64[m] each.
     """
     real = arrays["cu_seqlens"].astype(np.int64)
     physical = arrays.get("cu_seqlens_padded", arrays["cu_seqlens"]).astype(np.int64)
@@ -320,7 +328,10 @@ def segment_slots(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _cumulative(lengths: np.ndarray, row: np.ndarray, row_offsets: np.ndarray) -> np.ndarray:
-    """Return for each row 0 and the running sums of its segments' lengths, int32[m + rows]."""
+    """Return the cu_seqlens of all rows, joined, int32[m + rows].
+
+    For each row they are 0 and the running sums of its segments' lengths.
+    """
     sums = offsets_of(lengths)
     cu_seqlens = np.zeros(len(lengths) + len(row_offsets) - 1, np.int32)
     cu_seqlens[np.arange(len(lengths)) + row + 1] = sums[1:] - sums[row_offsets[row]]
