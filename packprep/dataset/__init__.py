@@ -1,20 +1,23 @@
-"""The loader and the files of a dataset, with NumPy and the standard library only.
+"""Read datasets: the manifest, shards, rows, batches and mixtures.
+
+This subpackage needs only NumPy and the standard library.
 
 ```
-manifest.py                     dataset.json
-shard.py                        the arrays of a shard, mapped or read
-rows.py                         the segments of rows, and their columns, stored or derived
-batches.py ─► loader.py         rows, batches, an iteration with a state; which shards are open
-order.py                        which row of which dataset comes when
-epochs/                         the noise, spans and pivots of an epoch
-mixture.py                      several datasets as one, by share
-row_media.py                    which slots of rows belong to which image, audio or video
-boundaries.py                   where segments are, by cu_seqlens or by ids
-attention.py                    attention patterns, layouts for attention kernels
-encoder_decoder.py              a row as an encoder row and a decoder row
+manifest.py                     read and check dataset.json
+shard.py                        map or read the arrays of a shard
+segments.py                     the columns that describe a shard's segments
+rows.py, row.py                 the columns of several rows or of one row, stored or derived
+batches.py ─► loader.py         batches and resumable iteration; datasets with their open shards
+order.py                        the order of rows, and of the datasets in a mixture
+epochs/                         resample the noise, spans and pivots of rows for another epoch
+mixture.py                      read several datasets as one, each by its share
+row_media.py                    the slots of images, audio and video in rows
+boundaries.py                   the slots of segments, from cu_seqlens or segment ids
+attention.py                    attention patterns, and layouts for attention kernels
+encoder_decoder.py              split rows into encoder and decoder sequences
 ```
 """
 
-# np.unique imports this module at its first call. A fork at that moment would leave the import
-# locked in the child.
+# np.unique would import numpy.ma at its first call. If another thread forks at that moment, the
+# import stays locked in the child process.
 import numpy.ma  # noqa: F401

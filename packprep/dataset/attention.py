@@ -176,7 +176,7 @@ def position_ids(cu_seqlens, length, cu_seqlens_padded=None) -> np.ndarray:
     Args:
         cu_seqlens: Boundaries of the segments, int[n + 1].
         length: Number of slots of the row.
-        cu_seqlens_padded: Boundaries including the padding of segments, int[n + 1], if any.
+        cu_seqlens_padded: Boundaries including the padding of segments, int[n + 1], or None.
 
     Returns:
         int32[length], 0 on padding.
@@ -299,7 +299,7 @@ def prefix_ends(cu_seqlens, segment_prefix, length, cu_seqlens_padded=None) -> n
         segment_prefix: Number of slots of each segment's prefix, int[n]. A prefix of −1 stands for
             another attention pattern and raises an error.
         length: Number of slots of the row.
-        cu_seqlens_padded: Boundaries including the padding of segments, int[n + 1], if any.
+        cu_seqlens_padded: Boundaries including the padding of segments, int[n + 1], or None.
 
     Returns:
         int32[length], 0 on padding.
@@ -440,7 +440,7 @@ def micro_sequence(
         end: Slot after the last query.
         segment_prefix: Number of slots of each segment's two-way prefix, int[n], or None for causal
             attention.
-        cu_seqlens_padded: Boundaries including the padding of segments, int[n + 1], if any.
+        cu_seqlens_padded: Boundaries including the padding of segments, int[n + 1], or None.
 
     Returns:
         A `MicroSequence`.
@@ -654,7 +654,7 @@ def label_counts(loss_mask, cu_seqlens, cu_seqlens_padded=None) -> np.ndarray:
     Args:
         loss_mask: The loss mask, [T].
         cu_seqlens: Boundaries of the segments, int[n + 1].
-        cu_seqlens_padded: Boundaries including the padding of segments, int[n + 1], if any.
+        cu_seqlens_padded: Boundaries including the padding of segments, int[n + 1], or None.
 
     Returns:
         int32[T], 0 on padding.
@@ -711,7 +711,7 @@ def seq_idx(cu_seqlens, length, cu_seqlens_padded=None) -> np.ndarray:
     Args:
         cu_seqlens: Boundaries of the segments, int[n + 1].
         length: Number of slots of the row.
-        cu_seqlens_padded: Boundaries including the padding of segments, int[n + 1], if any.
+        cu_seqlens_padded: Boundaries including the padding of segments, int[n + 1], or None.
 
     Returns:
         int32[length].

@@ -3,7 +3,7 @@
     open_dataset(dir) ─► Dataset ── ds[i] ────────── dict of [T] arrays
                           │     ├── ds.row(i) ────── Row, a view of the mapped shard
                           │     └── ds.batch([…]) ── dict of [B, T] arrays
-                          └── ds.batches(…) ──────── Batches, an iterator with a state
+                          └── ds.batches(…) ──────── Batches, a resumable iterator
     open_dataset([dir, dir], shares=[…]) ─► Mixture, with the same interface
 
 Opening reads only the manifest. Each shard is checked and opened at its first use, and at most
@@ -69,8 +69,8 @@ TASK_PARAMS = ("mode_token", "noise_density", "mean_span_length", "random_roll")
 def default_max_open() -> int:
     """Return the default limit of open shards.
 
-    It is 1024, or half of the open files that the system allows if that is less. A map keeps its
-    file open. The limit is 256 where the system does not say how many it allows.
+    It is 1024, or half of the system's limit of open files if that is less, because each open shard
+    needs an open file. On Windows, which does not report its limit, it is 256.
     """
     if resource is None:
         return 256
@@ -79,7 +79,7 @@ def default_max_open() -> int:
 
 
 class Dataset(Reader):
-    """The rows of a dataset on disk, in shard order, which `open_dataset` opens.
+    """A dataset on disk: its rows in the order of the shards. `open_dataset` opens it.
 
     A Dataset can be pickled, forked, and read by several threads. A process that unpickles it opens
     the shards again.
@@ -88,12 +88,12 @@ class Dataset(Reader):
         directory: The folder of the dataset, or its URL.
         manifest: The content of dataset.json as a dict.
         tasks: The task table of the manifest.
-        seq_length: Slots of a row.
-        vocab_size: Number of rows that an embedding needs.
+        seq_length: Number of slots of a row.
+        vocab_size: Size of the vocabulary. A model's embedding needs as many rows.
         pad_id: The token of padding.
         token_dtype: uint16 or int32.
-        encoder_length: The recipe's encoder_length, or 0 if it has none.
-        io: "mmap" or "pread".
+        encoder_length: The recipe's encoder_length, or 0 if the recipe does not set it.
+        io: How shards are read, "mmap" or "pread", see `open_dataset`.
         max_open: Maximum number of open shards.
 
     Example:
@@ -115,13 +115,13 @@ class Dataset(Reader):
         """Initialize a dataset from its manifest; use `open_dataset` to open one.
 
         Args:
-            directory: The location that messages name. Shards are read from it unless `held` is
-                given.
+            directory: The folder of the shards. With `held`, it is only a name for messages.
             manifest: The checked manifest.
             max_open: Maximum number of open shards.
             io: "mmap" or "pread".
-            held: Returns a context manager for a shard's entry, which provides the shard's file
-                while it is opened.
+            held: A function of a shard's entry in the manifest, or None to open shards in
+                `directory`. It returns a context manager that gives the path of the shard's file.
+                The file must exist while the context is active.
         """
         self.directory, self._held, self.max_open, self.io = directory, held, max_open, io
         self.manifest = manifest
@@ -140,7 +140,8 @@ class Dataset(Reader):
         self._stores_labels = stores_labels(stored_columns(manifest), in_place)
         self._n_shards = len(manifest["shards"])
         self._open: dict[int, tuple[Any, int, Shard]] = {}
-        # Whether shards are closed again, the least recently used first.
+        # True if there are more shards than may be open. The least recently used shard is then
+        # closed first.
         self._forgets = self._n_shards > max_open
 
     def __getstate__(self) -> dict[str, Any]:
@@ -160,19 +161,25 @@ class Dataset(Reader):
 
     @property
     def fingerprint(self) -> str:
-        """The hash of everything that determines the rows, from the manifest."""
+        """The fingerprint in the manifest, a hash of everything that determines the rows."""
         return self.manifest["fingerprint"]
 
     @property
     def digest(self) -> str:
-        """The digest of the manifest, which covers the digests of the shards."""
+        """The digest of the manifest, which includes the digests of all shards."""
         return self.manifest["digest"]
 
     def fingerprint_at(self, digest: str) -> str | None:
-        """Return the fingerprint of the version of this dataset with the given digest.
+        """Return the fingerprint of the version of this dataset that has the given digest.
 
-        Versions are the dataset itself and those from before it lost documents, whose rows are at
-        the same places. The result is None for any other digest.
+        The versions are this dataset, and the datasets from before a removal of documents. All of
+        them have the same rows at the same indices, except for removed documents.
+
+        Args:
+            digest: The digest of a version.
+
+        Returns:
+            The fingerprint, or None if no version has the digest.
         """
         known = {entry["digest"]: entry["fingerprint"] for entry in replaced(self.manifest)}
         return {**known, self.digest: self.fingerprint}.get(digest)
@@ -185,8 +192,8 @@ class Dataset(Reader):
     def task_params(self) -> np.ndarray:
         """Return the numeric parameters of the tasks, float32[n_tasks, 4].
 
-        The columns are mode_token, noise_density, mean_span_length and random_roll (0 or 1). A task
-        without a parameter has NaN.
+        The columns are mode_token, noise_density, mean_span_length and random_roll (0 or 1). The
+        value is NaN if the task does not have the parameter.
         """
         values = [{**task["parameters"], "mode_token": task["mode_token"]} for task in self.tasks]
         numbers = [[own.get(name) for name in TASK_PARAMS] for own in values]
@@ -198,12 +205,12 @@ class Dataset(Reader):
         return resampling_of(self.manifest, Path(self.directory, TOKENIZER_NAME).read_bytes)
 
     def _at_hand(self, number: int) -> tuple[Any, int, Shard]:
-        """Return shard `number` with its tokens and its first row.
+        """Return the tokens of shard `number`, the dataset's index of its first row, and the shard.
 
-        It is checked and opened at its first use.
+        The shard is checked and opened at its first use.
         """
-        # A lock could stay locked in a forked child. Without one, single dict operations are
-        # atomic, and two threads that miss at once only open a shard twice.
+        # There is no lock, because it could stay locked in a forked child. It is not needed: single
+        # dict operations are atomic, and at worst two threads open the same shard twice.
         known = self._open.pop(number, None) if self._forgets else self._open.get(number)
         if known is None:
             entry = self.manifest["shards"][number]
@@ -227,7 +234,10 @@ class Dataset(Reader):
         return known
 
     def _find(self, rows: np.ndarray) -> list[Place]:
-        """Return for each row, 0 … n − 1, its shard and its index in the shard."""
+        """Return for each row its shard and its index in the shard.
+
+        `rows` has indices in 0 … n − 1.
+        """
         numbers = (np.searchsorted(self._row_bounds, rows, side="right") - 1).tolist()
         at_hand = self._open
         if self._forgets:  # A batch may need more shards than stay open.
@@ -242,11 +252,11 @@ class Dataset(Reader):
         ]
 
     def row(self, index: int, epoch: int = 0) -> Row:
-        """Return one row as a view of its shard, or resampled in an epoch above 0.
+        """Return one row: in epoch 0 a view of its shard, in later epochs a resampled row.
 
         Args:
             index: Row index. Negative indices count from the end.
-            epoch: The epoch whose corruption the row has. Epoch 0 is the stored row.
+            epoch: The epoch for which the row is resampled. Epoch 0 gives the row as stored.
 
         Returns:
             A `Row`, whose columns are arrays of shape [T].
@@ -270,9 +280,10 @@ class Dataset(Reader):
             anew._opened = stored._opened
             anew._row = stored._row
             return anew
-        # This runs once per row. Copying a row takes about a microsecond, and a function call or
-        # memory outside the cache takes a tenth of that. So the shard is guessed as if all had the
-        # same size, an open shard is not marked as used, and a Row has no __init__.
+        # This code runs once per row, so it must be fast. Copying a row takes about 1 µs, and a
+        # function call or a cache miss takes about 0.1 µs. So the code first guesses the shard as
+        # if all shards had the same size, and does not mark an open shard as used. A Row has no
+        # __init__ for the same reason.
         row = Row()
         row.dataset, row.index = self, index
         try:
@@ -314,7 +325,7 @@ class Dataset(Reader):
 
     @lazy
     def kinds(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Return the kinds of media, by name."""
+        """Return the names of the dataset's kinds of media."""
         return kinds_of(self.manifest)
 
     def _media(self, found: list[Place]) -> Media:
@@ -327,13 +338,13 @@ class Dataset(Reader):
         epochs: Sequence[int],
         accelerate: str = "numpy",
     ) -> None:
-        """Write the rows of epochs above 0 over the stored rows.
+        """Resample the rows with an epoch above 0, in place.
 
         Args:
-            segments: The segments of the rows. `segments.changed` receives their new header
-                columns.
-            columns: name → [B, T], with the stored rows, which have epoch 0.
-            epochs: The epoch of each row.
+            segments: The segments of the rows. The new header columns are put into
+                `segments.changed`.
+            columns: name → [B, T]. On entry, the arrays contain the stored rows.
+            epochs: The epoch of each row, [B].
             accelerate: The implementation that resamples, as in `batches`.
 
         Raises:
@@ -373,10 +384,10 @@ class Dataset(Reader):
         return len(self)
 
     def costs(self, rows: np.ndarray, attention: float = 1, linear: float = 0) -> np.ndarray:
-        """Return the cost of rows from their segments' lengths.
+        """Return the cost of some rows.
 
-        The cost of a row is attention · Σn² + linear · Σn over its segments of n slots. Only
-        boundaries are read.
+        The cost of a row is attention · Σn² + linear · Σn over its segments of n slots. Only the
+        boundaries of segments are read from the shards.
 
         Args:
             rows: Row indices, int64[k].
@@ -387,7 +398,7 @@ class Dataset(Reader):
             float64[k].
         """
         costs, by_place = np.empty(len(rows)), np.argsort(rows, kind="stable")
-        for begin in range(0, len(rows), _ROWS_AT_ONCE):  # This needs few shards at a time.
+        for begin in range(0, len(rows), _ROWS_AT_ONCE):  # Few shards are open at a time.
             some = by_place[begin : begin + _ROWS_AT_ONCE]
             costs[some] = RowSegments(self.facts, self._find(rows[some])).costs(attention, linear)
         return costs
@@ -406,16 +417,16 @@ class Dataset(Reader):
         _ = self._resampling
 
     def tasks_with_loss(self) -> list[StoredTask]:
-        """Return the tasks that contribute to the loss, skipping tasks without segments.
+        """Return the tasks that contribute to the loss.
 
-        The ledger counts the segments of each task.
+        Tasks that `with_loss_on` excludes, and tasks without segments by the ledger, are left out.
         """
         counts, loss_on = self.manifest["ledger"].get("tasks"), self.facts.loss_on
         sources, kept = loss_on or (np.ones(1, bool), np.ones(len(self.tasks), bool))
         with_loss = [
             task for task, on in zip(self.tasks, (kept & sources.any()).tolist(), strict=True) if on
         ]
-        if not isinstance(counts, dict):  # The ledger of a manifest is not checked.
+        if not isinstance(counts, dict):  # Opening a dataset does not check its ledger.
             return with_loss
         empty = [
             name for name, of in counts.items() if isinstance(of, dict) and of.get("segments") == 0
@@ -427,14 +438,14 @@ class Dataset(Reader):
     ) -> "Dataset":
         """Return a view of the dataset that keeps the loss only on some sources and tasks.
 
-        All other segments have a loss_mask of 0.
+        All other segments get a loss_mask of 0.
 
         Args:
             source: Name of a source, or several names. None keeps all sources.
             task: Name of a task, or several names. None keeps all tasks.
 
         Returns:
-            A `Dataset` with the same rows.
+            A `Dataset` with the same rows. Only the columns about loss differ.
 
         Raises:
             ArgumentError: If a name does not exist.
@@ -465,7 +476,7 @@ def segments_of(shard: Shard, manifest: Manifest, rows: range | None = None) -> 
     Args:
         shard: The open shard.
         manifest: The manifest of its dataset.
-        rows: A range of at least one row. None takes all rows.
+        rows: A range of at least one row index. None takes all rows.
 
     Returns:
         The `RowSegments` of these rows.
@@ -505,20 +516,21 @@ def open_dataset(
     Args:
         directory: The folder of a dataset; a mixture.json or its folder; or a list of dataset
             folders, which become a `Mixture`.
-        shares: Sampling weights of a list's datasets, which a list needs. Either one number above 0
-            for each dataset, or points [(sample, [number, …]), …] that start at sample 0. After the
-            last point shares stay the same.
-        interpolate: How shares change between points: "step" (the default) keeps them until the
-            next point, "linear" changes them evenly.
-        max_epochs: How often each dataset of a list may be read: a list of integers, with None for
-            no limit. Batches beyond a limit raise `Exhausted`. With an end, `batches`
-            raises it at once. Without one, the first step beyond the limit raises it.
-        io: "mmap" maps shards, and rows are views of them. "pread" reads rows. If a file server is
-            lost, "pread" raises DatasetError with file and row, while a map ends the process by
-            SIGBUS.
+        shares: Sampling weights, required for a list of folders. Give either one number above 0 per
+            dataset, or points [(sample, [number, …]), …] for shares that change. The first point is
+            at sample 0. After the last point, shares stay the same.
+        interpolate: How shares change between points. "step" (the default) keeps the shares of a
+            point until the next one. "linear" changes them linearly.
+        max_epochs: How many times each dataset of a list may be read: a list with an integer or
+            None (no limit) for each dataset. Beyond a limit, `Exhausted` is raised. If the end of
+            the iteration is known, `batches` raises it at once; otherwise the first step beyond the
+            limit raises it.
+        io: "mmap" maps shards, and rows are views of the map. "pread" reads rows from the files. If
+            the connection to a file server is lost, "pread" raises DatasetError with file and row,
+            but access to a map ends the process with SIGBUS.
         max_open: Maximum number of open shards over all directories. The default is 1024, or half
-            of the open files that the system allows if that is less. A shard that a `Row` uses
-            stays open until the `Row` is deleted.
+            of the system's limit of open files if that is less. A shard that a `Row` uses stays
+            open until the `Row` is deleted.
 
     Returns:
         A `Dataset`, or a `Mixture` for a list or a mixture.json.
@@ -591,15 +603,15 @@ def write_mixture(
 ) -> None:
     """Write a mixture.json that `open_dataset` opens as a mixture of these datasets.
 
-    The file names the folders relative to its own, so that all can be moved together. The datasets
-    are opened first to check the arguments.
+    The file contains the folders' paths relative to its own folder, so that file and folders can be
+    moved together. The datasets are opened first to check the arguments.
 
     Args:
-        path: The file to write. It is replaced atomically.
+        path: The file to write. An existing file is replaced atomically.
         directories: The folders of the datasets.
         shares: Sampling weights, as in `open_dataset`.
         interpolate: How shares change between points, as in `open_dataset`.
-        max_epochs: How often each dataset may be read, as in `open_dataset`.
+        max_epochs: How many times each dataset may be read, as in `open_dataset`.
 
     Raises:
         DatasetError: If a dataset cannot be opened.
@@ -618,7 +630,7 @@ def write_mixture(
 
 
 class RowInEpoch(Row):
-    """A row in an epoch above 0, whose columns and header are resampled at their first use.
+    """A row in an epoch above 0. Its columns and header are resampled at their first use.
 
     `Dataset.row` creates it.
     """

@@ -1,4 +1,4 @@
-"""Read and check the manifest, a dataset's table of contents."""
+"""Read and check the manifest (dataset.json), which describes a dataset and lists its shards."""
 
 import os
 import re
@@ -27,8 +27,8 @@ from packprep.format.json_files import (
 )
 
 LABEL_ALIGNMENTS = ("next_token", "same_slot", "next_slot")
-"""The token that a slot predicts: the next token, the token noised at the slot, or the token noised
-at the next slot."""
+"""The token that a slot predicts: the next token of the text, the original token of this slot, or
+the original token of the next slot. The last two are for tasks that noise tokens."""
 
 
 class StoredTask(TypedDict):
@@ -50,16 +50,16 @@ class Parameter:
 
     Attributes:
         name: The key.
-        default: Its default, which also gives the type.
-        meaning: One line about it, for the docs and the JSON schema.
-        low: The least value of a number; None without a limit.
-        high: The largest value of a number; None without a limit.
+        default: The default value, which also gives the type.
+        meaning: A one-line description for the docs and the JSON schema.
+        low: The smallest value that a number may have; None without a limit.
+        high: The largest value that a number may have; None without a limit.
         low_open: Whether `low` itself is excluded.
         high_open: Whether `high` itself is excluded.
         choices: The values that a string may have.
-        shares: Whether the numbers of a tuple are shares that sum to 1.
-        later: Whether datasets may exist that were written without the key. It is then stored only
-            where it differs from the default.
+        shares: Whether the numbers of a tuple must sum to 1. Otherwise they are a range.
+        later: Whether the key was added when datasets already existed. The key is then stored only
+            if its value differs from the default.
 
     Example:
         Parameter("noise_density", 0.15, "share of the tokens that is noise", 0.0, 1.0)
@@ -77,7 +77,7 @@ class Parameter:
     later: bool = False
 
     def range_text(self) -> str:
-        """Return the feasible values in words, for messages and the docs."""
+        """Return the allowed values as a text for messages and the docs, such as "[0, 1)"."""
         if self.choices:
             return " | ".join(self.choices)
         if self.shares:
@@ -94,17 +94,18 @@ class Parameter:
         return f"{name}{left}{low}, {high}{right}"
 
     def accept(self, value: Any, where: str) -> Any:
-        """Return a value in the parameter's type.
+        """Check a value and convert it to the parameter's type.
 
         Args:
             value: The value in a recipe or a manifest.
-            where: The place that messages name.
+            where: Name of the object that contains the key, for error messages.
 
         Returns:
-            The value; an integer for a float parameter becomes a float, a list becomes a tuple.
+            The value. An integer becomes a float if the type is float, and a list of numbers
+            becomes a tuple.
 
         Raises:
-            RecipeError: If the value has another type or is out of range.
+            RecipeError: If the value has another type or is not allowed.
         """
         kind = type(self.default)
         if kind is tuple:
@@ -148,7 +149,7 @@ _kind_names = {bool: "true or false", int: "a whole number", float: "a number", 
 
 
 class ShardEntry(TypedDict):
-    """One shard in the manifest."""
+    """The entry of one shard in the manifest."""
 
     file: str
     rows: int
@@ -160,7 +161,7 @@ class ShardEntry(TypedDict):
 
 
 class Manifest(TypedDict):
-    """The checked content of dataset.json: a plain dict with these keys and no others."""
+    """The checked content of dataset.json: a plain dict with exactly these keys."""
 
     format: str
     version: int
@@ -170,7 +171,7 @@ class Manifest(TypedDict):
     vocab_size: int
     pad_id: int
     specials: dict[str, Any]
-    # Which tokens begin inside a character, if a task needs it.
+    # Flags of the tokens that begin inside a character, present if a task needs them.
     continues: NotRequired[str]
     added_tokens: list[dict[str, Any]]
     tokenizer: dict[str, str]
@@ -179,10 +180,11 @@ class Manifest(TypedDict):
     sources: list[dict[str, Any]]
     recipe: dict[str, Any]
     fingerprint: str
-    # The limit that applied at publication, if it is not the plan's.
+    # The limit that applied when the dataset was completed, present if it is not the plan's limit.
     max_bad_fraction: NotRequired[float]
-    kind: NotRequired[str]  # "store" for a token store, from which datasets are built.
-    # The digest of removed.json and the datasets that this one replaces, the oldest first.
+    kind: NotRequired[str]  # "store" in the manifest of a token store, otherwise absent.
+    # Present after a removal of documents: the digest of removed.json, and the versions of the
+    # dataset from before, the oldest first.
     removed: NotRequired[dict[str, Any]]
     engine: Any
     made_with: Any
@@ -192,17 +194,17 @@ class Manifest(TypedDict):
 
 
 def is_count(value: Any) -> bool:
-    """Return whether a value is an integer that can be a count: 0 … 2⁶² − 1."""
+    """Return whether a value is an integer in 0 … 2⁶² − 1, the range of counts."""
     return type(value) is int and 0 <= value < 1 << 62
 
 
 def is_id(value: Any) -> bool:
-    """Return whether a value is an integer that can be the id of a token: 0 … 2³¹ − 1."""
+    """Return whether a value is an integer in 0 … 2³¹ − 1, the range of token ids."""
     return type(value) is int and 0 <= value < 1 << 31
 
 
 def is_digest(value: Any) -> bool:
-    """Return whether a value is a text of 32 hex digits."""
+    """Return whether a value is a string of 32 lower-case hex digits."""
     return isinstance(value, str) and re.fullmatch("[0-9a-f]{32}", value) is not None
 
 
@@ -215,9 +217,9 @@ def _is_number(value: Any) -> bool:
 
 
 def _are_parameters(value: Any) -> bool:
-    """Return whether a value is an object whose integers fit into arrays.
+    """Return whether a value is an object in which all integers are below 2⁶³ in absolute value.
 
-    Each objective checks its parameters further.
+    The objectives check the parameters themselves.
     """
     return isinstance(value, dict) and all(
         type(v) is not int or _is_number(v) for v in value.values()
@@ -231,12 +233,12 @@ def _is_recipe(value: Any) -> bool:
 
 
 _REPLACED = ("fingerprint", "digest", "plan", "removed")
-"""The keys of a replaced dataset in a manifest. "removed" is there if that dataset had lost
-documents, too."""
+"""The keys that a manifest has for each earlier version of its dataset. "removed" is present only
+if documents had been removed from that version, too."""
 
 
 def _is_removal(value: Any) -> bool:
-    """Return whether a value has a digest and lists datasets by their digests."""
+    """Return whether a value is valid for the manifest's key "removed"."""
     if not isinstance(value, dict) or value.keys() != {"digest", "replaces"}:
         return False
     entries, keys = value["replaces"], {*_REPLACED} - {"removed"}
@@ -253,7 +255,7 @@ def _is_removal(value: Any) -> bool:
 
 
 def _one_of(*values: Any) -> Callable[[Any], bool]:
-    # 1.0 and True must not count as 1.
+    # The test of the type rejects 1.0 and True where 1 is allowed.
     return lambda value: type(value) is type(values[0]) and value in values
 
 
@@ -263,7 +265,7 @@ def _instance_of(*types: type) -> Callable[[Any], bool]:
     )
 
 
-# Key → (its meaning in messages, its test).
+# Key → (description of valid values for messages, test of a value).
 _KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "format": (repr(FORMAT), _one_of(FORMAT)),
     "version": (str(VERSION), _one_of(VERSION)),
@@ -325,10 +327,9 @@ _TASK_KEYS = {
 }
 _TASK_MORE = ("resolved",)
 LATER: Later = {"": {}, "tasks": {}, "sources": {}}
-"""Keys of the above that were added later, with their defaults."""
+"""Keys that were added to the format later, with their defaults: table → key → default."""
 _OPTIONAL = {"continues", "kind", "removed", "max_bad_fraction"}
-"""Keys that may be missing and have no default. They are for tasks that need them, token stores,
-removed documents, and limits other than the recipe's."""
+"""Keys that may be missing and have no default, see `Manifest`."""
 
 
 def _check(
@@ -339,12 +340,18 @@ def _check(
     more: Sequence[str] = (),
     later: Collection[str] = (),
 ) -> None:
-    """Check that a value is an object with `keys`, whose values pass their tests.
+    """Check that a value is an object with valid keys and values.
 
-    Keys of `later` and `more` may be missing.
+    Args:
+        where: The location of the value, for error messages.
+        value: The value to check.
+        keys: The keys that the object should have, and the test of each key's value.
+        made_with: The key made_with of the manifest, for error messages.
+        more: Further keys that the object may have. Their values are not checked.
+        later: Keys of `keys` that may be missing.
 
     Raises:
-        DatasetError: If it is not. The message names the place and the key.
+        DatasetError: If the value is invalid. The message names location and key.
     """
     if not isinstance(value, dict):
         raise DatasetError(f"{where}: is not an object")
@@ -360,18 +367,18 @@ def _check(
 
 
 def replaced(of: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the datasets that a dataset replaces because it lost some of their documents.
+    """Return the earlier versions of a dataset, from before documents were removed.
 
-    Each entry has fingerprint, digest and plan. It also has removed, the digest of removed.json, if
-    that dataset had lost documents, too. The entries of a plan have more keys, see
-    `plan.ReplacedForm`.
+    `of` is a manifest or a stored plan. In a manifest, each version has the keys fingerprint,
+    digest and plan. If documents had been removed from that version, too, it has the key removed,
+    the digest of its removed.json. In a plan, versions have more keys, see `plan.ReplacedForm`.
     """
     found: list[dict[str, Any]] = (of.get("removed") or {"replaces": []})["replaces"]
     return found
 
 
 def named_removal(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a manifest's entry about removed documents, from a stored plan."""
+    """Return the value of the manifest's key "removed" for a stored plan with removed documents."""
     entries = [{key: entry[key] for key in _REPLACED if key in entry} for entry in replaced(plan)]
     return {"digest": plan["removed"]["digest"], "replaces": entries}
 
@@ -383,29 +390,32 @@ def removed_digest(of: Mapping[str, Any]) -> str | None:
 
 
 def stored_columns(manifest: Mapping[str, Any]) -> str:
-    """Return the columns that the shards have by the recipe: "full", "compact" or "least"."""
+    """Return the recipe's choice of stored columns: "full", "compact" or "least"."""
     columns = manifest["recipe"].get("output", {}).get("columns")
     return columns if columns in ("compact", "least") else "full"
 
 
 def stores_labels(columns: str, in_place: Iterable[str]) -> bool:
-    """Return whether shards have labels.
+    """Return whether the shards of a dataset store labels.
 
-    In block diffusion, the clean half of a segment determines them, and the least columns leave
-    them out.
+    Labels are stored if a task predicts at the same position. Block diffusion is an exception with
+    the columns "least", because its labels follow from the clean half of each segment.
 
     Args:
         columns: "full", "compact" or "least".
         in_place: The attention patterns of the tasks that predict at the same position.
 
     Returns:
-        True if any task needs stored labels.
+        Whether any task needs stored labels.
     """
     return any(columns != "least" or not RULES[rule].in_blocks for rule in in_place)
 
 
 def is_in_place(task: Mapping[str, Any]) -> bool:
-    """Return whether a stored task noises tokens and predicts them at the same or the next slot."""
+    """Return whether a stored task noises tokens and predicts the original ones.
+
+    The prediction is at the noised slot or, with label_alignment "next_slot", at the slot before.
+    """
     return task["label_alignment"] != "next_token"
 
 
@@ -414,13 +424,13 @@ def check_manifest(value: Any, name: str) -> Manifest:
 
     Args:
         value: The parsed JSON.
-        name: The file that messages name.
+        name: Name of the file, for error messages.
 
     Returns:
-        The manifest, with the defaults of keys that were added later.
+        The manifest. Missing keys that were added to the format later have their defaults.
 
     Raises:
-        DatasetError: If it is not. The message names file, key and value.
+        DatasetError: If the value is not such a manifest. The message names file, key and value.
     """
     made_with = value.get("made_with") if isinstance(value, dict) else None
     if isinstance(value, dict):
@@ -446,7 +456,7 @@ def check_manifest(value: Any, name: str) -> Manifest:
             raise DatasetError(
                 f"{name}: {key}: file is {value[key]['file']!r} and should be {file!r}"
             )
-    # If this is False, the checks below find the fault.
+    # If this fast check fails, the slower checks below find and report the fault.
     sound = _are_shards(value["shards"])
     for key, keys, more in (
         ("added_tokens", _ADDED_KEYS, ()),
@@ -457,7 +467,7 @@ def check_manifest(value: Any, name: str) -> Manifest:
         for i, entry in enumerate(() if key == "shards" and sound else value[key]):
             _check(f"{name}: {key}[{i}]", entry, keys, made_with, more, LATER.get(key, {}))
     for i, entry in enumerate(() if sound else value["shards"]):
-        # With this check, no entry can name a file outside the directory.
+        # This check also excludes names of files outside the directory.
         if entry["file"] != shard_name(i):
             raise DatasetError(
                 f"{name}: shards[{i}]: file is {entry['file']!r} and should be {shard_name(i)!r}"
@@ -469,10 +479,10 @@ def check_manifest(value: Any, name: str) -> Manifest:
 
 
 def _are_shards(entries: Sequence[Any]) -> bool:
-    """Return whether all entries are valid and have the names of shards.
+    """Return whether all entries of shards are valid.
 
-    The keys must be in the order of canonical JSON. Columns are checked as a whole, since there may
-    be many shards.
+    The check is fast, because it tests each key for all entries at once. For valid entries with
+    unsorted keys, it returns False.
     """
     keys = tuple(sorted(_SHARD_KEYS))
     if set(map(type, entries)) != {dict} or set(map(tuple, entries)) != {keys}:
@@ -493,33 +503,33 @@ def _are_shards(entries: Sequence[Any]) -> bool:
 
 
 def has_weighted_spans(manifest: Mapping[str, Any]) -> bool:
-    """Return whether documents give their trained spans weights other than 1.
+    """Return whether the ledger counts slots with a loss weight other than 1 from documents.
 
-    The ledger counts such spans. Opening a dataset does not check the ledger.
+    The ledger is read as it is, because opening a dataset does not check it.
     """
     sources = _members(manifest["ledger"], "sources").values()
     return any(_counted(source, "slots", "weighted") for source in sources)
 
 
 def encoder_length(manifest: Mapping[str, Any]) -> int:
-    """Return the limit on the slots that a row's prefixes fill together. An encoder reads them.
+    """Return the recipe's packing.encoder_length, or 0 if it is not set.
 
-    0 means that there is no limit.
+    It limits the total number of prefix slots of a row, which an encoder reads.
     """
     return _counted(manifest["recipe"], "packing", "encoder_length")
 
 
 def drawn_tasks(manifest: Manifest) -> list[StoredTask]:
-    """Return the tasks that have segments by the ledger, and all tasks that it does not count."""
+    """Return all tasks except those for which the ledger counts 0 segments."""
     counted = _members(manifest["ledger"], "tasks")
     return [task for task in manifest["tasks"] if counted.get(task["name"], {}).get("segments", 1)]
 
 
 def outline(manifest: Manifest, name: str) -> str:
-    """Return a small tree of a dataset: its rows, sources and tasks with their shares of tokens.
+    """Return a text that shows a dataset as a tree: sources and tasks with their shares of tokens.
 
-    The shares come from the ledger, which opening does not check. Values that it does not have are
-    left out.
+    The shares come from the ledger, which opening a dataset does not check. Sources that are not in
+    the ledger are left out, and missing counts are shown as 0.
 
     Args:
         manifest: The manifest.
@@ -560,7 +570,7 @@ def outline(manifest: Manifest, name: str) -> str:
 
 
 def _branch(title: str, indent: str, entries: Sequence[tuple[str, int, str]]) -> list[str]:
-    """Return the lines of one branch, from the name, the tokens and a remark of each entry."""
+    """Return the lines of one branch. Each entry has a name, a number of tokens and a remark."""
     names = [_shown(name) for name, _, _ in entries]
     width, total = max(map(len, names), default=0), sum(tokens for _, tokens, _ in entries) or 1
     twigs = [*("├── " for _ in names[1:]), "└── "]
@@ -594,14 +604,14 @@ def _counted(value: Any, *keys: str) -> int:
 
 
 def first_rows(manifest: Manifest) -> list[int]:
-    """Return the number of rows before each shard, and at the end the number of all rows."""
+    """Return for each shard the number of rows before it, and as last entry the number of rows."""
     return [0, *accumulate(entry["rows"] for entry in manifest["shards"])]
 
 
 def read_manifest(directory: str | os.PathLike, stores: bool = False) -> Manifest:
     """Read and check the manifest of a dataset.
 
-    Digests are not recomputed, which `packprep verify` does.
+    The digests in the manifest are not compared with the files. `packprep verify` does that.
 
     Args:
         directory: The folder of the dataset.
@@ -611,7 +621,8 @@ def read_manifest(directory: str | os.PathLike, stores: bool = False) -> Manifes
         The manifest.
 
     Raises:
-        DatasetError: If it is missing or invalid, or belongs to a token store.
+        DatasetError: If the manifest is missing or invalid, or belongs to a token store and
+            `stores` is False.
     """
     path = Path(directory) / MANIFEST_NAME
     try:

@@ -1,9 +1,9 @@
-"""Several datasets as one, whose batches take rows from each dataset by its share.
+"""Read several datasets as one. Batches take rows from each dataset by its share.
 
-Rows are numbered dataset after dataset.
+Row indices count through the datasets, in their order.
 
 open_dataset([a, b], shares=[0.7, 0.3]) ─► Mixture ── batches(…)
-    order.py: sample → (dataset, its number), its number → (row, epoch)
+    order.py: sample → (dataset, number within it), number → (row, epoch)
     shares=[(0, [0.9, 0.1]), (10**6, [0.5, 0.5])], interpolate="linear": shares that change
 """
 
@@ -30,23 +30,25 @@ from packprep.format.json_files import FORMAT, VERSION, decode, encode
 
 
 class Mixture(Reader):
-    """The rows of several datasets in the given order, which `open_dataset` opens.
+    """Several datasets, read as one. `open_dataset` opens it.
 
-    A Mixture can be pickled, forked, and read by several threads, as a `Dataset`. If the datasets
-    differ in seq_length, each step of `batches` reads one dataset.
+    The rows are those of all datasets, in the order of the datasets. As a `Dataset`, a Mixture can
+    be pickled, forked, and read by several threads. If the datasets differ in seq_length, each step
+    of `batches` reads one dataset.
 
     Attributes:
         datasets: The `Dataset` objects, with their tasks, sources and manifests.
-        counts: The samples of each dataset in a cycle, int64[D], or the `Schedule` of changing
-            shares.
-        shares: The resulting shares, float64[D]. With a schedule they are float64[points, D].
-        vocab_size: Number of rows that an embedding needs. All datasets have the same.
-        pad_id: The token of padding. All datasets have the same.
-        seq_length: Slots of the longest rows.
-        seq_lengths: The seq_length of each dataset if they differ, otherwise None.
-        encoder_length: The encoder_length of the datasets, or 0 if they differ.
+        counts: The number of samples of each dataset in a cycle, int64[D]. For shares that change,
+            a `Schedule`.
+        shares: The delivered shares, float64[D]. For shares that change, float64[points, D].
+        vocab_size: Size of the vocabulary, the same in all datasets. A model's embedding needs as
+            many rows.
+        pad_id: The token of padding, the same in all datasets.
+        seq_length: Number of slots of the longest rows.
+        seq_lengths: The seq_length of each dataset if the datasets differ in it, otherwise None.
+        encoder_length: The encoder_length of the datasets, or 0 if the datasets differ in it.
         token_dtype: The widest token dtype of the datasets.
-        max_epochs: For each dataset how often it may be read, or None for no limit.
+        max_epochs: For each dataset, how many times it may be read, or None for no limit.
 
     Example:
         >>> mixed = packprep.open_dataset(["packed_web", "packed_code"], shares=[0.7, 0.3])
@@ -74,7 +76,7 @@ class Mixture(Reader):
         first = datasets[0]
         self.vocab_size, self.pad_id = first.vocab_size, first.pad_id
         self.token_dtype = np.result_type(*(dataset.token_dtype for dataset in datasets))
-        # The first row of each dataset, and the end.
+        # The index of each dataset's first row, and the number of all rows.
         self._first_row = [0, *accumulate(map(len, datasets))]
         self.max_epochs = _checked_epochs(max_epochs, len(self.datasets))
 
@@ -100,13 +102,13 @@ class Mixture(Reader):
     def exhausted_at(
         self, seed: int = 0, shuffle: bool = True, step_rows: Mapping[int, int] | None = None
     ) -> int | None:
-        """Return the first sample that the max_epochs of a dataset do not allow, or None.
+        """Return the first sample that would exceed the max_epochs of a dataset.
 
         Args:
             seed: Random seed of the order.
             shuffle: Whether rows are shuffled.
-            step_rows: Rows of a step over all ranks by seq_length. It is required if the datasets
-                differ in seq_length, since a sample is then a step.
+            step_rows: A dict seq_length → rows of a step over all ranks. It is required if the
+                datasets differ in seq_length, because a sample is then a whole step.
 
         Returns:
             The global sample, or None if all samples are allowed.
@@ -130,7 +132,8 @@ class Mixture(Reader):
         Args:
             seed: Random seed of the order.
             shuffle: Whether rows are shuffled.
-            step_rows: Rows of a step over all ranks by seq_length. None unless a sample is a step.
+            step_rows: A dict seq_length → rows of a step over all ranks, if the datasets differ in
+                seq_length and a sample is a whole step. Otherwise None.
 
         Returns:
             The sample and a text that names the dataset, or None if all samples can be delivered.
@@ -165,14 +168,20 @@ class Mixture(Reader):
 
     @property
     def fingerprint(self) -> str:
-        """The hash of the datasets' fingerprints and of their counts or schedule, 32 hex digits."""
+        """A hash of the datasets' fingerprints and of `counts`, 32 hex digits."""
         return self._fingerprint([dataset.fingerprint for dataset in self.datasets])
 
     def fingerprint_at(self, digest: str) -> str | None:
-        """Return the fingerprint of the version of this mixture with the given digest.
+        """Return the fingerprint of the version of this mixture that has the given digest.
 
-        This may be an earlier version, because a dataset may have lost documents since then (see
-        `Dataset.fingerprint_at`). The result is None if no version has the digest.
+        A version may contain datasets from before a removal of documents, see
+        `Dataset.fingerprint_at`.
+
+        Args:
+            digest: The digest of a version.
+
+        Returns:
+            The fingerprint, or None if no version has the digest.
         """
         digests = digest.split(",")
         if len(digests) != len(self.datasets):
@@ -199,14 +208,15 @@ class Mixture(Reader):
         return ",".join(dataset.digest for dataset in self.datasets)
 
     def row(self, index: int, epoch: int = 0) -> Row:
-        """Return one of all rows, resampled in an epoch above 0.
+        """Return one row: in epoch 0 a view of its shard, in later epochs a resampled row.
 
         Args:
-            index: Row index, dataset after dataset. Negative indices count from the end.
-            epoch: The epoch whose corruption the row has. Epoch 0 is the stored row.
+            index: Row index among the rows of all datasets. Negative indices count from the end.
+            epoch: The epoch for which the row is resampled. Epoch 0 gives the row as stored.
 
         Returns:
-            A `Row`, whose own index and dataset are those in its dataset.
+            A `Row`. Its attribute `dataset` is the dataset that contains it, and `index` is its
+            index in that dataset.
 
         Raises:
             IndexError: If the row does not exist.
@@ -218,7 +228,12 @@ class Mixture(Reader):
         return self.datasets[number].row(index - self._first_row[number], epoch)
 
     def _split(self, rows: np.ndarray) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
-        """Yield each dataset that has some rows, their positions in `rows`, and its row indices."""
+        """Split row indices of the mixture by dataset.
+
+        Yields:
+            For each dataset that has any of the rows: the dataset, the positions of its rows in
+            `rows`, and their indices in the dataset.
+        """
         numbers = np.searchsorted(self._first_row, rows, side="right") - 1
         for number, dataset in enumerate(self.datasets):
             where = np.flatnonzero(numbers == number)
@@ -250,7 +265,7 @@ class Mixture(Reader):
 
     @property
     def kinds(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The kinds of media of all datasets, by name."""
+        """The names of all kinds of media in the datasets."""
         return tuple(sorted({kind for dataset in self.datasets for kind in dataset.kinds}))
 
     def _media(self, found: list[Any]) -> Media:
@@ -272,7 +287,7 @@ class Mixture(Reader):
             shuffle: Whether rows are shuffled.
 
         Returns:
-            The rows, and the epoch of each in its dataset, int64, shaped as `samples`.
+            The row of each sample and its epoch in the row's dataset, int64, shaped as `samples`.
         """
         which, numbers = order.of_samples(samples, self.counts, seed, shuffle)
         rows, epochs = np.empty_like(numbers), np.empty_like(numbers)
@@ -295,20 +310,21 @@ class Mixture(Reader):
         rank: int,
         world_size: int,
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return the rows and epochs of one rank in each step, where a step reads one dataset.
+        """Return one rank's rows in some steps, if the datasets differ in seq_length.
 
-        The k-th step of a dataset reads its samples from k · step_rows on.
+        Each step then reads one dataset. If that dataset has provided k steps before and has n rows
+        per step, the step reads its samples k · n … (k + 1) · n − 1.
 
         Args:
-            steps: Numbers of steps, int64[k].
+            steps: Numbers of steps.
             seed: Random seed of the order.
             shuffle: Whether rows are shuffled.
-            step_rows: Rows of a step over all ranks by seq_length.
+            step_rows: A dict seq_length → rows of a step over all ranks.
             rank: Index of the rank.
             world_size: Number of ranks.
 
         Returns:
-            For each step its rows and their epochs, int64[B] each.
+            A list with a tuple for each step: the rank's rows and their epochs, int64[B] each.
         """
         assert self.seq_lengths is not None
         which, numbers = order.of_samples(steps, self.counts, seed, shuffle)
@@ -325,10 +341,10 @@ class Mixture(Reader):
         return found
 
     def row_length(self, rows: np.ndarray) -> int:
-        """Return the length of these rows in slots.
+        """Return the common length of some rows, in slots.
 
         Raises:
-            ArgumentError: If the lengths differ.
+            ArgumentError: If the rows differ in length.
         """
         if self.seq_lengths is None:
             return self.seq_length
@@ -347,7 +363,7 @@ class Mixture(Reader):
         return None
 
     def costs(self, rows: np.ndarray, attention: float = 1, linear: float = 0) -> np.ndarray:
-        """Return the cost of rows from their segments' lengths.
+        """Return the cost of some rows.
 
         The cost of a row is attention · Σn² + linear · Σn over its segments of n slots.
 
@@ -365,7 +381,7 @@ class Mixture(Reader):
         return costs
 
     def samples_of_epochs(self, epochs: int) -> int:
-        """Raise ArgumentError, since the datasets of a mixture end at different times."""
+        """Raise ArgumentError, because the datasets of a mixture end at different samples."""
         raise ArgumentError(
             f"epochs = {epochs}: a mixture has no epochs, because its datasets end at different"
             " times\n"
@@ -387,19 +403,19 @@ class Mixture(Reader):
         return [task for dataset in self.datasets for task in dataset.tasks_with_loss()]
 
     def delivered(self, state: Mapping[str, Any]) -> list[int]:
-        """Return how many rows of each dataset all ranks have delivered in a state.
+        """Return how many rows of each dataset were delivered when a state was saved.
 
-        The counts have a closed form. Only balanced steps have to compute the order of the current
-        window.
+        The numbers are sums over all ranks. They have a closed form. Only for balanced steps, the
+        order of one window is computed.
 
         Args:
-            state: A state of `Batches.state_dict`.
+            state: A state from `Batches.state_dict`.
 
         Returns:
-            The number of rows by dataset.
+            The number of rows of each dataset.
 
         Raises:
-            StateError: If it is not a loader state of this mixture.
+            StateError: If `state` is not a loader state of this mixture.
         """
         try:
             return self._delivered(state)
@@ -441,8 +457,8 @@ class Mixture(Reader):
     ) -> "Mixture":
         """Return a view of the mixture that keeps the loss on some sources, tasks and datasets.
 
-        All other segments have a loss_mask of 0. A name must exist in at least one dataset. A
-        dataset without any of the names keeps no loss.
+        All other segments get a loss_mask of 0. Each name must exist in at least one dataset. A
+        dataset that has none of the given names keeps no loss.
 
         Args:
             source: Name of a source, or several names. None keeps all sources.
@@ -450,7 +466,7 @@ class Mixture(Reader):
             dataset: Index of a dataset, or several indices. None keeps all datasets.
 
         Returns:
-            A `Mixture` with the same rows.
+            A `Mixture` with the same rows. Only the columns about loss differ.
 
         Raises:
             ArgumentError: If a name or a dataset does not exist.
@@ -494,8 +510,8 @@ class Mixture(Reader):
 def read_mixture(path: Path) -> dict[str, Any]:
     """Read a mixture.json and return the arguments of `open_dataset`.
 
-    They are directory, shares, interpolate and max_epochs. The file names folders relative to its
-    own.
+    The result has the keys directory, shares, interpolate and max_epochs. The paths in the file are
+    relative to its folder. In the result, they start with that folder.
 
     Raises:
         DatasetError: If the file cannot be read or is invalid.
@@ -511,19 +527,20 @@ def read_mixture(path: Path) -> dict[str, Any]:
 def mixture_of(data: bytes, path: str) -> dict[str, Any]:
     """Parse a mixture.json.
 
-    Opening the mixture checks its shares later.
+    The shares are not checked here, but when the mixture is opened.
 
     Args:
         data: The bytes of the file.
-        path: The path that messages name.
+        path: Path of the file, for error messages.
 
     Returns:
-        The parsed object, with datasets, shares and perhaps interpolate and max_epochs.
+        The parsed object. It has the keys datasets and shares, and may have interpolate and
+        max_epochs.
 
     Raises:
-        DatasetError: If it is not a mixture.json.
+        DatasetError: If the bytes are not a valid mixture.json.
     """
-    value = decode(data, path, canonical=False)  # People may write it.
+    value = decode(data, path, canonical=False)  # People may write the file by hand.
     if (
         not isinstance(value, dict)
         or value.get("format") != _FORMAT
@@ -552,7 +569,7 @@ def mixture_file(path: Path, directories: Sequence[str | os.PathLike], **options
     """Return the bytes of a mixture.json.
 
     Args:
-        path: Where the file will be. Folders are named relative to its own.
+        path: The future path of the file. The folders' paths are written relative to its folder.
         directories: The folders of the datasets.
         **options: shares, interpolate and max_epochs. Options that are None are left out.
 
@@ -574,14 +591,14 @@ def mixed_opened(
     limit: int,
     opened: Callable[[int, int], Any],
 ) -> Mixture:
-    """Return a mixture of datasets that share one limit of open shards.
+    """Open datasets that share one limit of open shards, and return their mixture.
 
     Args:
-        counts: The samples of each dataset in a cycle, int64[D], or a `Schedule`.
-        max_epochs: For each dataset how often it may be read, or None.
+        counts: The number of samples of each dataset in a cycle, int64[D], or a `Schedule`.
+        max_epochs: The argument of `open_dataset`.
         manifests: The manifests of the datasets.
         limit: Maximum number of open shards over all datasets.
-        opened: Opens a dataset by its index and its limit of open shards.
+        opened: A function (index of a dataset, its limit of open shards) → the open dataset.
 
     Returns:
         The `Mixture`.
@@ -608,11 +625,10 @@ def _checked_epochs(max_epochs: Any, n_datasets: int) -> list[int | None]:
 
 
 def split_bound(max_open: int, shards: Sequence[int]) -> list[int]:
-    """Return how many shards each dataset may keep open, at least one.
+    """Divide a limit of open shards between datasets. Each dataset may open at least one shard.
 
-    Small datasets keep all their shards open, and the others share the rest evenly.
-
-    10, [2, 9, 30] → [2, 4, 4]
+    Small datasets keep all their shards open, and the other datasets get equal parts of the rest. A
+    limit of 10 for datasets with 2, 9 and 30 shards gives 2, 4 and 4.
 
     Args:
         max_open: Maximum number of open shards over all datasets.
@@ -629,10 +645,11 @@ def split_bound(max_open: int, shards: Sequence[int]) -> list[int]:
 
 
 def _check_alike(datasets: Sequence[Any]) -> None:
-    """Check that one model can read all datasets, and that each has rows.
+    """Check that one model can read all datasets, and that each dataset has rows.
 
     Raises:
-        ArgumentError: If datasets differ in tokenizer, vocab_size or pad_id, or one has no rows.
+        ArgumentError: If datasets differ in tokenizer, vocab_size or pad_id, or a dataset has no
+            rows.
     """
     first = datasets[0]
     for dataset in datasets:
