@@ -9,7 +9,7 @@ with segments of 3, 2 and 4 slots:
     cu_seqlens     0        3     5           9
 
 With pad_seq_to_mult, there is padding between segments. cu_seqlens then counts only the slots of
-segments, and cu_seqlens_padded has the slots at which segments start in the row.
+segments, and cu_seqlens_padded has the first slot of each segment in the row.
 """
 
 from collections.abc import Callable, Mapping
@@ -238,7 +238,7 @@ def pad_cu_seqlens(cu_seqlens, entries, length=None, tail="none") -> np.ndarray:
         cu_seqlens: Boundaries of the segments, int[n + 1].
         entries: Number of entries of the result.
         length: Number of slots of the row, required unless `tail` is "none".
-        tail: What the slots after the last segment become. With "none", they stay outside all
+        tail: The treatment of slots after the last segment. With "none", they stay outside all
             segments. Kernels do not write the output of such slots, so it may be NaN, which a
             loss_mask of 0 does not remove. With "segment", they become one more segment. With
             "fold", they are added to the last segment.
@@ -296,8 +296,8 @@ def prefix_ends(cu_seqlens, segment_prefix, length, cu_seqlens_padded=None) -> n
 
     Args:
         cu_seqlens: Boundaries of the segments, int[n + 1].
-        segment_prefix: Number of slots of each segment's prefix, int[n]. A prefix of −1 stands for
-            another attention pattern and raises an error.
+        segment_prefix: Number of slots of each segment's prefix, int[n]. A prefix of −1, which
+            marks another attention pattern, raises an error.
         length: Number of slots of the row.
         cu_seqlens_padded: Boundaries including the padding of segments, int[n + 1], or None.
 

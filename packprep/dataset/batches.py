@@ -538,7 +538,7 @@ class Batches:
 
     Attributes:
         dataset: The `Dataset` or `Mixture` to read.
-        end: Number of global samples after which the iteration ends, or None if it never ends.
+        end: The number of global samples to deliver over all ranks, or None for no end.
 
     Example:
         >>> batches = ds.batches(batch_size=8, seed=0)
@@ -791,8 +791,8 @@ class Batches:
 def check_state(state: Mapping[str, Any], mine: Mapping[str, Any], dataset: Reader) -> None:
     """Check that a state fits a loader.
 
-    All keys and values must equal those of the loader's own state, except for counts. Keys that
-    were added later may be missing, which gives a warning.
+    All keys and values, except counts, must equal the keys and values of the loader's own state.
+    Keys that were added later may be missing, which gives a warning.
 
     Args:
         state: The state to check.
@@ -920,8 +920,8 @@ def refuse_tasks(names: Iterable[str], tasks: Sequence[StoredTask]) -> None:
 def _sizes(batch_size: Any, lengths: tuple[int, ...] | None, length: Any) -> dict[Any, int]:
     """Return the argument batch_size as a dict seq_length → rows of one rank's step.
 
-    A plain number gives {None: number}. `lengths` has several seq_lengths, or is None for a single
-    one. `length` is a function that returns the single seq_length, called only for a mapping.
+    A plain number gives {None: number}. `lengths` has the seq_lengths of a mixture if its datasets
+    differ in seq_length, otherwise None. `length` returns the seq_length if there is only one.
 
     Raises:
         ArgumentError: If the keys of `batch_size` are not the seq_lengths of the rows.

@@ -136,7 +136,7 @@ def put_clean(slots: np.ndarray, tokens: np.ndarray, at: np.ndarray, half: np.nd
 
     Args:
         slots: The flat array to write.
-        tokens: The flat array of tokens, from which x_0 is read. It may be `slots`.
+        tokens: The flat array of tokens that contains x_0. It may be the same array as `slots`.
         at: The first slot of each segment.
         half: Number of slots of one half of each segment.
     """

@@ -209,8 +209,8 @@ class Dataset(Reader):
 
         The shard is checked and opened at its first use.
         """
-        # There is no lock, because it could stay locked in a forked child. It is not needed: single
-        # dict operations are atomic, and at worst two threads open the same shard twice.
+        # This code has no lock, because it could stay locked in a forked child. Single dict
+        # operations are atomic, so at worst two threads open the same shard twice.
         known = self._open.pop(number, None) if self._forgets else self._open.get(number)
         if known is None:
             entry = self.manifest["shards"][number]
@@ -256,7 +256,7 @@ class Dataset(Reader):
 
         Args:
             index: Row index. Negative indices count from the end.
-            epoch: The epoch for which the row is resampled. Epoch 0 gives the row as stored.
+            epoch: The epoch. The row is resampled in epochs above 0, and as stored in epoch 0.
 
         Returns:
             A `Row`, whose columns are arrays of shape [T].

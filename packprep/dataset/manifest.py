@@ -217,7 +217,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _are_parameters(value: Any) -> bool:
-    """Return whether a value is an object in which all integers are below 2⁶³ in absolute value.
+    """Return whether a value is an object with integers below 2⁶³ in absolute value only.
 
     The objectives check the parameters themselves.
     """
@@ -520,7 +520,7 @@ def encoder_length(manifest: Mapping[str, Any]) -> int:
 
 
 def drawn_tasks(manifest: Manifest) -> list[StoredTask]:
-    """Return all tasks except those for which the ledger counts 0 segments."""
+    """Return the tasks of a dataset, without tasks that have 0 segments in the ledger."""
     counted = _members(manifest["ledger"], "tasks")
     return [task for task in manifest["tasks"] if counted.get(task["name"], {}).get("segments", 1)]
 

@@ -32,9 +32,9 @@ from packprep.format.json_files import FORMAT, VERSION, decode, encode
 class Mixture(Reader):
     """Several datasets, read as one. `open_dataset` opens it.
 
-    The rows are those of all datasets, in the order of the datasets. As a `Dataset`, a Mixture can
-    be pickled, forked, and read by several threads. If the datasets differ in seq_length, each step
-    of `batches` reads one dataset.
+    Row indices count through the datasets, in their order. Like a `Dataset`, a Mixture can be
+    pickled, forked, and read by several threads. If the datasets differ in seq_length, each step of
+    `batches` reads one dataset.
 
     Attributes:
         datasets: The `Dataset` objects, with their tasks, sources and manifests.
@@ -212,7 +212,7 @@ class Mixture(Reader):
 
         Args:
             index: Row index among the rows of all datasets. Negative indices count from the end.
-            epoch: The epoch for which the row is resampled. Epoch 0 gives the row as stored.
+            epoch: The epoch. The row is resampled in epochs above 0, and as stored in epoch 0.
 
         Returns:
             A `Row`. Its attribute `dataset` is the dataset that contains it, and `index` is its

@@ -92,7 +92,7 @@ def true_or_false(name: str, value: Any) -> bool:
         The value as a bool.
 
     Raises:
-        ArgumentError: If the value is anything else. For example, bool("false") would be True.
+        ArgumentError: If the value is of another kind, such as the string "false".
     """
     if isinstance(value, bool | np.bool_) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
@@ -364,9 +364,9 @@ def _is_number(value: Any) -> bool:
 def counts_of(shares: Sequence[float]) -> np.ndarray:
     """Return how many samples of a cycle each dataset provides, int64[D].
 
-    Shares are normalised to sum to 1. The cycle has the smallest length at which every share is a
-    whole number of samples. Shares of 3 and 1 give a cycle of 4 with 3 and 1 samples. If there is
-    no such length up to 1000, the length is 1000 and counts are rounded down. The missing samples
+    Shares are normalised to sum to 1. The cycle has the smallest length that makes every share a
+    whole number of samples. Shares of 3 and 1 give a cycle of 4 with 3 and 1 samples. If this
+    length would exceed 1000, the length is 1000, and counts are rounded down. The missing samples
     go to the datasets with the largest remainders, and ties to the first dataset.
 
     Raises:
@@ -667,7 +667,7 @@ class Schedule:
             begin: Index of the group's first dataset.
             end: Index after the group's last dataset.
             q: Number of samples of the group.
-            near: A sample number near τ, at which the search for τ starts.
+            near: A sample number near τ. The search for τ starts there.
 
         Returns:
             The number of samples, and ⌊τ⌋.

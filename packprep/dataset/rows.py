@@ -1,4 +1,4 @@
-"""Fill the columns of rows: copy those that shards store, and derive the others from segments.
+"""Fill the columns of rows: copy stored columns, and derive other columns from the segments.
 
 Several rows are handled as flat slots. This example has two rows of T = 8 slots, and a dot is
 padding:
@@ -662,12 +662,12 @@ def gather(
 def look_ahead(segments: RowSegments, name: str, source: np.ndarray, values: np.ndarray) -> None:
     """Write a column that describes the prediction of the token k slots later.
 
-    Slot i gets the value that the column for the next token has at slot i + k − 1. Where slot i + k
-    is not in the same segment, on padding and in same-position segments, labels get the pad id and
-    other columns get 0.
+    Slot i gets the value that the column for the next token has at slot i + k − 1. There are three
+    exceptions: slot i + k is not in the same segment, slot i is padding, or the segment is from a
+    same-position task. Then labels get the pad id, and other columns get 0.
 
-    In a two-way prefix, only the last slot trains a later token. At the other slots, heads that
-    read the tokens in between, such as those of DeepSeek-V3, would see their targets.
+    In a two-way prefix, only the last slot trains a later token. At all other slots, the target
+    would be visible to a head that also reads the tokens in between, as in DeepSeek-V3.
 
     Args:
         segments: The segments of the rows.

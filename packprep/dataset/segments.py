@@ -43,7 +43,7 @@ _DTYPES: dict[str, np.dtype] = dict.fromkeys(HEADER, np.dtype("i8")) | {
 
 
 class Bodies(NamedTuple):
-    """The columns from which an objective draws the bodies of segments. All have the shape [m]."""
+    """The columns that an objective needs to draw the bodies of segments, [m] each."""
 
     n: np.ndarray  # int64: number of body tokens: content and a repeated system message
     key: np.ndarray  # uint64
@@ -114,7 +114,7 @@ class MediaSpans(NamedTuple):
     def within(self, chosen: np.ndarray) -> "MediaSpans | None":
         """Return only the spans in the segments `chosen`, bool[m], or None without such spans.
 
-        The result has the same segments. Those that are not chosen have no spans.
+        The result has the same number of segments. Segments that are not chosen have no spans.
         """
         counts, lengths = np.diff(self.offsets), np.diff(self.ref_offsets)
         kept = np.repeat(chosen, counts)
@@ -242,7 +242,7 @@ class Segments:
         return np.flatnonzero((self.task == task) & self.has_tokens)
 
     def bodies(self, epoch: int = 0) -> Bodies:
-        """Return the columns from which an objective draws the bodies in an epoch."""
+        """Return the columns that an objective needs to draw the bodies in an epoch."""
         return Bodies(self.tokens + self.repeated, self.key, self.first_trained, epoch)
 
     def flat_slots(self, seq_length: int) -> np.ndarray:

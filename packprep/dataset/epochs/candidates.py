@@ -114,7 +114,7 @@ class Window(NamedTuple):
     inside: np.ndarray | None  # bool: whether each slot is a candidate; None if all slots are
 
     def laid_out(self, values: np.ndarray) -> np.ndarray:
-        """Spread flags of the candidates, bool, over all slots; other slots get False."""
+        """Return flags of slots from flags of candidates, bool; all other slots get False."""
         if self.inside is None:
             return values
         wide = np.zeros(len(self.inside), np.bool_)

@@ -124,7 +124,7 @@ def mask(
     ids: "NoiseIds",
     epoch: int = 0,
 ) -> np.ndarray | None:
-    """Noise masked-diffusion segments, and set their loss_mask.
+    """Write the noise and the loss_mask of masked-diffusion segments.
 
     Args:
         target: The segments, and the rows to write.
@@ -207,7 +207,7 @@ def _replace(
 ) -> None:
     """Write the mask, a random ordinary token or nothing at candidates with `noised` set.
 
-    `noised` is bool[Σ count]. `shares` are those of `mask`.
+    `noised` is bool[Σ count]. `shares` has the same meaning as in `mask`.
     """
     slot = window.here.start + np.flatnonzero(window.laid_out(noised))
     segment, place = within(segments.count, np.flatnonzero(noised))
@@ -227,7 +227,7 @@ def _replace(
 def flip(
     target: "Target", threshold: np.ndarray, loss_on_all: bool, ids: "NoiseIds", epoch: int = 0
 ) -> None:
-    """Noise uniform-diffusion segments, and set their loss_mask.
+    """Write the noise and the loss_mask of uniform-diffusion segments.
 
     A candidate flips with its segment's probability. It then becomes another ordinary token, and
     all ordinary tokens except its own are equally likely.
@@ -327,7 +327,7 @@ def level_range(parameters: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def block_schedule(parameters: Mapping[str, Any], epoch: int) -> tuple[BlockSchedule, int]:
-    """Return a task's schedule in an epoch, and the epoch from which it takes random numbers.
+    """Return a task's schedule in an epoch, and the epoch of its random numbers.
 
     A complementary task noises in epoch 2k + 1 exactly the candidates that it left in epoch 2k. So
     both epochs use the random numbers of epoch 2k.
@@ -337,7 +337,7 @@ def block_schedule(parameters: Mapping[str, Any], epoch: int) -> tuple[BlockSche
         epoch: The epoch.
 
     Returns:
-        The `BlockSchedule`, and the epoch to draw from.
+        The `BlockSchedule`, and the epoch of the random numbers.
     """
     pair = epoch % 2 if parameters["complementary"] else 0
     half_life = parameters["half_life"] if parameters["noise"] == "position" else 0.0
@@ -364,13 +364,13 @@ def levels_by_block(parameters: Mapping[str, Any]) -> bool:
 def noise_blocks(
     target: "Target", schedule: BlockSchedule, ids: "NoiseIds", epoch: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Noise block-diffusion segments with one level per block, and set their loss_mask.
+    """Write the noise and the loss_mask of block-diffusion segments, with one level per block.
 
     Args:
         target: The segments, and the rows to write. `target.trainable` is not used.
         schedule: The noise schedule of the blocks.
         ids: The ids of the mask token and of ordinary tokens.
-        epoch: The epoch from which random numbers are taken.
+        epoch: The epoch of the random numbers.
 
     Returns:
         The number of blocks of each segment, int64[m], and the level of each block,
@@ -463,7 +463,7 @@ class NoiseIds(NamedTuple):
 
 
 class Target(NamedTuple):
-    """The segments of one task, and the flat rows in which noise is written."""
+    """The segments of one task, and the flat arrays that noise changes."""
 
     segments: Candidates
     before: np.ndarray  # int64[m]: slots before the first candidate (bos, mode token)
@@ -501,7 +501,7 @@ def masked_diffusion(
     epoch: int,
     write: Callable[..., Any] = mask,
 ) -> Noised:
-    """Noise masked-diffusion segments with one level per segment.
+    """Add noise to masked-diffusion segments, with one level per segment.
 
     The loss weight of a segment is 1 / p, where p is the probability that a candidate is noised.
     With exact_count, p is k / candidates instead of the level, because k is rounded. A segment
@@ -542,7 +542,7 @@ def uniform_diffusion(
     epoch: int,
     write: Callable[..., Any] = flip,
 ) -> Noised:
-    """Noise uniform-diffusion segments with one of FLIP_STEPS levels per segment.
+    """Add noise to uniform-diffusion segments, with one of FLIP_STEPS levels per segment.
 
     Args:
         task: Index of the task. It is not used.
@@ -588,7 +588,7 @@ def block_diffusion(
     epoch: int,
     write: Callable[..., Any] = noise_blocks,
 ) -> Noised:
-    """Noise block-diffusion segments with one level per block.
+    """Add noise to block-diffusion segments, with one level per block.
 
     With noise = "all", all candidates are noised, and each segment has one level, 1. With shift,
     the loss_mask of x_t is moved one slot earlier.

@@ -56,7 +56,7 @@ class NoisedTask(NamedTuple):
     parameters: Mapping[str, Any]
     resolved: Mapping[str, Any]
     mode: int  # slots of the mode token, 0 or 1
-    copies: int  # 2 for [x_t ; x_0], in which only x_t is noised, otherwise 1
+    copies: int  # 2 for [x_t ; x_0] (only x_t is noised), otherwise 1
 
 
 class MovedTask(NamedTuple):
@@ -428,8 +428,8 @@ def resample(
         resampling: The settings of the dataset's tasks.
         epochs: The epoch of each row, int64[B], below EPOCHS.
         segments: The segments of the rows. The new header columns are put into `segments.changed`.
-        columns: name → [B, T]. On entry, the arrays contain the stored rows. Of the columns tokens,
-            labels, loss_mask, loss_weights and prefix_ends, those that are present are overwritten.
+        columns: name → [B, T]. On entry, the arrays contain the stored rows. If present, tokens,
+            labels, loss_mask, loss_weights and prefix_ends are overwritten.
         kernels: Whether to use the compiled kernels of a build. They need numba and give the same
             rows.
 
@@ -455,7 +455,7 @@ def _resample_rows(
     rows: list[int],
     kernels: bool,
 ) -> None:
-    """Resample the rows with the indices `rows`. See `resample` for the other arguments.
+    """Resample the rows with the indices `rows`, as `resample` does for all rows.
 
     Either all of these rows or none are from shards with trained ranges.
     """
@@ -566,7 +566,7 @@ def _write_originals(rows: _Rows, in_place: np.ndarray) -> None:
 
 
 def _noise_all(rows: _Rows, in_place: np.ndarray, weighted: bool) -> np.ndarray | None:
-    """Noise the segments `in_place`, bool[m].
+    """Add noise to the segments `in_place`, bool[m].
 
     Their new levels and loss weights are put into `segments.changed`.
 

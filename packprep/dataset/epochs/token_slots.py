@@ -1,4 +1,4 @@
-"""Compute in which slots the tokens of a next-token segment are in an epoch.
+"""Compute the slots of a next-token segment's tokens in an epoch.
 
 Resampling reads tokens from their slots in epoch 0 and writes them to their slots in another epoch.
 The slots follow from the segment's key, so sentinels need not be searched in the row. In this
@@ -307,7 +307,7 @@ def _rolled(
     if epoch:
         kind_size = np.where(cuts_span, inside, n - inside)
         remaining = randomness.integers(key, REDRAWN_ROLL, 0, kind_size, epoch)
-    # Find the run in which the rotated segment starts, and the number of that run's tokens to skip.
+    # Find the run that is first after the rotation, and the number of its tokens to skip.
     runs = 2 * spans
     segment, is_noise = owners(runs), np.arange(len(lengths)) & 1
     offsets = np.where(cuts_span[segment], (lengths - 1) * is_noise, np.where(is_noise, 1, lengths))
@@ -371,9 +371,9 @@ def pivot_slots(
 ) -> Placed:
     """Return the slots of tokens and special tokens in prefix_lm segments.
 
-    This is the `TokenLayout.place` of the objective. The pivot, at which the continuation begins,
-    is uniform over 1 … n − 1. Depending on the parameters, eos ends the prefix and a sentinel
-    begins the continuation. Each of the two moves all later tokens by one slot.
+    This is the `TokenLayout.place` of the objective. The pivot, the number of tokens in the prefix,
+    is uniform over 1 … n − 1. Depending on the parameters, eos ends the prefix, and a sentinel
+    begins the continuation. Each of these two special tokens moves all later tokens by one slot.
 
     Args:
         parameters: The parameters of the task.
@@ -456,7 +456,7 @@ def cut_slots(
         known: The stored flat rows in epoch 0, the segments' tokens in later epochs.
 
     Returns:
-        The slots. There are no prefixes.
+        The slots, without prefixes.
     """
     rate, spm_rate = rates(parameters)
     rearranged = np.flatnonzero(randomness.words(segments.key, CUT_POINTS, 0) < rate)
