@@ -61,8 +61,8 @@ class Rule(NamedTuple):
               and the leading slots that the objective defines. segment_prefix is their number.
             - "segment": all later keys of the segment. segment_prefix is its number of slots.
             - "blocks": the keys of block diffusion. segment_prefix is −1.
-            - "own": a set of keys that a prefix cannot describe. It need not contain all earlier
-              keys. segment_prefix is −1.
+            - "own": another set of keys, which a prefix cannot describe. Some earlier keys may be
+              missing, too. segment_prefix is −1.
 
         columns: The columns of a batch that `keys` reads.
         keys: (query, begin, end, columns, where) → Keys, in slots of the row. `query` has the slots
@@ -92,7 +92,7 @@ def _keys_so_far(query, begin, end, columns, where) -> Keys:
 
 
 def _keys_of_prefix(query, begin, end, columns, where) -> Keys:
-    """Return one range: the keys of the segment up to the query or, in the prefix, to its end."""
+    """Return one range of keys: up to the query, or to the prefix's end if that is later."""
     ends = columns["prefix_ends"]
     return [(begin, where(ends > query, ends, query + 1))]
 
@@ -126,9 +126,9 @@ RULES = {
 
 
 def _spans(cu_seqlens, cu_seqlens_padded=None, length=None) -> tuple[np.ndarray, np.ndarray]:
-    """Return each segment's first slot in the row and the slot after its last one, int64[n] each.
+    """Return the first slot of each segment and the slot after the segment, int64[n] each.
 
-    Padding after a segment is not included.
+    Padding after a segment is not part of it.
 
     Raises:
         ArgumentError: If the boundaries are invalid or exceed `length`.
@@ -247,7 +247,7 @@ def pad_cu_seqlens(cu_seqlens, entries, length=None, tail="none") -> np.ndarray:
         int32[entries].
 
     Raises:
-        ArgumentError: If `tail` is invalid, or the segments do not fit into `entries`.
+        ArgumentError: If an argument is invalid, or the segments do not fit into `entries`.
     """
     cu = np.asarray(cu_seqlens, np.int64)
     _spans(cu, None, length)
@@ -371,7 +371,7 @@ def block_mask(segment_ids, position_ids, half, block_length) -> np.ndarray:
 
 
 def block_varlen(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Split a batch into sequences for attention kernels with blocks that start at each sequence.
+    """Split a batch into sequences for kernels that count blocks from the start of a sequence.
 
     The flat slots are the rows of the batch, one after the other. Each half of a block-diffusion
     segment, x_t or x_0, is one sequence. Each other segment and each run of padding is a sequence

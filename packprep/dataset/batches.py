@@ -459,10 +459,10 @@ class Reader:
             accelerate: The implementation that resamples: "numpy", "numba" for the compiled kernels
                 of a build, or "auto" for numba where it is installed. All give the same rows.
             balance: (cost, group), to give all ranks rows of similar cost in each step. With the
-                cost "attention", a row costs Σn² over its segments of n slots. With (a, b), it
-                costs a · Σn² + b · Σn. `group` should be the number of rows of a step over all
-                ranks, batch_size · world_size. With another batch_size or world_size, the order of
-                rows is the same, but the ranks' costs differ more.
+                cost "attention", a row costs Σn² over its segments of n slots. With the cost (a,
+                b), a row costs a · Σn² + b · Σn. `group` should be the number of rows of a step
+                over all ranks, batch_size · world_size. With another batch_size or world_size, the
+                order of rows is the same, but the ranks' costs differ more.
             window: Number of rows of the shuffled order that are sorted by cost together, a
                 multiple of `group`. The default is 64 · group. The sorted rows are cut into groups,
                 and the groups are shuffled. So the rows of a step have similar costs. Every rank
@@ -768,9 +768,9 @@ class Batches:
         self._restart(rows)
 
     def _with_own_end(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Replace `balance["end"]` of a state by this iteration's, if all later rows are the same.
+        """Give a state the `end` of this iteration's balance, if this changes no later row.
 
-        The rows differ if the state is inside a window that either `end` cuts. Such a state is
+        Rows would change if the state is inside a window that either `end` cuts. Such a state is
         returned unchanged, so that `check_state` compares the two ends.
         """
         balance, rows = (

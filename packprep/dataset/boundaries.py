@@ -56,7 +56,7 @@ def starts_of(lengths: np.ndarray) -> np.ndarray:
 
 
 def owners(counts: np.ndarray) -> np.ndarray:
-    """Return each index i counts[i] times: [2, 3] → 0 0 1 1 1, int64[Σ counts]."""
+    """Repeat each index i counts[i] times: [2, 3] → 0 0 1 1 1, int64[Σ counts]."""
     return np.repeat(np.arange(len(counts)), counts)
 
 
@@ -209,7 +209,7 @@ def next_token_loss_mask(
 def runs(ids: Any, slots: Any, library: Any, greatest: Callable[[Any], Any]) -> tuple[Any, Any]:
     """Return for each slot the bounds of the run of equal ids that contains it.
 
-    Runs of padding count, too.
+    Consecutive padding (id 0) is also a run.
 
         ids 1 1 1 0 0 2 2   →   begin 0 0 0 3 3 5 5   end 3 3 3 5 5 7 7
 
@@ -427,10 +427,10 @@ def _extreme(ufunc, side: _Side) -> np.ndarray:
 
 
 def _check_stripes(q: _Side, kv: _Side, last_q: np.ndarray, last_kv: np.ndarray) -> None:
-    """Check that both sides have as many slots and the same last position of a segment with gaps.
+    """Check segments with gaps: both sides must have equally many slots and the same last position.
 
-    Segments without gaps on either side are not checked. `last_q` and `last_kv` have the largest
-    position of each group.
+    Segments without gaps are not checked. `last_q` and `last_kv` have the largest position of each
+    group.
 
     Raises:
         ArgumentError: If a segment's numbers of slots or last positions differ.

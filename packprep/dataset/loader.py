@@ -119,9 +119,9 @@ class Dataset(Reader):
             manifest: The checked manifest.
             max_open: Maximum number of open shards.
             io: "mmap" or "pread".
-            held: A function of a shard's entry in the manifest, or None to open shards in
-                `directory`. It returns a context manager that gives the path of the shard's file.
-                The file must exist while the context is active.
+            held: A function that takes a shard's entry in the manifest, and returns a context
+                manager. The context provides the path of the shard's file, which must exist until
+                the context ends. None opens the shards in `directory`.
         """
         self.directory, self._held, self.max_open, self.io = directory, held, max_open, io
         self.manifest = manifest
@@ -419,7 +419,8 @@ class Dataset(Reader):
     def tasks_with_loss(self) -> list[StoredTask]:
         """Return the tasks that contribute to the loss.
 
-        Tasks that `with_loss_on` excludes, and tasks without segments by the ledger, are left out.
+        They are all tasks except those that `with_loss_on` excludes, and those that have 0 segments
+        in the ledger.
         """
         counts, loss_on = self.manifest["ledger"].get("tasks"), self.facts.loss_on
         sources, kept = loss_on or (np.ones(1, bool), np.ones(len(self.tasks), bool))

@@ -161,7 +161,7 @@ class ShardEntry(TypedDict):
 
 
 class Manifest(TypedDict):
-    """The checked content of dataset.json: a plain dict with exactly these keys."""
+    """The checked content of dataset.json: a plain dict with only these keys."""
 
     format: str
     version: int
@@ -217,7 +217,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _are_parameters(value: Any) -> bool:
-    """Return whether a value is an object with integers below 2⁶³ in absolute value only.
+    """Return whether a value is an object, and its integers fit into 64 bits.
 
     The objectives check the parameters themselves.
     """
@@ -503,9 +503,9 @@ def _are_shards(entries: Sequence[Any]) -> bool:
 
 
 def has_weighted_spans(manifest: Mapping[str, Any]) -> bool:
-    """Return whether the ledger counts slots with a loss weight other than 1 from documents.
+    """Return whether the ledger counts slots with a loss weight other than 1.
 
-    The ledger is read as it is, because opening a dataset does not check it.
+    Documents can set such weights. Opening a dataset does not check the ledger.
     """
     sources = _members(manifest["ledger"], "sources").values()
     return any(_counted(source, "slots", "weighted") for source in sources)
@@ -514,7 +514,7 @@ def has_weighted_spans(manifest: Mapping[str, Any]) -> bool:
 def encoder_length(manifest: Mapping[str, Any]) -> int:
     """Return the recipe's packing.encoder_length, or 0 if it is not set.
 
-    It limits the total number of prefix slots of a row, which an encoder reads.
+    This key limits the total number of prefix slots of a row. An encoder reads these slots.
     """
     return _counted(manifest["recipe"], "packing", "encoder_length")
 

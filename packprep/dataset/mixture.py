@@ -312,8 +312,8 @@ class Mixture(Reader):
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return one rank's rows in some steps, if the datasets differ in seq_length.
 
-        Each step then reads one dataset. If that dataset has provided k steps before and has n rows
-        per step, the step reads its samples k · n … (k + 1) · n − 1.
+        Each step then reads one dataset. If that dataset has n rows per step and provided k earlier
+        steps, the step reads the dataset's samples k · n … (k + 1) · n − 1.
 
         Args:
             steps: Numbers of steps.
@@ -403,7 +403,7 @@ class Mixture(Reader):
         return [task for dataset in self.datasets for task in dataset.tasks_with_loss()]
 
     def delivered(self, state: Mapping[str, Any]) -> list[int]:
-        """Return how many rows of each dataset were delivered when a state was saved.
+        """Return how many rows of each dataset had been delivered when a state was saved.
 
         The numbers are sums over all ranks. They have a closed form. Only for balanced steps, the
         order of one window is computed.
@@ -511,7 +511,7 @@ def read_mixture(path: Path) -> dict[str, Any]:
     """Read a mixture.json and return the arguments of `open_dataset`.
 
     The result has the keys directory, shares, interpolate and max_epochs. The paths in the file are
-    relative to its folder. In the result, they start with that folder.
+    relative to the file's folder. In the result, each path starts with that folder.
 
     Raises:
         DatasetError: If the file cannot be read or is invalid.

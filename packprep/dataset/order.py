@@ -223,7 +223,7 @@ def window_of(
 def ending_at(balance: Balance, sample: int) -> Balance:
     """Return settings of balanced steps that cut windows before a given sample.
 
-    Balancing then moves no row from before the sample to after it, or back.
+    Balancing then moves no row across this sample.
 
     Args:
         balance: The settings.
@@ -248,7 +248,7 @@ def balanced(costs: np.ndarray, begin: int, balance: Balance, seed: int) -> np.n
         seed: Random seed.
 
     Returns:
-        int64[n]. Entry i is the position in `costs` of the row that comes at position i.
+        For each position of the balanced order, the index of its row in `costs`, int64[n].
     """
     n, group = len(costs), balance.group
     places = np.argsort(costs, kind="stable")
@@ -271,9 +271,9 @@ def dealt(costs: np.ndarray) -> np.ndarray:
     """Order the rows of each group so that all ranks of a step have similar costs.
 
     Each expensive row is paired with a cheap row. Then pairs with a high sum are paired with pairs
-    of a low sum, and so on. If the group's size has an odd factor, 3, 5, … sets are combined at
-    once. So all runs of 2, 4, 8, … rows that begin at a multiple of their length have similar
-    costs. A rank with this batch size reads one such run.
+    that have a low sum, and so on. For an odd prime factor of the group's size, 3, 5, … sets of
+    rows are combined instead of two. As a result, runs of 2, 4, 8, … rows that begin at a multiple
+    of their length have similar costs. A rank with this batch size reads one such run.
 
     Args:
         costs: Costs of the rows, float64[groups, rows].
@@ -697,7 +697,7 @@ class Schedule:
         ), low
 
     def counts(self, samples: int) -> list[int]:
-        """Return how many of the first `samples` samples each dataset provides."""
+        """Return how many of the first `samples` samples come from each dataset."""
         found, left = [0] * len(self.weights[0]), [(0, len(self.weights[0]), samples)]
         while left:
             begin, end, q = left.pop()
@@ -792,7 +792,7 @@ def schedule_of(shares: Sequence[Any], n_datasets: int, interpolate: str) -> Sch
 
 @lru_cache(maxsize=256)
 def _block(schedule: Schedule, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return what `of_samples` returns for samples 256 · block … 256 · block + 255."""
+    """Return the result of `of_samples` for the samples 256 · block … 256 · block + 255."""
     given = schedule.counts(block * _BLOCK)
     datasets, numbers = np.empty(_BLOCK, np.int64), np.empty(_BLOCK, np.int64)
     before: dict[tuple[int, int], int] = {}

@@ -36,8 +36,8 @@ class Row:
         cu_seqlens    int32[n_segments + 1]
         cu_seqlens_padded  int32[n_segments + 1], or None if no padding is between segments
         segments      a dict of arrays [n_segments]: the columns of the segment header, such as
-                      "task" and "prefix", and the first slot "begin" and the slot after the last
-                      one "end"
+                      "task" and "prefix". "begin" has the first slot of each segment, and "end"
+                      the slot after the segment
         media         a Media with the media spans of this row
 
     Attributes:
@@ -179,8 +179,9 @@ class Row:
     def weighted_ranges(self) -> list[tuple[int, int, int, float]]:
         """Return the trained ranges with a weight other than 1.
 
-        Each range is a tuple (segment, first slot, slot after the last one, weight). These slots
-        contain the trained tokens. In next-token tasks, the slots before predict them.
+        Each range is a tuple (segment, first slot, end slot, weight). The end slot is not included.
+        The slots contain the trained tokens. In next-token tasks, each token is predicted at the
+        slot before.
         """
         if "trained_weights" not in self._shard.layout:
             return []

@@ -157,8 +157,8 @@ def joined(
     Args:
         parts: The objects to join.
         names: The names of all kinds of media in the parts.
-        order: int64[rows], the index in the result for each row, where rows are counted through all
-            parts. None keeps the order of the rows.
+        order: int64[rows], the index in the result of each row, with the rows of all parts in
+            sequence. None keeps this sequence.
 
     Returns:
         The `Media` of all rows.

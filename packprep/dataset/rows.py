@@ -232,7 +232,7 @@ class RowSegments:
         return table[index]
 
     def at_slots(self, values: np.ndarray, elsewhere) -> np.ndarray:
-        """Return an array that has the value of its segment at each slot.
+        """Return an array with the value of each slot's segment.
 
         Args:
             values: One value per segment, [m].
@@ -392,7 +392,7 @@ class RowSegments:
     def weights_of_ranges(self, parts: Sequence[tuple[int, int]]) -> np.ndarray:
         """Return the weight of each trained range, float32[k].
 
-        All shards of the rows must store trained_weights. `parts` is the third value of `trained`.
+        All shards of the rows must store trained_weights. `parts` is the third result of `trained`.
         """
         places = zip(self.places, parts, strict=True)
         return np.concatenate(

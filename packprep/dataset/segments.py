@@ -65,7 +65,7 @@ class TrainedRanges(NamedTuple):
         return owners(np.diff(self.offsets))
 
     def weighted_slots(self) -> np.ndarray:
-        """Return how many slots of each segment have a weight other than 1, int64[m]."""
+        """Return how many slots of each segment have a loss weight other than 1, int64[m]."""
         counts = np.zeros(len(self.offsets) - 1, np.int64)
         if self.weights is not None:
             lengths = np.diff(self.ranges.astype(np.int64), axis=1)[:, 0]
@@ -250,7 +250,7 @@ class Segments:
         return self.row * seq_length + self.first_slot
 
     def weighted_slots(self) -> np.ndarray:
-        """Return how many slots of each segment have a weight other than 1, int64[m]."""
+        """Return how many slots of each segment have a loss weight other than 1, int64[m]."""
         return (
             np.zeros(len(self), np.int64) if self.trained is None else self.trained.weighted_slots()
         )
@@ -262,7 +262,7 @@ class Segments:
         )
 
     def last_chunks(self) -> np.ndarray:
-        """Return which segments have the last chunk of their document in its pass, bool[m]."""
+        """Return which segments contain the last chunk of their document in a pass, bool[m]."""
         columns = self.start, self.repeat, self.doc, self.file
         order = np.lexsort(columns)
         last = np.ones(len(order), np.bool_)

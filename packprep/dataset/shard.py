@@ -233,12 +233,12 @@ def layout(
     Args:
         rows: Number of rows.
         segments: Number of segments.
-        seq_length: Slots of a row.
+        seq_length: Number of slots of a row.
         token_dtype: The dtype of tokens and labels.
         labels: Whether labels are stored, see `packprep.dataset.manifest.stores_labels`.
         padded: Whether pad_seq_to_mult is above 1.
         blocks: Number of blocks, or None without block diffusion.
-        trained: Number of trained ranges, or None if the dataset has no trained ranges.
+        trained: Number of trained ranges, or None if the shard has no supervised documents.
         weighted: Whether a trained range has a weight other than 1.
         compact: Whether to leave out segment_ids, which cu_seqlens determine. loss_mask is left
             out, too, unless `labels`, `blocks` or `trained` is given.
@@ -514,7 +514,7 @@ class Shard:
         path: The file.
         rows: Number of rows.
         segments: Number of segments.
-        seq_length: Slots of a row.
+        seq_length: Number of slots of a row.
         layout: The dtype and shape of each array, as the function `layout` returns them.
         data_begin: Number of bytes before the first array.
         size: Size of the file in bytes.

@@ -9,10 +9,10 @@ Rendering and resampling both use this module. Rendering replaces the writers `m
     exactly k   with exact_count, the k candidates with the smallest NOISE_LOW words are noised,
                 and p = k / candidates
 
-Each candidate of a segment has an index i, counted from the first slot of the body, and a 40-bit
-uniform. The high byte is byte i % 16 of block i // 16 of the purpose NOISE under the segment's key.
-The low 32 bits are word i of NOISE_LOW. They are computed only if the high byte does not decide. So
-a slot costs about 1/16 of a Philox block, and probabilities are exact to 2⁻⁴⁰.
+Each candidate of a segment has an index i, counted from the first slot of the body, and a uniform
+random number of 40 bits. The high byte is byte i % 16 of block i // 16 of the purpose NOISE, under
+the segment's key. The low 32 bits are word i of NOISE_LOW. They are computed only if the high byte
+does not decide. So a slot costs about 1/16 of a Philox block, and probabilities are exact to 2⁻⁴⁰.
 
 If noise writes the mask token, a mask token in the text is not a candidate, because a model cannot
 learn from it.
@@ -82,10 +82,10 @@ def levels(
 ) -> np.ndarray:
     """Draw the level of each segment, before quantisation.
 
-    The level is low + (high − low) · u. Without stratification, u follows from the segment's key.
-    Stratified levels are spread evenly over the m segments of a row: segment j has u = (v + π(j) /
-    m) mod 1. The number v and the permutation π follow from the task and the key of the row's first
-    segment of the task.
+    The level is low + (high − low) · u with a random number u in [0, 1). Without stratification, u
+    follows from the segment's key. Stratified levels are spread evenly over the m segments of a
+    row: segment j has u = (v + π(j) / m) mod 1. The random number v and permutation π follow from
+    the task and the key of the row's first segment of the task.
 
     Args:
         segments: The segments of one task.
@@ -165,10 +165,10 @@ def mask(
 def _fewest(
     segments: Candidates, ratio: np.ndarray, allowed: np.ndarray | None, epoch: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Choose the max(⌊candidates · ratio⌋, 1) candidates with the smallest NOISE_LOW words.
+    """Choose in each segment the candidates with the smallest random words of NOISE_LOW.
 
-    Among equal words, the earlier candidates are chosen. `allowed`, bool[Σ count], excludes some
-    candidates; None allows all.
+    Their number is max(⌊allowed candidates · ratio⌋, 1). Among equal words, earlier candidates are
+    chosen. `allowed`, bool[Σ count], excludes some candidates; None allows all.
 
     Returns:
         Which candidates are chosen, bool[Σ count], and the chosen share of each segment's allowed
@@ -205,9 +205,9 @@ def _replace(
     tokens: np.ndarray,
     epoch: int,
 ) -> None:
-    """Write the mask, a random ordinary token or nothing at candidates with `noised` set.
+    """Replace noised candidates by the mask token or a random ordinary token, or keep them.
 
-    `noised` is bool[Σ count]. `shares` has the same meaning as in `mask`.
+    `noised`, bool[Σ count], flags these candidates. `shares` has the shares of the three cases.
     """
     slot = window.here.start + np.flatnonzero(window.laid_out(noised))
     segment, place = within(segments.count, np.flatnonzero(noised))
@@ -259,10 +259,11 @@ def flip(
 
 
 def _others(segments: Candidates, which: np.ndarray, bound: np.ndarray, epoch: int) -> np.ndarray:
-    """Return randomness.integers(key, REPLACEMENT, place, bound) for the candidates `which`.
+    """Draw for each candidate in `which` a random integer below its bound, int64[k].
 
-    This function computes the words of a whole segment at once, so a draw costs a quarter of a
-    Philox block. Only rejected draws call randomness.integers.
+    The result equals randomness.integers(key, REPLACEMENT, place, bound, epoch). It is faster,
+    because all words of a segment are computed at once, a quarter of a Philox block each. Only
+    rejected draws call randomness.integers.
     """
     words = words_of(segments.key, segments.count, REPLACEMENT, "<u4", epoch)[which]
     bound = bound.astype(np.uint64)
@@ -292,7 +293,7 @@ def quantised_level(
         epoch: The epoch.
 
     Returns:
-        The number of each segment's level, int64[m], and the level itself, float64[m].
+        The index of each segment's level, int64[m], and the level itself, float64[m].
     """
     step = randomness.integers(key, NOISE_LEVEL, 0, steps, epoch)
     return step, low + (high - low) * (step + 0.5) / steps
@@ -302,7 +303,7 @@ class BlockSchedule(NamedTuple):
     """The noise schedule of block diffusion in an epoch.
 
     Attributes:
-        block_length: Slots of a block.
+        block_length: Number of slots of a block.
         low: The smallest level t of a block. Levels are uniform in [low, high].
         high: The largest level of a block.
         half_life: If 0, each candidate of a block is noised with probability t. Otherwise round(t ·
@@ -504,8 +505,8 @@ def masked_diffusion(
     """Add noise to masked-diffusion segments, with one level per segment.
 
     The loss weight of a segment is 1 / p, where p is the probability that a candidate is noised.
-    With exact_count, p is k / candidates instead of the level, because k is rounded. A segment
-    without candidates has the weight 1.
+    With exact_count, p is k / candidates. It differs from the level, because k is rounded. A
+    segment without candidates has the weight 1.
 
     Args:
         task: Index of the task.

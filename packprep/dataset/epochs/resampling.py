@@ -455,9 +455,9 @@ def _resample_rows(
     rows: list[int],
     kernels: bool,
 ) -> None:
-    """Resample the rows with the indices `rows`, as `resample` does for all rows.
+    """Resample some rows of a batch. `rows` has their indices.
 
-    Either all of these rows or none are from shards with trained ranges.
+    Either all of these rows are from shards with trained ranges, or none of them is.
     """
     facts = all_segments.facts
     is_whole = len(rows) == len(all_segments.places)
@@ -510,7 +510,7 @@ def _draw_rows(
     weighted: bool,
     kernels: bool,
 ) -> np.ndarray | None:
-    """Draw the tokens and the loss_mask of some rows, and write them into these arrays.
+    """Draw the tokens and the loss_mask of some rows, and write them into the given arrays.
 
     Returns:
         If `weighted`, the weight of each slot, whether trained or not, [B, T]. Otherwise None.
@@ -680,10 +680,10 @@ def _check_slots(
     wrong: np.ndarray,
     missing: str = "the positions that its tokens need",
 ) -> None:
-    """Raise an error for the first of some segments that is wrong.
+    """Raise an error for the first wrong segment, if any.
 
-    `which` has the indices of k segments, and `wrong` is bool[k]. The message says that the wrong
-    segment does not have `missing`.
+    `which` has the indices of k segments, and `wrong`, bool[k], flags the wrong ones. The message
+    says that the segment does not have `missing`.
 
     Raises:
         DatasetError: If an element of `wrong` is True.

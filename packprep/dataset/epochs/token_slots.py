@@ -247,7 +247,7 @@ def _part_lengths(
 
     All ways to cut a total are equally likely. The cut points are distinct and drawn by Floyd's
     method (Bentley and Floyd 1987). Draw i takes a random cut point in 1 … j, where j = total −
-    parts + 1 + i. If an earlier draw has taken it, draw i takes j instead.
+    parts + 1 + i. If an earlier draw has the same cut point, draw i takes j instead.
 
     Returns:
         int64[Σ parts].
@@ -427,9 +427,9 @@ class _Middles(NamedTuple):
     suffix_first: np.ndarray  # bool: True if the suffix comes first, with an empty prefix
 
     def special_slots(self, segments: Stretches) -> tuple[np.ndarray, np.ndarray]:
-        """Return the slot before the suffix and the slot before the middle, int64[m] each.
+        """Return the slots of the suffix token and of the middle token, int64[m] each.
 
-        These slots have the special tokens of the two parts.
+        These special tokens are before the suffix and before the middle.
         """
         suffix_slot = segments.first_slot + 1 + self.begin
         return suffix_slot, suffix_slot + 1 + segments.n - self.end
