@@ -157,8 +157,8 @@ def joined(
     Args:
         parts: The objects to join.
         names: The names of all kinds of media in the parts.
-        order: int64[rows], the index in the result of each row, with the rows of all parts in
-            sequence. None keeps this sequence.
+        order: int64[rows]. Row i, counted through the parts in their order, gets the index order[i]
+            in the result. None keeps the rows in order.
 
     Returns:
         The `Media` of all rows.

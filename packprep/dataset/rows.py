@@ -65,7 +65,10 @@ class Facts:
 
     @lazy
     def in_place(self) -> np.ndarray:
-        """Return which tasks noise tokens and predict them at the same position, bool[tasks]."""
+        """Return which tasks noise tokens and predict the original ones, bool[tasks].
+
+        `is_in_place` decides this.
+        """
         return np.array([is_in_place(task) for task in self.tasks])
 
     @lazy
@@ -486,8 +489,7 @@ class SlotColumn(NamedTuple):
 
     Attributes:
         dtype: The default dtype. None means the dtype of tokens.
-        cast: Whether the argument `dtype` of `batch`, if it is one dtype for all ids, applies to
-            this column.
+        cast: Whether a single dtype, given as `dtype` to `batch`, applies to this column.
         derived: A function that computes the column, [size], if a shard does not store it. None if
             `fill` or `look_ahead` computes it.
     """

@@ -68,11 +68,11 @@ def words_of(
 def below(
     key: np.ndarray, count: np.ndarray, threshold: np.ndarray, length: np.ndarray, epoch: int
 ) -> np.ndarray:
-    """Return whether each candidate's 40-bit uniform is below its threshold.
+    """Return which candidates draw a 40-bit random number below their threshold.
 
     Args:
         key: The segments' keys, uint64[m].
-        count: Candidates of each segment, int64[m].
+        count: Number of candidates of each segment, int64[m].
         threshold: The thresholds of k ranges of candidates, uint64[k].
         length: Number of candidates in each range, int64[k], with Σ length = Σ count.
         epoch: The epoch.
