@@ -148,12 +148,12 @@ PROMISES = {
         " have only slot tokens, which are not trained"
     ),
 }
-"""Number → sentence. `docs/format.md` explains each one, and this subpackage checks all of them."""
+"""Name of each invariant → its statement. `docs/format.md` explains the invariants."""
 
 ALL = -1
 LENGTHS = "lengths"
-"""The kind of a report on the datasets of several row lengths of one build."""
-MOST_PLACES = 20  # Maximum number of sources listed before they are read.
+"""Value of `kind` in a report that compares the datasets of a build with several row lengths."""
+MOST_PLACES = 20  # Maximum number of source locations in a message.
 
 
 class ShardToVerify(NamedTuple):
@@ -162,8 +162,8 @@ class ShardToVerify(NamedTuple):
     Attributes:
         number: Number of the shard.
         entry: The shard's entry in the manifest.
-        replay: Indices of the segments to rebuild, or None to rebuild none. It is unused with
-            `whole`.
+        replay: Indices of the segments to rebuild, or None to rebuild none. Ignored if `whole` is
+            set.
         whole: Whether to rebuild the complete shard and compare all of it.
     """
 
@@ -182,8 +182,9 @@ class Result(NamedTuple):
     Attributes:
         faults: The faults that were found.
         ledger: The ledger of the shard's receipt, or None if the receipt is invalid.
-        replayed: Number of units rebuilt, or None if a source changed, so that none was rebuilt.
-        runs: The parts of files that the shard read, or None if its arrays do not show them.
+        replayed: Number of rebuilt segments, or of documents in a token store. None if a whole
+            shard was to be rebuilt, but a source changed.
+        runs: The parts of files that the shard read, or None if they are unknown.
     """
 
     faults: Faults
@@ -193,7 +194,7 @@ class Result(NamedTuple):
 
 
 class DatasetCheck(NamedTuple):
-    """A dataset that is verified, and where its faults go."""
+    """A dataset to verify, and the collection of its faults."""
 
     local: LocalCopy
     manifest: Manifest
@@ -213,10 +214,10 @@ def verify_dataset(
     recipe: Recipe | None = None,
     epoch: int = 0,
 ) -> dict[str, Any]:
-    """Check every invariant of an array task's shards.
+    """Check every invariant of a dataset in the shards of one array task.
 
-    Task 0 also checks the dataset's own files. No shard is checked if plan.json, tokenizer.json or
-    removed.json is damaged.
+    Array task 0 also checks the files of the whole dataset, such as dataset.json. No shard is
+    checked if plan.json, tokenizer.json or removed.json is damaged.
 
     Args:
         directory: Directory or URL of the dataset or token store.
@@ -238,8 +239,9 @@ def verify_dataset(
         a number of segments.
 
     Raises:
-        ArgumentError: If `epoch` is out of range.
-        DatasetError: If the directory is not a dataset, or its rows cannot be resampled.
+        ArgumentError: If `epoch` is out of range, or a task cannot be resampled.
+        DatasetError: If the directory is not a dataset, or the manifest does not have the values
+            that resampling needs.
         PlanError: If plan.json is missing.
         RecipeError: If the options do not apply to a token store, or `moved` has an unknown source.
     """
@@ -266,7 +268,7 @@ def verify_dataset(
         if only is not None:
             share = [b for b in only if b in share]
         check = DatasetCheck(local, manifest, plan, faults)
-        # The first task checks what no shard shows. It needs the ledgers of all other shards.
+        # The first array task also checks the plan and the sum of all shards' ledgers.
         ledgers: list[Ledger] = []
         if is_first_task:
             _check_plan(check, stored, recipe, moved)
@@ -284,7 +286,15 @@ def verify_dataset(
 
 
 def _manifest_to_verify(local: LocalCopy, replay: int | None, epoch: int) -> Manifest:
-    """Fetch the dataset's own files, and return the manifest if the options apply to it."""
+    """Fetch the files of the whole dataset, check the options, and return the manifest.
+
+    Raises:
+        ArgumentError: If `epoch` is out of range, or a task cannot be resampled.
+        DatasetError: If the directory is not a dataset, or the manifest does not have the values
+            that resampling needs.
+        PlanError: If plan.json is missing.
+        RecipeError: If the options do not apply to a token store.
+    """
     folder = local.folder
     local.fetch(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, REMOVED_NAME)
     manifest = read_manifest(folder, stores=True)
@@ -303,7 +313,7 @@ def _manifest_to_verify(local: LocalCopy, replay: int | None, epoch: int) -> Man
 
 
 def _check_files(local: LocalCopy, manifest: Manifest, faults: Faults) -> None:
-    """Check P1 of the manifest and of the list of files or objects."""
+    """Check P1: the digest of the manifest, and the names of all files or objects."""
     check_manifest_digest(manifest, faults)
     if isinstance(local.out, Remote):
         check_objects(local.out, manifest, faults)
@@ -317,7 +327,7 @@ def _prefixes_to_read(
     moved: Mapping[str, str],
     progress: Progress,
 ) -> list[str]:
-    """Return the location that a rebuild reads for each source, and say all of them."""
+    """Return the location from which a rebuild reads each source, and print these locations."""
     names = [source["name"] for source in stored["sources"]]
     prefixes = [
         prefix if name in moved else at_text(name, prefix)
@@ -329,7 +339,7 @@ def _prefixes_to_read(
 
 
 def _say_other_engine(plan: Plan, progress: Progress) -> None:
-    """Say which engine tokenizes, if it is not the one that the plan names."""
+    """Print which tokenizer engine is used, if the plan names another engine."""
     engine = plan.text_engine
     if engine is not None and engine.name != plan.stored["engine"]["name"]:
         progress.say(engine_in_words(engine, "auto", plan.vocabulary))
@@ -338,7 +348,7 @@ def _say_other_engine(plan: Plan, progress: Progress) -> None:
 def _check_plan(
     check: DatasetCheck, stored: dict[str, Any], recipe: Recipe | None, moved: Mapping[str, str]
 ) -> None:
-    """Check P2 and P22 of the manifest and the plan, and that the plan follows from `recipe`."""
+    """Check P2 and P22 of the manifest and the plan. Compare the plan with `recipe` if given."""
     plan, manifest, faults = check.plan, check.manifest, check.faults
     check_manifest(check.local.folder, plan, manifest, faults)
     check_replaced(stored, plan, manifest, faults)
@@ -355,7 +365,7 @@ def _verify_shards(
     workers: int,
     progress: Progress,
 ) -> dict[int, Result]:
-    """Verify shards in processes, and return the result of each by its number."""
+    """Verify shards in `workers` processes, and return shard number → result."""
     results, entries = {}, check.manifest["shards"]
     progress.begin(sum(item.entry["bytes"] for item in items), len(entries), len(items))
     try:
@@ -373,12 +383,12 @@ def _verify_shards(
 def _check_together(
     check: DatasetCheck, results: Mapping[int, Result], ledgers: list[Ledger] | None
 ) -> None:
-    """Add the shards' faults, and check P2 and P21 of all shards together.
+    """Collect the faults of all shards, and check P16, P21 and P22 of all shards together.
 
     Args:
         check: The dataset.
-        results: The result of each shard.
-        ledgers: The ledgers of all other shards, or None if their sum is not checked.
+        results: Shard number → result.
+        ledgers: The ledgers of the shards without a result, or None to skip P16 and P22.
     """
     plan, faults = check.plan, check.faults
     for result in results.values():
@@ -494,16 +504,17 @@ def _arrays_of(
     epoch: int,
     faults: Faults,
 ) -> Arrays | None:
-    """Return the arrays of one shard for an epoch, or None if they cannot be walked.
+    """Check the arrays of one shard in an epoch, and return them.
 
-    Check P3 … P15, P18 … P20 and P23 … P25 of the arrays.
+    The checked invariants are P3 to P15, P18 to P20 and P23 to P25. Return None if a fault prevents
+    inverting or counting the segments.
 
     Args:
         directory: Directory of the dataset.
         dataset: The dataset that resamples rows, or None in epoch 0.
         plan: The dataset's plan.
         item: The shard to verify.
-        epoch: The epoch whose random numbers the arrays contain.
+        epoch: The epoch for which rows are resampled.
         faults: Receives the faults.
     """
     file = shard_name(item.number)
@@ -528,7 +539,7 @@ def _arrays_of(
         arrays_again = arrays_in_epoch(dataset, shard, epoch)
     except DatasetError as error:
         stored_faults = Faults()
-        check_arrays(plan, arrays, file, stored_faults)  # This finds faults of the stored rows.
+        check_arrays(plan, arrays, file, stored_faults)  # A fault here explains the error.
         if not stored_faults.total:
             stored_faults.add("P12", file, f"cannot be resampled: {error}")
         faults.join(stored_faults)
@@ -591,10 +602,10 @@ def _check_counts(
 
 
 def _counted(plan: Plan, segments: Segments) -> dict[str, dict[str, dict[str, int]]]:
-    """Return the shard's counts by source and by task, without segments that have no tokens.
+    """Return {"sources": {name: counts}, "tasks": {name: counts}} of the segments with tokens.
 
-    The counts have the form of the ledger: segments, tokens and slots. Sources also have the number
-    of slots with a weight other than 1, and of media slots.
+    The keys of the counts are segments, tokens and slots, as in the ledger. A source also has
+    counts of the slots with a weight other than 1, and of the media slots.
     """
     within = {WEIGHTED: segments.weighted_slots(), MEDIA: segments.media_slots()}
     counts: dict[str, dict[str, dict[str, int]]] = {"sources": {}, "tasks": {}}
@@ -611,7 +622,7 @@ def _counted(plan: Plan, segments: Segments) -> dict[str, dict[str, dict[str, in
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """Print one line per fault, and the verdict."""
+    """Print one line per listed fault, and a line with the verdict."""
 
     def some(count: int, what: str) -> str:
         return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -1,7 +1,9 @@
-"""Check a shard's arrays against P3 to P5, P11 to P15, P18 to P20 and P23 to P25.
+"""Check the arrays of a shard against the invariants P3 to P15, P18 to P20 and P23 to P25.
 
-Every expected value is recomputed from the shard's header. `slots` checks the individual slots. The
-same checks run on stored arrays and on arrays that the loader resampled for an epoch.
+`PROMISES` in `packprep.verification` states each invariant. The checks compute the expected values
+from the shard's header, which is its `segment_*` arrays. The module `slots` checks the arrays that
+have one value per slot. The same checks apply to stored arrays and to arrays that the loader
+resampled for an epoch.
 """
 
 import itertools
@@ -48,7 +50,7 @@ from packprep.verification.slots import (
 
 
 def check_structure(arrays: Arrays, file: str, seq_length: int, mult: int, faults: Faults) -> bool:
-    """Check P4 and P5, and return whether rows and segments can be walked.
+    """Check P4 and P5 of `row_offsets` and `cu_seqlens`, and return whether both hold.
 
     Args:
         arrays: The shard's arrays.
@@ -64,7 +66,7 @@ def check_structure(arrays: Arrays, file: str, seq_length: int, mult: int, fault
     def add(promise: str, message: str, row: int | np.integer, value: np.integer) -> None:
         faults.add(promise, file, message, int(row), value=int(value))
 
-    # Without sound row offsets, the boundaries of segments cannot be assigned to rows.
+    # Without valid row offsets, the boundaries of segments cannot be assigned to rows.
     if offsets[0] != 0:
         add("P4", "row_offsets does not start at 0", 0, offsets[0])
     if offsets[-1] != segments:
@@ -74,7 +76,7 @@ def check_structure(arrays: Arrays, file: str, seq_length: int, mult: int, fault
         add("P4", "row_offsets decreases, or gives a row more than 65535 segments", r, counts[r])
     if faults.total > faults_before:
         return False
-    # Each row has one boundary more than segments.
+    # A row with n segments has n + 1 boundaries.
     row = np.repeat(np.arange(rows), counts + 1)
     is_first, is_last = np.zeros((2, len(row)), np.bool_)
     is_first[offsets[:-1] + np.arange(rows)] = True
@@ -102,7 +104,7 @@ def check_structure(arrays: Arrays, file: str, seq_length: int, mult: int, fault
 def check_layout(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> bool:
     """Check P3: arrays that depend on the recipe exist exactly when the recipe requires them.
 
-    Return whether they do.
+    Return whether no fault was found.
     """
     before = faults.total
     objectives = [task.objective for task in plan.tasks]
@@ -127,17 +129,18 @@ def check_layout(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> bool:
 
 
 def check_arrays(plan: Plan, arrays: Arrays, file: str, faults: Faults, epoch: int = 0) -> bool:
-    """Check P4 … P15, P18 … P20 and P23 … P25 of one shard.
+    """Check P4 to P15, P18 to P20 and P23 to P25 of one shard.
 
     Args:
         plan: The dataset's plan.
         arrays: The shard's arrays, stored or from `arrays_in_epoch`.
         file: Name of the shard, for messages.
         faults: Receives the faults.
-        epoch: The epoch whose random numbers the arrays contain.
+        epoch: The epoch for which the noise of the arrays was drawn.
 
     Returns:
-        Whether the shard's segments can be inverted and counted.
+        False if a fault prevents inverting the segments or counting their tokens. Other faults do
+        not change the result.
     """
     recipe = plan.recipe
     if not check_structure(arrays, file, recipe.seq_length, recipe.packing.pad_seq_to_mult, faults):
@@ -166,7 +169,11 @@ def check_arrays(plan: Plan, arrays: Arrays, file: str, faults: Faults, epoch: i
 
 
 def _with_derived(check: ShardCheck) -> Arrays:
-    """Return the arrays, plus the ones that a compact shard omits, derived as the loader does."""
+    """Return the shard's arrays, and add the ones that a compact shard omits.
+
+    They are `segment_ids`, `loss_mask`, and `labels` if a task predicts at the same position. The
+    loader derives these arrays in the same way.
+    """
     arrays, segments, first_slots = check.arrays, check.segments, check.first_slots
     shape, size, derived = arrays["tokens"].shape, arrays["tokens"].size, {}
     if "segment_ids" not in arrays:
@@ -186,9 +193,9 @@ def _with_derived(check: ShardCheck) -> Arrays:
 
 
 def _with_block_labels(check: ShardCheck, labels: np.ndarray) -> np.ndarray:
-    """Return the flat labels, with block diffusion's labels set from its clean tokens x_0.
+    """Set the labels of block-diffusion segments from their clean tokens x_0, and return `labels`.
 
-    The labels are changed in place.
+    `labels` is flat, int[rows * seq_length], and is changed in place.
     """
     twice = check.segments.select(check.is_twice)
     shift, pad = check.plan.by_task.shift[twice.task], check.plan.vocabulary.roles["pad"]
@@ -198,7 +205,7 @@ def _with_block_labels(check: ShardCheck, labels: np.ndarray) -> np.ndarray:
 
 
 def _check_tasks(check: ShardCheck) -> bool:
-    """Check P11: task, source and file numbers are valid indices. Return whether they are."""
+    """Check P11: each segment's task, source and file are valid indices. Return whether all are."""
     before, plan = check.faults.total, check.plan
     n_files = sum(len(source.files) for source in plan.sources)
     for name, count, what in (
@@ -214,7 +221,10 @@ def _check_tasks(check: ShardCheck) -> bool:
 
 
 def _check_headers(check: ShardCheck) -> bool:
-    """Check P11 and the ranges of P13, and return whether the header is usable for computations."""
+    """Check P11 of each segment, and P13 of its noise level and loss weight.
+
+    Return whether no fault was found.
+    """
     before, plan, segments = check.faults.total, check.plan, check.segments
 
     def bad(promise: str, wrong: np.ndarray, name: str, message: str) -> None:
@@ -257,21 +267,24 @@ def _check_headers(check: ShardCheck) -> bool:
 
 
 def _may_have_task(check: ShardCheck) -> np.ndarray:
-    """Return whether each segment has the task that its key draws, or `too_short`, bool[m]."""
+    """Return whether the task of each segment is possible, bool[m].
+
+    A segment must have the task that its key draws, or `too_short` if it has few tokens.
+    """
     plan, segments = check.plan, check.segments
     is_too_short = segments.task == plan.too_short
     fits = segments.task == _drawn(check, thresholds(plan.recipe))
     if segments.trained is not None:  # Supervised documents draw among fewer tasks.
         fits |= segments.task == _drawn(check, thresholds(plan.recipe, supervised=True))
-    # A segment without tokens may have had few. With `concat`, the last segment of a row may be too
-    # short for the task that was drawn.
+    # A segment may have had few tokens before they were removed. With `concat`, the last segment of
+    # a row may be too short for the drawn task.
     may_be_short = ~segments.has_tokens | (plan.recipe.packing.algorithm == "concat")
     is_short = segments.has_tokens & (segments.tokens < SHORTEST)
     return np.where(is_short, is_too_short, fits | (is_too_short & may_be_short))
 
 
 def _file_keys(plan: Plan, files: np.ndarray) -> np.ndarray:
-    """Return the keys of files of the plan, uint64[n]."""
+    """Return the key of each file, uint64[n]. `files` has indices into the plan's files."""
     numbers, inverse = np.unique(files, return_inverse=True)
     first = np.array([source.first_file for source in plan.sources])
     keys = np.zeros(len(numbers), np.uint64)
@@ -282,9 +295,9 @@ def _file_keys(plan: Plan, files: np.ndarray) -> np.ndarray:
 
 
 def _kept(check: ShardCheck) -> np.ndarray:
-    """Return whether each segment's source keeps its document in the segment's pass, bool[m].
+    """Return whether the plan keeps each segment's document in the segment's pass, bool[m].
 
-    Only the plan's `sample` and `repeat` are considered.
+    The plan determines the effect of `sample`, and for text files of a fractional `repeat`.
     """
     segments = check.segments
     kept = np.ones(len(segments), np.bool_)
@@ -302,7 +315,10 @@ def _kept(check: ShardCheck) -> np.ndarray:
 
 
 def _drawn(check: ShardCheck, limits: np.ndarray) -> np.ndarray:
-    """Return the task that each segment's key draws among its source's tasks, int64[m]."""
+    """Return the task that each segment's key draws among its source's tasks, int64[m].
+
+    `limits` is a result of `thresholds`, int64[sources, tasks].
+    """
     u = (bits64(check.segments.key, TASK) >> np.uint64(11)).astype(np.int64)
     drawn = np.zeros(len(u), np.int64)
     for s in range(len(check.plan.sources)):
@@ -327,8 +343,8 @@ def _check_form(check: ShardCheck) -> bool:
         check.add_segment("P12", g, message, int(segments.first_slot[g]), int(slots[g]))
     if wrong.any():
         return False
-    # Check bos, mode token and eos at the original tokens. Segments that store their tokens twice
-    # have the originals in x_0.
+    # Check bos, mode token and eos in the original tokens. A segment that stores x_t and x_0 has
+    # them in x_0, its second half.
     clean = np.where(check.is_twice, slots // 2, 0)
     mode = np.where(segments.has_tokens, check.plan.by_task.mode_token[segments.task], -1)
     for name, has, slot, token in (
@@ -352,10 +368,11 @@ def _check_form(check: ShardCheck) -> bool:
 
 
 def _prefixes(check: ShardCheck) -> np.ndarray:
-    """Return the prefix that each segment should have, int64[m].
+    """Return the number of prefix slots that each segment should have, int64[m].
 
-    A segment without tokens has none in a task whose prefix depends on them. If rows have an
-    encoder and a decoder sequence, it keeps its prefix, which P24 limits.
+    Some tasks compute the prefix from the tokens. A segment without tokens then has prefix 0. If
+    rows have an encoder and a decoder sequence, such a segment keeps its stored prefix, because P24
+    checks it.
     """
     segments = check.segments
     prefix = np.zeros(len(segments), np.int64)
@@ -373,9 +390,9 @@ def _prefixes(check: ShardCheck) -> np.ndarray:
 
 
 def _original(check: ShardCheck, is_label: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """Return the original tokens at flat slots, int64[k].
+    """Return the original tokens at `slots`, indices into the flattened rows, int64[k].
 
-    They are labels where `is_label` (bool[k]) is set, and tokens elsewhere.
+    The originals are in `labels` where `is_label` (bool[k]) is set, and in `tokens` elsewhere.
     """
     tokens = check.flat("tokens")[slots].astype(np.int64)
     if not is_label.any():
@@ -398,10 +415,10 @@ def _check_repeated(check: ShardCheck) -> None:
 
 
 def _check_coverage(check: ShardCheck) -> None:
-    """Check P15 and the eos of P12, without segments that have no tokens.
+    """Check P15, and P12 for eos, of the segments that have tokens.
 
-    The segments of a document are in one shard and cover it without gap or overlap. Only its last
-    segment has an eos.
+    The segments of a document must cover it without gap or overlap. If eos is added after
+    documents, only the last segment of a document has an eos.
     """
     segments, documents = check.segments, check.plan.recipe.documents
     order = np.lexsort((segments.start, segments.doc, segments.repeat, segments.file))
@@ -416,7 +433,7 @@ def _check_coverage(check: ShardCheck) -> None:
     wrong = ordered.start != expected_start
     if segments.trained is not None:  # Segments without a trained token are omitted.
         wrong &= (ordered.start < expected_start) | ~_may_be_limited(check, ordered, goes_on)
-    # With "decompose", rows of other lengths contain the tokens between the segments.
+    # With "decompose", datasets of other row lengths contain the tokens between the segments.
     if documents.long == "decompose":
         wrong &= ordered.start < expected_start
     for i in np.flatnonzero(wrong):
@@ -440,10 +457,11 @@ def _check_coverage(check: ShardCheck) -> None:
 
 
 def _may_be_limited(check: ShardCheck, ordered: Segments, goes_on: np.ndarray) -> np.ndarray:
-    """Return which segments belong to documents whose loss may be limited to ranges, bool[m].
+    """Return which segments may belong to documents with trained ranges, bool[m].
 
-    Such documents draw among fewer tasks, so all their segments must have one of these tasks. The
-    ranges do not tell, because a chunk that is trained completely looks like any other chunk.
+    Such documents draw among fewer tasks. A document may have trained ranges only if all of its
+    segments have the task of this draw or are very short. The stored ranges cannot identify these
+    documents, because a completely trained chunk looks like a chunk of any other document.
 
     Args:
         check: The shard that is checked.
@@ -465,9 +483,9 @@ def _plain(value: np.generic) -> float | int | str:
 
 
 def check_parts(check: ShardCheck) -> bool:
-    """Check the offsets, ranges and counts of P19, P20 and P25, and P3 of media arrays.
+    """Check the structure of trained ranges (P19), blocks (P20) and media spans (P25, P3).
 
-    Return whether the arrays can be walked.
+    Return whether no fault was found.
     """
     before, segments, arrays = check.faults.total, check.segments, check.arrays
     if segments.media is not None and not (
@@ -530,9 +548,9 @@ def _check_trained(check: ShardCheck) -> None:
 
 
 def _check_blocks(check: ShardCheck) -> None:
-    """Check P20: each segment of block diffusion has the number of blocks that its slots need.
+    """Check P20: each block-diffusion segment has the number of blocks that its slots need.
 
-    Levels and weights of the blocks must be in range.
+    The noise level and the loss weight of each block must be in range.
     """
     segments, blocks, tasks = check.segments, check.segments.blocks, check.plan.tasks
     if blocks is None:
@@ -555,20 +573,24 @@ def _check_blocks(check: ShardCheck) -> None:
 
 
 Blocks = list[tuple[np.ndarray, Task, tuple[np.ndarray, np.ndarray, np.ndarray]]]
-"""Per task: indices of its segments, the task, and (blocks per segment, levels, weights)."""
+"""One entry per task with blocks.
+
+An entry has the indices of the task's segments, the task, and a tuple: blocks per segment, noise
+level per block, loss weight per block.
+"""
 
 
 def check_noise(check: ShardCheck) -> Blocks:
     """Check P18: the stored noise equals the noise recomputed from labels and keys.
 
-    Equality also shows that only candidate slots are corrupted. For block diffusion, check P10:
-    labels agree with x_0. Return the recomputed blocks.
+    Equality also proves that only candidate slots are corrupted. For block diffusion, also check
+    P10: the labels agree with the clean tokens x_0. Return the recomputed blocks.
     """
     blocks: Blocks = []
     if not check.in_place.any():
         return blocks
     segments, in_place, size = check.segments, check.in_place, check.arrays["tokens"].size
-    # Noise is drawn from the clean tokens. P10: labels of block diffusion agree with x_0.
+    # Noise is drawn from the clean tokens. For block diffusion, the labels must agree with x_0.
     twice = segments.select(check.is_twice)
     tokens = check.flat("labels").copy()
     put_clean(tokens, check.flat("tokens"), check.first_slots[check.is_twice], twice.slots // 2)
@@ -604,7 +626,7 @@ def check_noise(check: ShardCheck) -> Blocks:
 def _compare_blocks(
     check: ShardCheck, chosen: np.ndarray, levels: np.ndarray, weights: np.ndarray
 ) -> None:
-    """Check P18: the stored blocks of the chosen segments have these levels and weights."""
+    """Check P18: the blocks of the chosen segments have the recomputed `levels` and `weights`."""
     stored = check.segments.blocks
     assert stored is not None
     bounds = zip(stored.offsets[chosen].tolist(), stored.offsets[chosen + 1].tolist(), strict=True)
@@ -617,10 +639,10 @@ def _compare_blocks(
 
 
 def _check_weights(check: ShardCheck, blocks: Blocks) -> None:
-    """Check P13 and P18 of an epoch's loss_weights.
+    """Check P13 and P18 of the array `loss_weights`, which exists only in an epoch.
 
-    The expected weight is loss_mask × weight of the segment or block × weight of the trained range
-    that contains the slot's target.
+    The expected weight is the product of `loss_mask`, the weight of the segment or block, and the
+    weight of the trained range that contains the slot's target.
     """
     segments, first_slots, size = check.segments, check.first_slots, check.arrays["tokens"].size
     expected = fill_slots(first_slots, segments.slots, segments.loss_weight, 0, size)
@@ -653,7 +675,7 @@ def check_same_tokens(
     faults: Faults,
     epoch: int,
 ) -> None:
-    """Check P17 of a shard in an epoch: its arrays invert to the same tokens as the stored ones.
+    """Check P17: inverting a shard's resampled arrays gives the same tokens as its stored arrays.
 
     Args:
         plan: The dataset's plan.
@@ -661,7 +683,7 @@ def check_same_tokens(
         arrays: The arrays of the epoch, from `arrays_in_epoch`.
         file: Name of the shard, for messages.
         faults: Receives the faults.
-        epoch: The epoch whose random numbers `arrays` contain.
+        epoch: The epoch for which the noise of `arrays` was drawn.
     """
     segments = stored_segments(plan, arrays)
     check = ShardCheck(plan, arrays, segments, file, faults, epoch)
@@ -676,20 +698,18 @@ def check_same_tokens(
             check.add_segment("P17", g, message, int(segments.first_slot[g]))
 
 
-# The arrays of an epoch
-
 SLOTS_AT_ONCE = 1 << 20
-"""Slots that are resampled at a time; resampling needs some hundred bytes per slot."""
+"""Number of slots that are resampled at a time. Resampling needs some hundred bytes per slot."""
 HEADER = ("prefix", "noise", "loss_weight")
-"""Header columns that depend on the epoch."""
+"""The `segment_*` arrays that resampling changes, without `segment_`."""
 BLOCKS = ("block_noise", "block_loss_weight")
 
 
 def arrays_in_epoch(dataset: Dataset, shard: Shard, epoch: int) -> Arrays:
-    """Return the arrays of a shard with its rows resampled for `epoch`.
+    """Return the arrays of a shard with all rows resampled for `epoch`.
 
-    The arrays named in BLOCKS stay as stored. The result always has `loss_mask` and `loss_weights`,
-    even if they are not stored.
+    The arrays named in BLOCKS are returned as stored. The result always has `loss_mask` and
+    `loss_weights`, even if the shard does not store them.
 
     Raises:
         DatasetError: If the stored rows cannot be resampled.

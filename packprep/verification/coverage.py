@@ -1,9 +1,9 @@
-"""Check P21: each document is used as often as the plan says, or is in the rejects.
+"""Check P21: in each pass, every document is in the segments of one shard, or in its rejects.
 
-No document may be lost or occur twice. Without the sources, the checks use only the plan. It shows
-which files each shard reads, byte ranges of line files, and whole text files. Rows of a table must
-follow one another without a gap. Shards that read the same file must read separate parts. With
-`--replay all`, the documents read from the sources are compared, too.
+Without the sources, the documents of a shard are compared with the plan. The plan determines the
+files, text files and byte ranges of line files that each shard reads. Row numbers of a table must
+follow one another without a gap. Shards that read the same file must read separate parts of it.
+With `--replay all`, the documents are also compared with the documents of a rebuilt shard.
 """
 
 from bisect import bisect_right
@@ -38,13 +38,13 @@ REASONS = (
     PLACE_TOO_LONG,
     REMOVED,
 )
-_AT_ONCE = 1 << 18  # Splits that are processed together.
+_AT_ONCE = 1 << 18  # Number of splits that are processed at a time.
 _END = np.iinfo(np.int64).max
 _RECORD = {"source": str, "file": str, "position": int, "repeat": int, "reason": str, "detail": str}
 
 
 class Locations(NamedTuple):
-    """Uses of documents, sorted by file, pass and position, int64[k] per column.
+    """Documents in their passes, sorted by file, pass and position. Each column is int64[k].
 
     Attributes:
         file: Index into the plan's files.
@@ -57,12 +57,19 @@ class Locations(NamedTuple):
     position: np.ndarray
 
     def at(self, which: np.ndarray) -> "Locations":
-        """Return the locations at a mask or at indices."""
+        """Return the locations that a mask or an array of indices selects."""
         return Locations(*(column[which] for column in self))
 
 
 class Runs(NamedTuple):
-    """Parts of files that one shard read, by first and last document, int64[k] per column."""
+    """Parts of files that one shard read. Each column is int64[k].
+
+    Attributes:
+        file: Index into the plan's files.
+        use: Index of the pass over the source.
+        first: Position of the first document in the part.
+        last: Position of the last document in the part.
+    """
 
     file: np.ndarray
     use: np.ndarray
@@ -74,9 +81,10 @@ NO_RUNS = Runs(*(np.zeros(0, np.int64) for _ in Runs._fields))
 
 
 class _Extents(NamedTuple):
-    """The ranges that a shard reads, sorted by file, pass and begin, int64[k] per column.
+    """The ranges of files that a shard reads according to the plan. Each column is int64[k].
 
-    A range has the positions [begin, end). If the plan does not show positions, it covers the file.
+    The ranges are sorted by file, pass and begin. A range contains the document positions begin …
+    end − 1. If the plan does not determine positions, the range covers the whole file.
     """
 
     file: np.ndarray
@@ -98,7 +106,7 @@ def _repeated(locations: Locations) -> np.ndarray:
 
 
 def used_documents(arrays: Arrays) -> Locations:
-    """Return the documents of a shard's segments with tokens, each once."""
+    """Return the documents that have a segment with tokens in a shard, each once per pass."""
     segments = Segments.of_arrays(arrays)
     used = segments.select(segments.has_tokens)
     locations = _sorted(used.file, used.repeat, used.doc)
@@ -115,8 +123,8 @@ def read_rejects(
 ) -> Locations | None:
     """Return the documents in a shard's rejects, or None if the file cannot be read.
 
-    P1 or P2 reports an unreadable file. A record without a document of the plan or without a known
-    reason is a fault.
+    A record is a fault if its document is not in the plan, or if its reason is unknown. P1 or P2
+    reports an unreadable file.
 
     Args:
         directory: Directory of the dataset.
@@ -168,7 +176,7 @@ def check_documents(
     receipt: Receipt,
     faults: Faults,
 ) -> Runs:
-    """Check P21 of one shard with valid headers, without the sources.
+    """Check P21 of one shard against the plan. The shard's `segment_*` arrays must be valid.
 
     Args:
         plan: The dataset's plan.
@@ -225,12 +233,12 @@ def check_documents(
 
 
 def check_apart(plan: Plan, runs: Sequence[tuple[int, Runs]], whole: bool, faults: Faults) -> None:
-    """Check P21 across shards: the parts that they read do not overlap, and tables miss no row.
+    """Check P21 across shards: their parts of files do not overlap, and every table row is read.
 
     Args:
         plan: The dataset's plan.
         runs: Number of each shard, and the parts of files that it read.
-        whole: Whether `runs` has all shards. Otherwise omitted rows are not checked.
+        whole: Whether `runs` has all shards. Otherwise missing table rows are not checked.
         faults: Receives the faults.
     """
     columns = [
@@ -273,7 +281,7 @@ def check_read(
     made: Made,
     faults: Faults,
 ) -> None:
-    """Check P21 from the sources: the documents read match the segments and the rejects.
+    """Check P21 with a rebuilt shard: it uses and rejects the same documents as the stored shard.
 
     Args:
         plan: The dataset's plan.
@@ -314,7 +322,7 @@ def check_read(
 
 
 def sources_of_files(plan: Plan) -> np.ndarray:
-    """Return the source of each of the plan's files, int64[files]."""
+    """Return the index of the source of each file in the plan, int64[files]."""
     return owners(np.array([len(source.files) for source in plan.sources]))
 
 
@@ -370,9 +378,10 @@ def _extents(plan: Plan, shard: int) -> Iterator[_Extents]:
 
 
 def _whole(source: PlannedSource, locations: range) -> np.ndarray:
-    """Return the file, pass, begin and end of all files in a range of the source's list.
+    """Return the file, pass, begin and end of n files in completely read splits, int64[4, n].
 
-    The list has one entry for each split and pass. The result is int64[4, n].
+    `locations` is a range of indices into the source's list of splits in all passes, as returned by
+    `source.places`.
     """
     pieces, uses = source.at_places(locations)
     found = source.pieces.at(pieces)
@@ -407,9 +416,9 @@ _OTHER, _LINES, _TEXT = range(3)
 
 
 def _formats(source: PlannedSource) -> np.ndarray:
-    """Return the kind of each file of a source, int64[files].
+    """Return _LINES, _TEXT or _OTHER for each file of a source, int64[files].
 
-    The splits of _LINES are byte ranges. A file of _TEXT is one document. Others are _OTHER.
+    _LINES means that splits are byte ranges, and _TEXT that the file is one document.
     """
     known = {"byte": _LINES, "whole": _TEXT}
     return np.array(
@@ -418,15 +427,15 @@ def _formats(source: PlannedSource) -> np.ndarray:
 
 
 def _uses_of_files(file: Any, use: Any) -> Any:
-    """Return a number for each file and pass, ordered by file and then by pass.
+    """Return a number that identifies a pass over a file. It orders by file, then by pass.
 
-    The arguments are int or int64 arrays, and so is the result.
+    Arguments and result are ints or int64 arrays.
     """
     return file * MOST_USES + use
 
 
 def _inside(locations: Locations, extents: _Extents) -> np.ndarray:
-    """Return whether each location is inside one of the extents, bool[k]. Both are sorted."""
+    """Return whether each location is inside an extent, bool[k]. Both arguments are sorted."""
     inside = np.zeros(len(locations.file), np.bool_)
     keys = _uses_of_files(extents.file, extents.use)
     near = np.flatnonzero(np.isin(_uses_of_files(locations.file, locations.use), keys))
@@ -453,8 +462,11 @@ def _groups(locations: Locations) -> list[tuple[int, int, slice]]:
 
 
 def _check_kept(plan: Plan, shard: int, every: Locations, faults: Faults) -> None:
-    """Check that `sample` and a fractional `repeat` keep each document, judging by the plan."""
-    # The last pass keeps at most the documents of the other passes.
+    """Check P21: the plan keeps each document of `every` in its pass.
+
+    The plan determines the effect of `sample`, and for text files of a fractional `repeat`.
+    """
+    # A fractional `repeat` excludes documents only from the last pass.
     if all(keeps_all(source, source.uses - 1) for source in plan.sources):
         return
     for file, use, which in _groups(every):
@@ -470,9 +482,9 @@ def _check_kept(plan: Plan, shard: int, every: Locations, faults: Faults) -> Non
 def _check_texts(
     plan: Plan, shard: int, every: Locations, extents: _Extents, faults: Faults
 ) -> None:
-    """Check that each text file that the plan gives this shard is there.
+    """Check P21: each text file in `extents` is a document of the shard, at position 0.
 
-    A text file is always one document.
+    Files that `sample` or a fractional `repeat` excludes are skipped.
     """
     is_text = np.concatenate([_formats(source) == _TEXT for source in plan.sources])
     wanted = Locations(*extents[:3]).at(is_text[extents.file])
@@ -502,14 +514,14 @@ def _runs(
 ) -> Runs:
     """Return the parts of compressed files and tables that the shard reads.
 
-    The plan does not show the positions in such files. Check P21 of tables: no row is missing
-    inside a part.
+    The plan does not determine the positions in such files, so they come from the documents. Also
+    check P21 of tables: no row is missing inside a part.
 
     Args:
         plan: The dataset's plan.
         shard: Number of the shard.
         every: The documents of the shard's segments and rejects.
-        parts: Number of a file and pass → number of parts of the file that the shard reads.
+        parts: `_uses_of_files` of a file and pass → number of parts that the shard reads.
         faults: Receives the faults.
     """
     found = []

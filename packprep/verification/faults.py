@@ -11,8 +11,8 @@ MAX_LISTED = 20
 class Faults:
     """A collection of faults.
 
-    The values have plain types, so a list of faults can be sent to other processes and written as
-    JSON.
+    All values have plain types, so other processes can receive a list of faults, and JSON can
+    contain it.
     """
 
     def __init__(self) -> None:
@@ -33,9 +33,9 @@ class Faults:
         Args:
             promise: The invariant, such as "P7".
             file: Name of the file.
-            message: The violation.
-            row: Row of the fault, if it has one.
-            slot: Slot in the row, if the fault has one.
+            message: Description of the violation.
+            row: Row of the fault, or None.
+            slot: Slot in the row, or None.
             value: The wrong value, of a plain type.
         """
         key = f"{promise} {file}"
@@ -59,7 +59,7 @@ class Faults:
 
     @property
     def total(self) -> int:
-        """Return the number of faults, listed or not."""
+        """Return the number of all faults, including the ones that are not listed."""
         return sum(self.counts.values())
 
 

@@ -1,8 +1,8 @@
-"""Check P1, P2 and P21 across the datasets of several row lengths, and their mixture.json.
+"""Check P1, P2 and P21 across the datasets of a build with several row lengths.
 
-`verify_dataset` checks each dataset first. This module compares their plans, the text that they
-read, and the documents of their shards. Shard b of each dataset reads the same parts of the
-sources, so array tasks compare their own shards.
+`verify_dataset` checks each dataset first. This module checks mixture.json, and compares the
+datasets' plans, text digests and documents. Shard b reads the same parts of the sources in every
+dataset, so an array task compares only the shards with its own numbers.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ _OF_ONE_PLAN = ("digest", "engine", "fingerprint", "law_version", "made_with", "
 
 
 class _Opened(NamedTuple):
-    """One of the datasets, by its name in the folder."""
+    """An opened dataset of the build. `name` is the name of its folder."""
 
     name: str
     local: LocalCopy
@@ -54,7 +54,7 @@ class _Opened(NamedTuple):
 
 
 class _ShardToCompare(NamedTuple):
-    """The shard of this number in each of the datasets."""
+    """The number of a shard to compare across all datasets."""
 
     number: int
 
@@ -69,14 +69,15 @@ def verify_lengths(
 
     Args:
         place: The folder, or its URL.
-        reports: The result of `verify_dataset` for each of the datasets, in order.
+        reports: The result of `verify_dataset` for each dataset in the folder.
         array: Index and count of this array task. Task 0 checks mixture.json and the plans.
         workers: Number of processes. 0 runs in this process.
 
     Returns:
-        A report like `verify_dataset`'s, with the number of `datasets` and of compared `documents`.
-        Documents are compared only if no single dataset has a fault. None if the folder does not
-        have several row lengths.
+        A report with the same form as the result of `verify_dataset`, and two more keys: `datasets`
+        (their number) and `documents` (number of compared documents). Documents are compared only
+        if `reports` has no fault and the plans agree. None if the folder does not have several row
+        lengths.
     """
     out, faults = folder_at(place), Faults()
     if not lengths_in(out):
@@ -113,7 +114,7 @@ def verify_lengths(
 
 
 def _unreported(*_: int) -> None:
-    """Report no progress, because the shards were counted as each dataset was verified."""
+    """Ignore the progress, because `verify_dataset` has already reported it for these shards."""
 
 
 def _open(stack: ExitStack, directory: str) -> _Opened:
@@ -126,7 +127,8 @@ def _open(stack: ExitStack, directory: str) -> _Opened:
 def _check_mixture(out: Folder, directories: Sequence[str], faults: Faults) -> None:
     """Check P1 and P2 of mixture.json.
 
-    It must exist and list the datasets of the build, with the number of slots as each one's share.
+    mixture.json must exist and list the datasets of the build. The share of a dataset is its number
+    of slots.
     """
     manifests = []
     for directory in directories:
@@ -134,7 +136,7 @@ def _check_mixture(out: Folder, directories: Sequence[str], faults: Faults) -> N
             local.fetch(MANIFEST_NAME)
             manifests.append(read_manifest(local.folder))
     if not out.exists(MIXTURE_NAME):
-        # `remove` writes one dataset and no mixture.
+        # After `remove`, mixture.json may be missing, because `remove` does not write it.
         if not any("removed" in manifest for manifest in manifests):
             faults.add(
                 "P1",
@@ -162,9 +164,9 @@ def _check_mixture(out: Folder, directories: Sequence[str], faults: Faults) -> N
 
 
 def _check_plans(opened: Sequence[_Opened], faults: Faults) -> None:
-    """Check P2 of the plans: except for the row length, they agree.
+    """Check P2: except for the row length, the plans of all datasets agree.
 
-    They must have one recipe, one tokenizer, and the same source files.
+    The plans must have the same recipe, tokenizer and source files.
     """
     shared = [_alike(stored_plan(one.local.folder) or {}) for one in opened]
     for one, own in zip(opened[1:], shared[1:], strict=True):
@@ -211,8 +213,10 @@ def _setup(opened: Sequence[_Opened]) -> Do:
 def _compare_shard(opened: Sequence[_Opened], b: int, faults: Faults) -> int:
     """Check P2 and P21 of shard b of all datasets.
 
-    Without "decompose", a document is used or rejected in one dataset, and is `other_length` in all
-    others. With it, a document's chunks in all datasets follow one another without gap or overlap.
+    With `documents.long = "decompose"`, several datasets may use chunks of a document. The chunks
+    must follow one another without gap or overlap. Otherwise one dataset uses or rejects the
+    document, and all other datasets reject it as `other_length`. With either setting, all datasets
+    may reject a document for another reason.
 
     Returns:
         The number of documents, counting each pass.
@@ -225,7 +229,7 @@ def _compare_shard(opened: Sequence[_Opened], b: int, faults: Faults) -> int:
                 f"text_digests differ from {opened[0].name}: the sources changed between the builds"
             )
             faults.add("P2", f"{one.name}/{receipt_name(b)}", message)
-    # For each document, count the datasets that know it, use it, and leave it to others.
+    # For each document, count the datasets that list it, use it, and reject it as `other_length`.
     by_kind = zip(*((shard.known, shard.used, shard.left) for shard in shards), strict=True)
     columns = [np.concatenate(of_kind, axis=1) for of_kind in by_kind]
     documents, number = np.unique(np.concatenate(columns, axis=1), axis=1, return_inverse=True)
@@ -254,14 +258,14 @@ def _compare_shard(opened: Sequence[_Opened], b: int, faults: Faults) -> int:
 
 
 class _ShardDocuments(NamedTuple):
-    """The documents of one dataset's shard, in columns of file, pass and position.
+    """The documents of a shard in one dataset. The rows of int64[3, k] are file, pass, position.
 
     Attributes:
         receipt: The shard's receipt.
         segments: File, pass, position, start and tokens of each segment, int64[5, segments].
-        known: The documents with segments and the rejected ones, int64[3, k].
-        used: The documents with segments, int64[3, k].
-        left: The documents that are left to other row lengths, int64[3, k].
+        known: All documents that have segments or are rejected, int64[3, k].
+        used: The documents that have segments, int64[3, k].
+        left: The documents that are rejected as `other_length`, int64[3, k].
     """
 
     receipt: dict[str, Any]
@@ -298,7 +302,7 @@ def _check_pieces(
 ) -> None:
     """Check P21 of decomposed documents: their chunks have no gap and no overlap.
 
-    The ledgers must also count the tokens that other datasets have.
+    The ledger of each dataset must also count the tokens in the other datasets as `other_length`.
 
     Args:
         opened: The datasets.
@@ -311,7 +315,7 @@ def _check_pieces(
     columns = columns[:, np.lexsort(columns[3::-1])]
     same = np.zeros(columns.shape[1], np.bool_)
     same[1:] = (columns[:3, 1:] == columns[:3, :-1]).all(axis=0)
-    # Nothing shows where a chunk without tokens ended.
+    # A chunk without tokens does not show where it ended, so it ends at the start of the next one.
     ends = np.where(columns[4] > 0, columns[3] + columns[4], np.roll(columns[3], -1))
     expected = np.where(same, np.roll(ends, 1), 0)
     for i in np.flatnonzero(columns[3] != expected)[:MAX_LISTED]:
@@ -336,5 +340,5 @@ def _check_pieces(
 
 
 def _named(name: str) -> str:
-    """Return the name of a file in all datasets."""
+    """Return a glob pattern for the file `name` in all datasets."""
     return f"seq_*/{name}"

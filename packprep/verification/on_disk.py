@@ -1,9 +1,8 @@
 """Check P1, P2 and P22: the files of a dataset, its JSON files, and how its plan was derived.
 
-The other keys of a plan are recomputed from its recipe, tokenizer.json and estimates, by the code
-that wrote them. With `--replay all`, the files that the patterns find and their splits are read
-from the sources again. The estimates are recomputed from the keyed calibration sample. A recipe
-given by the user is compared with the stored one.
+The plan is derived again from its recipe, tokenizer.json and estimates, by the code that wrote it.
+With `--replay all`, the source files are listed and split again, and the estimates are recomputed
+from the same calibration sample. If the user gives a recipe, it is compared with the plan's recipe.
 """
 
 import contextlib
@@ -56,7 +55,7 @@ from packprep.verification.faults import Faults
 
 
 def check_manifest_digest(manifest: Manifest, faults: Faults) -> None:
-    """Check P1 of dataset.json: the digest that it states for itself."""
+    """Check P1 of dataset.json: its key `digest` is the digest of its content."""
     digest = own_digest(as_stored(manifest, LATER))
     if digest != manifest["digest"]:
         message = f"its digest is {digest} and should be {manifest['digest']}"
@@ -66,7 +65,7 @@ def check_manifest_digest(manifest: Manifest, faults: Faults) -> None:
 def check_foundations(directory: Path, manifest: Manifest, faults: Faults) -> bool:
     """Check P1 of plan.json, tokenizer.json and removed.json, and return whether they are intact.
 
-    Everything that other checks expect is recomputed from these files.
+    The other checks compute their expected values from these files.
     """
     before = faults.total
     named = [(manifest[key]["file"], manifest[key]["digest"]) for key in ("plan", "tokenizer")]
@@ -91,7 +90,8 @@ def check_foundations(directory: Path, manifest: Manifest, faults: Faults) -> bo
 def check_manifest(directory: Path, plan: Plan, manifest: Manifest, faults: Faults) -> None:
     """Check P2 of dataset.json, plan.json and removed.json.
 
-    The manifest must agree with the plan, and the plan with its fingerprint.
+    The manifest must agree with the plan, and the plan with its fingerprint. The documents in
+    removed.json must be sorted and unique.
     """
     expected = make_manifest(plan, manifest["shards"], manifest["ledger"])
     for key, value in manifest.items():
@@ -120,7 +120,7 @@ def check_manifest(directory: Path, plan: Plan, manifest: Manifest, faults: Faul
         )
     for source in plan.sources:
         for file, (format, compression) in zip(source.files, source.formats, strict=True):
-            # The size of the file determines its number of splits.
+            # Except in tables, the size of a file determines its number of splits.
             told = FORMATS[format].position != "number"
             if told and file.pieces != count_pieces("", format, compression, file.size):
                 faults.add(
@@ -137,9 +137,10 @@ def check_manifest(directory: Path, plan: Plan, manifest: Manifest, faults: Faul
 def check_replaced(
     stored: Mapping[str, Any], plan: Plan, manifest: Manifest, faults: Faults
 ) -> None:
-    """Check P2 of the datasets that this dataset replaces.
+    """Check P2 of the plan's list of datasets that this dataset replaces.
 
-    Each entry of `removed.replaces` must describe this dataset before it lost documents.
+    `remove` adds an entry to `removed.replaces` whenever it removes documents. The entry must
+    describe the dataset before this removal.
 
     Args:
         stored: The content of plan.json.
@@ -188,7 +189,7 @@ def _named(manifest: Manifest) -> set[str]:
 
 
 def check_objects(out: Remote, manifest: Manifest, faults: Faults) -> None:
-    """Check P1 on object storage: the URL has no object that the dataset does not name."""
+    """Check P1 on object storage: every object below the URL is a file of the dataset."""
     named = _named(manifest)
     for name, _ in out.list():
         if name not in named:
@@ -196,7 +197,7 @@ def check_objects(out: Remote, manifest: Manifest, faults: Faults) -> None:
 
 
 def check_listing(directory: Path, manifest: Manifest, faults: Faults) -> None:
-    """Check P1: the directory contains only files that the dataset names."""
+    """Check P1: the directory contains only the dataset's files, no links and no empty folders."""
     named = _named(manifest)
 
     def unreadable(error: OSError) -> None:
@@ -226,7 +227,7 @@ def check_listing(directory: Path, manifest: Manifest, faults: Faults) -> None:
 
 
 def _readable(path: str) -> str:
-    """Return a path as printable text, whatever bytes its name has."""
+    """Return a path as text, with bytes that are not valid UTF-8 escaped."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
@@ -238,7 +239,7 @@ def check_shard_files(
     plan: Plan,
     faults: Faults,
 ) -> tuple[bool, dict[str, Any] | None]:
-    """Check P1, P2 and the ledger's P16 of one shard, its receipt and its rejects.
+    """Check P1, P2 and P16 of one shard's file, receipt and rejects.
 
     Args:
         directory: Directory of the dataset.
@@ -249,7 +250,7 @@ def check_shard_files(
         faults: Receives the faults.
 
     Returns:
-        Whether the shard's file can be read, and its receipt, or None if the receipt is invalid.
+        Whether the shard's file can be read, and the shard's receipt (None if it is invalid).
     """
     is_there = _check_file(directory, shard_name(shard), entry, faults)
     name = receipt_name(shard)
@@ -302,7 +303,7 @@ def check_shard_files(
 
 
 def _is_sound(receipt: Receipt, plan: Plan) -> bool:
-    """Return whether the nested parts of a receipt, except its ledger, can be read."""
+    """Return whether `rejects` and `text_digests` of a receipt have the required keys."""
     rejects, texts = receipt["rejects"], receipt["text_digests"]
     return (
         (rejects is None or (isinstance(rejects, dict) and rejects.keys() >= REJECTS_KEYS))
@@ -312,7 +313,7 @@ def _is_sound(receipt: Receipt, plan: Plan) -> bool:
 
 
 def _check_rejects(directory: Path, shard: int, receipt: Receipt, faults: Faults) -> None:
-    """Check P1 and P2 of a rejects file, and P16: it lists the rejects that the ledger counts."""
+    """Check P1 and P2 of a rejects file, and P16: the ledger counts the rejects in the file."""
     name, rejects = rejects_name(shard), receipt["rejects"]
     path = directory / name
     counted = {
@@ -368,7 +369,7 @@ def _check_file(directory: Path, name: str, entry: Mapping[str, Any], faults: Fa
 def sound_ledgers(
     out: Folder, manifest: Manifest, plan: Plan, shards: Iterable[int]
 ) -> list[dict[str, Any]]:
-    """Return the ledgers of these shards' valid receipts. Other checks report invalid ones."""
+    """Return the ledgers of `shards`, skipping invalid receipts, which other checks report."""
     sources, tasks = [s.name for s in plan.sources], [t.name for t in plan.tasks]
     ledgers: list[dict[str, Any]] = []
     for b in shards:
@@ -388,12 +389,17 @@ def check_sum(manifest: Manifest, total: Ledger, faults: Faults) -> None:
 
 
 TOLERANCE = 4e-9
-"""Tolerance for thresholds and rates. Math libraries differ in the last digits, and `law_version` 1
-interpolated to 2e-9."""
+"""Tolerance for comparing thresholds and rates.
+
+Math libraries differ in the last digits, and `law_version` 1 interpolated with an error of 2e-9.
+"""
 
 
 def check_plan_follows(plan: Plan, faults: Faults) -> None:
-    """Check P22 of plan.json, using only the plan, its recipe and tokenizer.json."""
+    """Check P22: plan.json follows from its recipe, tokenizer.json, file list and estimates.
+
+    The sources are not read.
+    """
     try:
         expected = _worked_out_again(plan)
     except PackprepError as error:
@@ -414,10 +420,10 @@ def check_plan_follows(plan: Plan, faults: Faults) -> None:
 
 
 def _worked_out_again(plan: Plan) -> dict[str, Any]:
-    """Return what `follows` derives from the plan's recipe, tokenizer, files and estimates.
+    """Derive the computed keys of plan.json again with `follows`, and return them.
 
     Raises:
-        PackprepError: If they do not give a plan.
+        PackprepError: If recipe, tokenizer, files and estimates do not give a valid plan.
     """
     stored, recipe = plan.stored, plan.recipe
     lacking = [
@@ -435,7 +441,7 @@ def _worked_out_again(plan: Plan) -> dict[str, Any]:
         _check_ratios(source)
     once = [int(source.weights().sum()) for source in plan.sources]
     for source, repeat in zip(plan.sources, repeats(recipe, once, tokens_per_byte), strict=True):
-        # The check comes before any array is made whose length depends on the number of passes.
+        # This check comes first, because a wrong number of passes could make huge arrays below.
         if source.repeat != repeat:
             raise PlanError(
                 f"source {source.name!r} should have repeat {repeat}, but has {source.repeat} in"
@@ -455,10 +461,10 @@ def _worked_out_again(plan: Plan) -> dict[str, Any]:
 
 
 def _vocabulary(plan: Plan) -> Vocabulary:
-    """Return the vocabulary that the recipe makes from tokenizer.json without its added tokens.
+    """Remove the added tokens from tokenizer.json, add them again, and return the vocabulary.
 
     Raises:
-        PlanError: If adding the tokens gives another tokenizer.json.
+        PlanError: If the result differs from the stored tokenizer.json.
     """
     recipe, stored = plan.recipe, plan.vocabulary
     found = resolve_again(
@@ -475,10 +481,10 @@ def _vocabulary(plan: Plan) -> Vocabulary:
 
 
 def _check_ratios(source: PlannedSource) -> None:
-    """Check the calibration ratios of a source.
+    """Check the estimated text bytes per 1024 bytes of each file format of a source.
 
     Raises:
-        PlanError: If the source has no file of a ratio's format, or a ratio is out of range.
+        PlanError: If a ratio is out of range, or no file of the source has the format of a ratio.
     """
     formats = {format_name(*kind) for kind in source.files.kinds}
     most = highest_ratio(source)
@@ -491,7 +497,7 @@ def _check_ratios(source: PlannedSource) -> None:
 
 
 def _is_near(stored: Any, expected: Any) -> bool:
-    """Return whether values are equal, except for the last digits of numbers.
+    """Return whether two JSON values are equal, except for the last digits of numbers.
 
     Math libraries differ in these digits.
     """
@@ -509,16 +515,17 @@ def _is_near(stored: Any, expected: Any) -> bool:
 
 
 def check_reject_limit(plan: Plan, total: Ledger, faults: Faults) -> None:
-    """Check P22 of dataset.json: the ledgers' number of bad documents is within the limit."""
+    """Check P22: the share of bad documents in all ledgers is at most `max_bad_fraction`."""
     if fault := bad_fault(total, plan.max_bad_fraction):
         faults.add("P22", MANIFEST_NAME, fault)
 
 
 def check_inputs(plan: Plan, faults: Faults) -> list[Files | None]:
-    """Check P22 of plan.json from the sources: its patterns find its files, with their splits.
+    """Check P22 against the sources: the plan's patterns find the plan's files and splits.
 
     Returns:
-        Each source's current files, or None where names or sizes differ from the plan.
+        The current files of each source, or None for a source if names or sizes differ from the
+        plan.
     """
     found_files: list[Files | None] = []
     for source, planned in zip(plan.sources, plan.stored["sources"], strict=True):
@@ -549,9 +556,10 @@ def check_inputs(plan: Plan, faults: Faults) -> list[Files | None]:
 
 
 def _check_pieces(source: PlannedSource, names: Sequence[str], faults: Faults) -> Files:
-    """Check that files have the splits of the plan, and tables the content of each split.
+    """Check that files have the number of splits in the plan, and return the current files.
 
-    The files have the sizes that the plan states. Return the current files.
+    In tables, the text bytes of each split are compared, too. `names` must contain only files that
+    have the size in the plan.
     """
     at = {name: i for i, name in enumerate(source.files.names)}
     sizes = source.files.sizes[[at[name] for name in names]]
@@ -576,9 +584,10 @@ def _check_pieces(source: PlannedSource, names: Sequence[str], faults: Faults) -
 
 
 def check_estimates(plan: Plan, files: Sequence[Files | None], faults: Faults) -> None:
-    """Check P22 of plan.json from the sources: its estimates come from the keyed sample.
+    """Check P22 against the sources: the plan's estimates follow from its calibration sample.
 
-    The calibration sample is taken a second time. No estimate is compared with the complete data.
+    The same calibration sample is read again. The estimates are not compared with the complete
+    sources.
 
     Args:
         plan: The dataset's plan.
@@ -586,7 +595,7 @@ def check_estimates(plan: Plan, files: Sequence[Files | None], faults: Faults) -
         faults: Receives the faults.
     """
     for source, planned, own in zip(plan.sources, plan.stored["sources"], files, strict=True):
-        if own is None:  # P17 or P22 names the files that differ from the plan.
+        if own is None:  # P17 or P22 already reports the files that differ from the plan.
             continue
         messages: list[list[str]] = []
         words = "{} is {} in the calibration sample, but {} in the plan"
@@ -606,12 +615,12 @@ def check_estimates(plan: Plan, files: Sequence[Files | None], faults: Faults) -
 def _sampled_again(
     plan: Plan, source: PlannedSource, planned: Mapping[str, Any], files: Files
 ) -> Iterator[dict[str, Any]]:
-    """Yield the sample estimates that a plan may store for a source, with its splits' sizes.
+    """Yield the estimates that the plan may store for a source, and the sizes of its splits.
 
-    A source that was planned in a token store has the store's estimates. If its text is read
-    instead, the store may be missing or changed. The plan also does not record whether the store
-    was built from text at a URL, where a sample has fewer windows. Any of the results may then be
-    the plan's.
+    Most sources have one result. A source that was planned from a token store, but is read as text
+    now, has up to three results, and the plan may store any of them. The first is from the token
+    store, if it can be opened. The others are from the text, for a store that was built from local
+    files and for one that was built from a URL. At a URL, the sample has fewer windows.
     """
     resolved = {**UNSAMPLED, "repeat": source.repeat, "prefix": planned["prefix"]}
     again = PlannedSource(
@@ -653,8 +662,8 @@ def _sampled_again(
 def check_recipe(plan: Plan, recipe: Recipe, moved: Mapping[str, str], faults: Faults) -> None:
     """Check P22 against a recipe given by the user.
 
-    The recipe must equal the stored one, and name the plan's patterns, token stores, tokenizer and
-    chat template.
+    The recipe must equal the recipe in the plan. It must give the same file patterns, token stores,
+    tokenizer and chat template.
 
     Args:
         plan: The dataset's plan.

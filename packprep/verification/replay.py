@@ -22,7 +22,7 @@ from packprep.verification.faults import MAX_LISTED, Faults
 
 
 class ShardToReplay(NamedTuple):
-    """A shard that is rebuilt, and where its faults go.
+    """A shard to rebuild, and the collection of its faults.
 
     Attributes:
         plan: The dataset's plan.
@@ -31,7 +31,7 @@ class ShardToReplay(NamedTuple):
         receipt: The shard's receipt, or None if it is invalid.
         decoders: Decoders for the source files.
         faults: Receives the faults.
-        epoch: The epoch whose random numbers the arrays contain.
+        epoch: The epoch for which the noise of the arrays was drawn.
     """
 
     plan: Plan
@@ -50,7 +50,8 @@ class ShardToReplay(NamedTuple):
 def replay_shard(shard: ShardToReplay, rejects: Locations | None) -> int | None:
     """Check P17 and P21 of a whole shard by rebuilding it.
 
-    The rebuilt shard must be equal, and its inverted segments must give the documents' tokens.
+    The rebuilt shard must equal the stored shard. Inverting the stored segments must give the
+    tokens of the documents.
 
     Args:
         shard: The shard.
@@ -84,7 +85,7 @@ def check_receipt(number: int, receipt: Receipt, made: Made | StoreShard, faults
 
 
 def _compare_arrays(shard: ShardToReplay, rebuilt_arrays: Arrays) -> None:
-    """Check P17 of the arrays: the rebuilt ones have the same names, shapes and bytes."""
+    """Check P17: the rebuilt arrays have the names, shapes and bytes of the stored arrays."""
     stored_arrays = shard.arrays
     rebuilt_arrays = {
         name: array
@@ -110,7 +111,7 @@ def _compare_arrays(shard: ShardToReplay, rebuilt_arrays: Arrays) -> None:
 
 
 def _check_inverse(shard: ShardToReplay, made: Made) -> None:
-    """Check P17 of the inverse: it gives the tokens of the documents that were read again."""
+    """Check P17: inverting the stored segments gives the tokens of the rebuilt documents."""
     segments, documents = made.segments, made.documents
     exact = stored_segments(shard.plan, shard.arrays).replace(
         bos=segments.bos,
@@ -139,7 +140,7 @@ def replay_some(shard: ShardToReplay, chosen: np.ndarray) -> int:
         The number of rebuilt segments, or 0 if a source changed.
 
     Raises:
-        SourceError: If a source cannot be read for another reason than a change.
+        SourceError: If a source cannot be read, although its text did not change.
     """
     try:
         differences = replay_segments(shard.plan, shard.arrays, chosen, shard.epoch)
@@ -157,9 +158,9 @@ def replay_some(shard: ShardToReplay, chosen: np.ndarray) -> int:
 
 
 def _is_explained(shard: ShardToReplay) -> bool:
-    """Read the shard's text, and note each source that changed. Return whether one did.
+    """Read the shard's text again, and add a fault for each source that changed.
 
-    A change explains a difference between the stored and the rebuilt segments.
+    Return whether a source changed, because this explains why rebuilt segments differ.
     """
     if shard.receipt is None:
         return False
@@ -168,10 +169,10 @@ def _is_explained(shard: ShardToReplay) -> bool:
 
 
 def _note_changed_sources(shard: ShardToReplay, digests: Mapping[str, str]) -> bool:
-    """Note each source whose text differs from the shard's receipt. Return whether one does.
+    """Add a fault for each source with another digest than in the receipt.
 
-    Token stores with removed documents are skipped, because the removal itself changes their
-    digests. The comparison of segments checks their other documents.
+    Return whether a source has another digest. Token stores with removed documents are skipped,
+    because removing changes their digests. Comparing segments checks their other documents.
     """
     if shard.receipt is None:
         return False
@@ -190,5 +191,5 @@ def _note_changed_sources(shard: ShardToReplay, digests: Mapping[str, str]) -> b
 
 
 def _are_alike(before: Any, now: str) -> bool:
-    """Return whether both digests are of text, or both of a token store's tokens."""
+    """Return whether both digests are of text, or both are of tokens in a token store."""
     return str(before).startswith(OF_TOKENS) == now.startswith(OF_TOKENS)

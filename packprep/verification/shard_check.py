@@ -13,16 +13,16 @@ from packprep.verification.faults import MAX_LISTED, Faults
 
 @dataclass(frozen=True)
 class ShardCheck:
-    """A shard that is verified, and where its faults go.
+    """A shard to verify, and the collection of its faults.
 
     Attributes:
         plan: The dataset's plan.
         arrays: The shard's arrays, stored or as resampled for an epoch.
-        segments: Its segments. The columns of the length formula are set after the headers are
-            checked.
+        segments: The shard's segments. The columns bos, eos and repeated are valid only after
+            `check_parts`, because they are computed from the other columns.
         file: The shard's name, for messages.
         faults: Receives the faults.
-        epoch: The epoch whose random numbers the arrays contain.
+        epoch: The epoch for which the noise of the arrays was drawn.
     """
 
     plan: Plan
@@ -33,7 +33,7 @@ class ShardCheck:
     epoch: int = 0
 
     def replace(self, **changes: Any) -> "ShardCheck":
-        """Return this check with other arrays or segments."""
+        """Return a copy with changed attributes, such as other arrays or segments."""
         return replace(self, **changes)
 
     @property
@@ -43,7 +43,7 @@ class ShardCheck:
 
     @cached_property
     def first_slots(self) -> np.ndarray:
-        """Return each segment's first slot in the flat rows, int64[m]."""
+        """Return each segment's first slot as an index into the flattened rows, int64[m]."""
         return self.segments.flat_slots(self.seq_length)
 
     @cached_property
@@ -57,7 +57,7 @@ class ShardCheck:
         return self.plan.by_task.copies[self.segments.task] > 1
 
     def flat(self, name: str) -> np.ndarray:
-        """Return an array of slots without its row dimension."""
+        """Return the array `name` flattened from [rows, seq_length] to [rows * seq_length]."""
         return self.arrays[name].reshape(-1)
 
     def add(
@@ -68,7 +68,7 @@ class ShardCheck:
         slot: int | None = None,
         value: Any = None,
     ) -> None:
-        """Add a fault of the shard."""
+        """Add a fault in the shard's file."""
         self.faults.add(promise, self.file, message, row, slot, value)
 
     def add_segment(
@@ -79,11 +79,11 @@ class ShardCheck:
         slot: int | None = None,
         value: Any = None,
     ) -> None:
-        """Add a fault of segment `g`."""
+        """Add a fault in segment number `g` of the shard."""
         self.add(promise, f"segment {g}: {message}", int(self.segments.row[g]), slot, value)
 
     def add_slot(self, promise: str, flat_slot: int, message: str, value: Any = None) -> None:
-        """Add a fault at a slot of the flat rows."""
+        """Add a fault at a slot, an index into the flattened rows."""
         row, slot = divmod(int(flat_slot), self.seq_length)
         self.add(promise, message, row, slot, value)
 

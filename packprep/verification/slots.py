@@ -1,9 +1,9 @@
-"""Check P6 to P10 in one pass over all slots, and P14 and P23 to P25 of some segments.
+"""Check P6 to P10 in one loop over all slots, and P14 and P23 to P25 of segments.
 
-Nearly all segments are good, so a quick test comes first. It combines the differences between
-actual and expected slots by OR, and takes the largest token. Its loops have no branches, so the
-compiler turns them into vector code. Only a segment that fails the test is checked slot by slot, to
-find the positions.
+Nearly all segments are valid, so a quick test runs first. It computes the bitwise OR of all
+differences between actual and expected values, and the largest token. The loops of this test have
+no branches, so the compiler vectorizes them. A segment that fails the test is checked again, slot
+by slot, to locate its faults.
 """
 
 import itertools
@@ -22,12 +22,13 @@ from packprep.verification.faults import MAX_LISTED
 from packprep.verification.shard_check import ShardCheck
 
 WEIGHTS = "loss_weights"
-"""Name of the loss weights of an epoch, float32[rows, seq_length].
+"""Name of the array of loss weights in an epoch, float32[rows, seq_length].
 
-An epoch adds this array to the arrays of a shard. It replaces the arrays of BLOCKS.
+A stored shard does not have this array. A resampled shard has it instead of `block_noise` and
+`block_loss_weight`.
 """
 
-# Codes of `_check_slots`, with the number and the message of each.
+# Fault code of `_check_slots` → invariant and message.
 _SLOT_FAULTS = {
     0: ("P6", "segment_ids does not agree with cu_seqlens"),
     1: ("P7", "the token of padding is not pad_id"),
@@ -41,7 +42,7 @@ _SLOT_FAULTS = {
 }
 _CODES = len(_SLOT_FAULTS)
 _NO_RULE = np.int64(-1 << 62)
-"""The expected label of a slot whose label does not follow from the tokens. It is no id."""
+"""Stands for the expected label of a slot if the tokens do not determine it. It is not an id."""
 
 
 @kernel(inline=True)
@@ -73,7 +74,7 @@ def _or_of_pairs(left, right, row, begin, end, shift):
 
 
 class Slots(NamedTuple):
-    """Arrays with one value per slot, [rows, seq_length]. A missing array has no rows.
+    """Arrays with one value per slot, [rows, seq_length]. A missing array is [0, seq_length].
 
     Attributes:
         tokens: Token ids.
@@ -91,13 +92,13 @@ class Slots(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Segments in row order.
+    """The position and type of all segments of a shard, in row order.
 
     Attributes:
         row_offsets: First segment of each row, int64[rows + 1].
         first_slot: First slot of each segment in its row, int64[m].
         slots: Number of slots of each segment, int64[m].
-        prefix: Number of slots in the untrained start, from `seen_before`, int64[m].
+        prefix: Number of leading tokens that are not trained targets, int64[m].
         next_token: Whether the target of a slot is the token of the next slot, bool[m].
     """
 
@@ -122,7 +123,7 @@ class Found(NamedTuple):
 
 @kernel(inline=True)
 def _padding_is_good(rows, row, begin, end, pad):
-    """Return whether the slots begin … end − 1 of a row are padding."""
+    """Return whether the slots begin … end − 1 of a row are valid padding."""
     difference = _or_of_differences(rows.segment_ids, row, begin, end, 0)
     difference |= _or_of_differences(rows.loss_mask, row, begin, end, 0)
     difference |= _or_of_differences(rows.tokens, row, begin, end, pad)
@@ -133,7 +134,7 @@ def _padding_is_good(rows, row, begin, end, pad):
 
 @kernel(inline=True)
 def _segment_is_good(rows, segments, row, g, pad, vocab_size):
-    """Return whether all slots of a segment without trained ranges are good."""
+    """Return whether all slots of segment g are valid. It must not have trained ranges."""
     begin, number = segments.first_slot[g], g - segments.row_offsets[row] + 1
     end = begin + segments.slots[g]
     if (
@@ -184,7 +185,7 @@ def _note_padding_slot(rows, row, t, pad, found):
 
 @kernel(inline=True)
 def _note_label(rows, row, t, expected, vocab_size, found):
-    """Record the faults of the label of one slot, which is `expected` or has no rule."""
+    """Record the faults of one slot's label. `expected` is a token id or _NO_RULE."""
     token, label = np.int64(rows.tokens[row, t]), np.int64(rows.labels[row, t])
     if label < 0 or label >= vocab_size:
         _note(found, 5, row, t, label)
@@ -243,7 +244,7 @@ def _check_slots(rows, segments, pad, vocab_size, found):
 
 @kernel
 def _mark(first_slot, bounds, ranges, trainable):
-    """Set the slots inside the ranges of each segment."""
+    """Set `trainable` to 1 inside the trained ranges of each segment."""
     for i in range(first_slot.shape[0]):
         for k in range(bounds[i], bounds[i + 1]):
             for t in range(first_slot[i] + ranges[k, 0], first_slot[i] + ranges[k, 1]):
@@ -264,20 +265,20 @@ def trainable_slots(check: ShardCheck) -> np.ndarray:
 
 
 def seen_before(segments: Segments) -> np.ndarray:
-    """Return the number of slots in the untrained start of each segment, int64[m].
+    """Return the number of leading tokens in each segment that are not trained targets, int64[m].
 
-    Only the last of them may be trained, because it predicts the token after them. The number is
-    the segment's prefix, or all its slots if it has no tokens.
+    It is the segment's prefix, or the number of its slots if the segment has no tokens.
     """
     return np.where(segments.has_tokens, segments.prefix, segments.slots)
 
 
 def check_slots(check: ShardCheck) -> None:
-    """Check P6 to P10 of one shard with a valid header."""
+    """Check P6 to P10 of one shard. Its `segment_*` arrays must be valid."""
     tokens, segments, roles = check.arrays["tokens"], check.segments, check.plan.vocabulary.roles
     labels = check.arrays.get("labels", np.zeros((0, tokens.shape[1]), tokens.dtype))
     shift = check.plan.by_task.shift[segments.task]
-    # Shifted same-position labels are one slot later than tokens. `check_noise` compares them.
+    # For shifted same-position tasks, a label is the original token of the next slot. `check_noise`
+    # compares these labels, so they are replaced by the tokens here.
     if shift.any():
         is_shifted = fill_slots(check.first_slots, segments.slots, shift, False, tokens.size)
         labels = np.where(is_shifted.reshape(tokens.shape), tokens, labels)
@@ -294,7 +295,10 @@ def check_slots(check: ShardCheck) -> None:
 
 
 def check_removed(check: ShardCheck) -> None:
-    """Check P23: only the removed documents' segments have no tokens, and they are blank."""
+    """Check P23: exactly the segments of removed documents have no tokens.
+
+    The slots of these segments must have pad as token and label, and no loss.
+    """
     segments, pad = check.segments, check.plan.vocabulary.roles["pad"]
     listed = check.plan.removed.segments(segments)
     for g in np.flatnonzero(segments.has_tokens == listed)[:MAX_LISTED]:
@@ -315,7 +319,7 @@ def check_removed(check: ShardCheck) -> None:
 def check_sentinels(check: ShardCheck) -> None:
     """Check P14: sentinels and special tokens are where a segment's task writes them.
 
-    The segment must have no others.
+    A segment must not have further sentinels or special tokens of its task.
     """
     plan, segments = check.plan, check.segments
     fits = fitting(plan, check.arrays, segments, check.epoch)
@@ -344,7 +348,7 @@ def check_sentinels(check: ShardCheck) -> None:
 
 
 def check_sides(check: ShardCheck) -> None:
-    """Check P24: rows fit encoder_length and decoder_length, and each segment has both parts."""
+    """Check P24: rows fit encoder_length and decoder_length, and segments have slots in both."""
     segments, sides = check.segments, check.plan.recipe.packing.sides
     if sides is None:
         return
@@ -362,7 +366,7 @@ def check_sides(check: ShardCheck) -> None:
 
 
 def check_media(check: ShardCheck) -> None:
-    """Check P25 of one shard with a valid header."""
+    """Check P25 of one shard: its media spans, and slot tokens outside them."""
     kinds = np.array([slot for _, slot, _ in check.plan.vocabulary.media.values()])
     tokens = check.flat("tokens")
     inside = np.zeros(len(tokens), np.bool_)
@@ -376,14 +380,14 @@ def check_media(check: ShardCheck) -> None:
 
 
 def _slots_of_media(check: ShardCheck, media: MediaSpans, kinds: np.ndarray) -> np.ndarray | None:
-    """Check the media spans, and return their flat slots.
+    """Check the media spans, and return their slots as indices into the flattened rows.
 
-    Return None if a span is outside its segment, overlaps another, or has an unknown kind.
+    Return None if a span is outside its segment, overlaps another span, or has an unknown kind.
 
     Args:
         check: The shard that is checked.
-        media: Its media spans.
-        kinds: The slot token of each kind, int64[kinds].
+        media: The shard's media spans.
+        kinds: The slot token of each kind of media, int64[kinds].
     """
     segments, segment = check.segments, media.segment
     spans = segments.select(segment)
@@ -405,7 +409,7 @@ def _slots_of_media(check: ShardCheck, media: MediaSpans, kinds: np.ndarray) -> 
         check.add_segment("P25", segment[i], message, int(begin[i]))
     if bad.any():
         return None
-    # The slots must have the token of their kind, and must not be trained.
+    # The slots must have the slot token of their kind, and must not be trained.
     flat = np.repeat(spans.row * check.seq_length + begin, counts) + ranks(counts)
     expected, in_place = np.repeat(kinds[media.kind], counts), check.in_place[segment]
     for name in ("tokens", "labels") if "labels" in check.arrays else ("tokens",):

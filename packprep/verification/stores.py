@@ -96,7 +96,7 @@ def _is_sound(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> bool:
 def _check_form(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> None:
     """Check P4 and P8: the offsets, document numbers and token ids are in range."""
     documents, supervised = len(arrays["position"]), len(arrays["supervised"])
-    # By name: the number of lists, and of entries in all lists together.
+    # Name of an array of offsets → number of lists, and number of entries in all lists together.
     sizes = {
         "document_offsets": (documents, len(arrays["tokens"])),
         "part_offsets": (len(arrays["part_file"]), documents),
@@ -126,7 +126,10 @@ def _check_form(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> None:
 
 
 def _check_contents(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> None:
-    """Check P21 and P23 of arrays in form: documents are in order, and removed ones are empty."""
+    """Check P21 and P23: documents are in file order, and removed documents have no tokens.
+
+    The arrays must have passed `_check_form`.
+    """
     part_of_document = owners(np.diff(arrays["part_offsets"]))
     is_same_part = part_of_document[1:] == part_of_document[:-1]
     if (np.diff(arrays["position"])[is_same_part] <= 0).any():
@@ -173,13 +176,13 @@ def _check_counts(
 
 
 def _removed(plan: Plan, arrays: Arrays) -> np.ndarray:
-    """Return which documents were removed, bool[D]."""
+    """Return which documents were removed, bool[documents]."""
     file = np.repeat(arrays["part_file"].astype(np.int64), np.diff(arrays["part_offsets"]))
     return plan.removed.at(file, arrays["position"])
 
 
 def _by_source(plan: Plan, arrays: Arrays, counts: np.ndarray) -> dict[str, int]:
-    """Return source → sum of a count, [D], over the source's documents."""
+    """Return source name → sum of `counts`, [documents], over the source's documents."""
     first = np.array([source.first_file for source in plan.sources], np.int64)
     of_part = np.searchsorted(first, arrays["part_file"].astype(np.int64), "right") - 1
     sums = np.bincount(np.repeat(of_part, np.diff(arrays["part_offsets"])), counts, len(first))
