@@ -35,7 +35,7 @@ def opened(directory: str | os.PathLike | Dataset | Mixture) -> Dataset | Mixtur
         directory: Dataset folder, or an open `Dataset` or `Mixture`, which is returned as it is.
 
     Raises:
-        ArgumentError: If it is a list of directories, which has no shares.
+        ArgumentError: If `directory` is a list of directories, because a list has no shares.
         DatasetError: If the dataset is missing or damaged.
     """
     if isinstance(directory, list | tuple):
@@ -58,7 +58,7 @@ def opened_alone(directory: str | os.PathLike | Dataset | Mixture, instead: str)
         The dataset.
 
     Raises:
-        ArgumentError: If it is a mixture, because drawing by index ignores its shares.
+        ArgumentError: If `directory` is a mixture, because drawing by index ignores its shares.
         DatasetError: If the dataset is missing or damaged.
     """
     dataset = opened(directory)
@@ -86,7 +86,7 @@ def weights_spans(dataset: Dataset | Mixture) -> bool:
 
 
 def weighted_tasks(dataset: Dataset | Mixture) -> list[StoredTask]:
-    """Return the same-position tasks whose noise weights the loss."""
+    """Return the same-position tasks that weight the loss by their noise."""
     return [
         t
         for t in tasks_of(dataset)
@@ -97,8 +97,8 @@ def weighted_tasks(dataset: Dataset | Mixture) -> list[StoredTask]:
 def default_columns(dataset: Dataset | Mixture) -> tuple[str, ...]:
     """Return the columns that a trainer needs for the tasks of every dataset.
 
-    Besides the base columns these are prefix_ends, loss_weights if tasks or documents have weights,
-    and block_lengths if a task is block diffusion.
+    They are the base columns and prefix_ends. If tasks or documents have weights, loss_weights is
+    added. If a task is block diffusion, block_lengths is added.
     """
     names, tasks = list(COLUMNS), tasks_of(dataset)
     if any(is_in_place(task) for task in tasks) or weights_spans(dataset):

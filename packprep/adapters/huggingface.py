@@ -4,9 +4,9 @@
     model(**model_inputs(batch, dir, model))
     check_tokenizer(dir, tokenizer)
 
-`Rows` and the batches come from `adapters.torch`. `check_tokenizer` tells whether ids mean the
-same. A causal model of Transformers shifts `labels`. packprep's labels are already shifted, so they
-are passed as `shift_labels`, which such a model uses unchanged:
+`Rows` and the batches come from `adapters.torch`. `check_tokenizer` checks that a tokenizer gives
+ids the same meaning as the dataset. A causal model of Transformers shifts `labels`. packprep's
+labels are already shifted, so they are passed as `shift_labels`, which such a model uses unchanged:
 
     tokens                  a   b   c | d   e   f     two segments
     shift_labels            b   c   . | e   f   .     . is -100
@@ -49,9 +49,9 @@ class Collator:
             the model wrongly without an error. A model that would not pass shift_labels to its loss
             is refused.
         labels: "shift_labels", or "shifted_by_model" for a model whose loss does not support
-            shift_labels. Same-position tasks are refused in the latter case.
-        loss_weights: "refuse" or "ignore". Transformers' loss has no weights, so a dataset whose
-            tasks or documents weight their loss is refused unless weights are ignored.
+            shift_labels. "shifted_by_model" refuses same-position tasks.
+        loss_weights: "refuse" or "ignore". Transformers' loss has no weights. "refuse" raises an
+            error if tasks or documents weight their loss.
         prefix_bidirectional: Pass False to read prefixes causally, which flash attention needs.
 
     Attributes:
@@ -118,8 +118,8 @@ class Collator:
         """Return the model's inputs from rows of adapters.torch.Rows.
 
         For FlexAttention the inputs are on the accelerator, if there is one. A BlockMask works only
-        on the device where it was made, and worker processes cannot send it. In this case give the
-        Trainer dataloader_pin_memory=False and no workers.
+        on the device where it was made, and worker processes cannot send it. So FlexAttention needs
+        a Trainer with dataloader_pin_memory=False and no workers.
 
         Raises:
             ArgumentError: If the rows come from another dataset class, or if a worker process makes
@@ -244,9 +244,9 @@ def model_inputs(
     attention: Any,
     **options: Any,
 ) -> dict[str, Any]:
-    """Return the keywords of a model for one batch.
+    """Return the keyword arguments of a model for one batch.
 
-    It creates a `Collator` for each call. Keep a `Collator` to avoid that cost.
+    Each call creates a `Collator`. To avoid that cost, create one `Collator` and call its `inputs`.
 
     Args:
         batch: A batch of adapters.torch.loader.

@@ -1,13 +1,13 @@
 """Read rows with Megatron-LM and torchtitan.
 
     GPTRows(dir) ────────── a map-style dataset with GPTDataset's keys, and segment boundaries
-    packed_seq_params(…) ── what PackedSeqParams is made of, from a batch of such rows
+    packed_seq_params(…) ── PackedSeqParams for a batch of such rows
     alignment_factor(…) ─── the pad_seq_to_mult that a parallel layout needs
     torchtitan(dir, …) ──── ({input, positions}, labels) with -100 where nothing is trained
 
-Both train on labels and a mask at the predicting slot, like packprep, so labels are not shifted
-again. Both attend causally inside boundaries. A dataset with other patterns is refused by the
-tasks' names unless it is read causally.
+Like packprep, both trainers store the label and the mask at the predicting slot, so labels are not
+shifted again. Both attend causally inside a segment. If a task has another attention pattern, an
+error names the task, unless all segments are read causally.
 """
 
 import math
@@ -153,9 +153,9 @@ class GPTRows(TorchDataset):
 def packed_seq_params(batch: Mapping[str, torch.Tensor]) -> Any:
     """Return PackedSeqParams of a batch of GPTRows, or a dict of its fields if megatron is missing.
 
-    B rows count as one THD row of B · T slots, with tokens as `tokens.view(1, -1)`. The boundaries
-    of later rows are offset by the length of the earlier rows. The batch has shape [B, …], or is
-    one row.
+    The batch has arrays [B, …], or of one row. Its B rows become one THD row of B · T slots, so
+    pass the tokens as `tokens.view(1, -1)`. The boundaries of each row are offset by the length of
+    the rows before it.
     """
     length = batch["tokens"].shape[-1]
     rows = torch.atleast_2d(batch["cu_seqlens"])

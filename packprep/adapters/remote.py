@@ -35,7 +35,7 @@ _READ_BYTES = 8 << 20
 
 @contextmanager
 def _locked(path: Path, shared: bool = False) -> Iterator[None]:
-    """Hold a file lock between processes and threads, which ends when its process ends."""
+    """Hold a file lock that also excludes other threads. It is released if the process ends."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         _locks.add(descriptor)
@@ -66,10 +66,11 @@ class ShardCache:
     """A local folder of shards, shared by any number of processes of one machine.
 
     ```
-    shards/DIGEST       a whole shard, checked
-    arriving/DIGEST     one that is being fetched, or whose fetching was killed
-    locks/00 … ff       held while a shard is fetched, by the first byte of its digest
-    removing            shared while a shard is opened, alone while shards are removed
+    shards/DIGEST       a complete shard with a correct digest
+    arriving/DIGEST     a shard that is being fetched, or a part of a shard from a killed fetch
+    manifests/DIGEST    a dataset.json, read again from the URL whenever a dataset is opened
+    locks/00 … ff       lock held while fetching a shard; the name is the digest's first byte
+    removing            lock, shared while opening a shard, exclusive while removing shards
     ```
     The least recently opened shards are removed first. A mapped shard stays readable after its
     removal. Its disk space is free when the last process unmaps it.
@@ -85,7 +86,7 @@ class ShardCache:
     max_bytes: int | None
 
     def prepare(self) -> None:
-        """Create the folders."""
+        """Create the subfolders of the cache."""
         for name in ("shards", "arriving", "locks", "manifests"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
 
@@ -111,7 +112,9 @@ class ShardCache:
 
     @contextmanager
     def held(self, entry: ShardEntry) -> Iterator[Path]:
-        """Yield the path of a shard, which is fetched if necessary and kept until the context ends.
+        """Fetch a shard if it is not cached, and yield its path.
+
+        The shard is not removed before the context ends.
 
         Raises:
             DatasetError: If the shard is missing or differs from the manifest.
@@ -222,8 +225,8 @@ def open_remote(
             mixture.
         cache: Folder on a local disk. The processes of a machine and several datasets may share it.
         max_bytes: Maximum size of the cached shards in bytes, or None for no limit. The cache
-            should hold all shards that are read at a time. A smaller cache fetches them again and
-            again.
+            should hold all shards that are read at the same time. Otherwise shards are fetched
+            repeatedly.
         shares: As in `open_dataset`. Only for a list of URLs.
         interpolate: As in `open_dataset`. Only for a list of URLs.
         max_epochs: As in `open_dataset`. Only for a list of URLs.

@@ -6,7 +6,7 @@ Equal files have equal digests. Other tokenizers are compared by their behavior:
 token, and the ids of 1000 texts. The texts depend only on the dataset's tokens and on the table
 below:
 
-    text k   PIECES and any characters, then the texts of tokens k, k + 1000, k + 2000, …
+    text k   random PIECES and characters, then the texts of tokens k, k + 1000, k + 2000, …
 """
 
 import json
@@ -162,7 +162,7 @@ def _first_difference(own: Tokenizer, given: Any) -> str | None:
 
 
 def _texts(own: Tokenizer) -> Iterator[str]:
-    """Yield the texts that both tokenizers encode."""
+    """Yield the TEXTS texts that both tokenizers encode. They depend on the dataset's tokens."""
     chance = Random(0).random
     ids = sorted(own.get_vocab().values())
     added = own.get_added_tokens_decoder()

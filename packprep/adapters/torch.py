@@ -49,7 +49,7 @@ _SEQIO_DTYPES = {
     name: np.dtype(np.int64) for name in NAMES if name.endswith(("tokens", "positions"))
 }
 MASKS = {name: name.replace("labels", "loss_mask") for name in DTYPES if name.startswith("labels")}
-"""For each column of labels, the mask that marks the trained labels."""
+"""Name of each column of labels → name of the mask that is 1 where the label is trained."""
 
 
 def batch_sums(batch: Mapping[str, np.ndarray]) -> dict[str, int | float]:
@@ -122,7 +122,7 @@ class Form:
         self.columns = tuple(dict.fromkeys((*wanted, *needed)))
 
     def arrays(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
-        """Return a batch of NumPy arrays in the layout, with its sums."""
+        """Return `batch` in the layout, with the results of `batch_sums`. Arrays stay NumPy arrays."""
         sums = batch_sums(batch) if "loss_mask" in batch else {}
         if self.ignore_index is not None:
             for name in MASKS.keys() & batch.keys():
@@ -153,7 +153,7 @@ def _is_split(
     """Return whether batches hold the arrays of an encoder and a decoder.
 
     Raises:
-        ArgumentError: If `names` is unknown, or if an option does not suit it.
+        ArgumentError: If `names` is unknown, or if names="seqio" and an option does not suit it.
         DatasetError: If names="seqio" and encoder_length is missing.
     """
     if names not in ("packprep", "seqio"):
@@ -171,9 +171,10 @@ def _is_split(
 
 
 def _without_negative(batch: dict[str, np.ndarray], negative: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the batch with prefix_ends 0 where they are −1.
+    """Return the batch with prefix_ends set to 0 where `negative` is true.
 
-    attention.flatten offsets prefix_ends, and −1 is not a position.
+    Block diffusion has prefix_ends −1. `attention.flatten` adds each row's offset to prefix_ends,
+    which is wrong for −1.
     """
     return (
         {**batch, "prefix_ends": np.where(negative, 0, batch["prefix_ends"])}
@@ -183,7 +184,7 @@ def _without_negative(batch: dict[str, np.ndarray], negative: np.ndarray) -> dic
 
 
 def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the batch with its arrays as tensors that share their memory."""
+    """Return the batch with its arrays as tensors that share the memory of the arrays."""
     return {
         name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in batch.items()
     }
@@ -214,9 +215,9 @@ def _warn_of_end(state: Mapping[str, Any], end: int | None) -> None:
 
 
 class _Steps:
-    """The steps of one rank that one worker makes, as an iterator.
+    """An iterator over the steps of one rank that one worker makes.
 
-    StatefulDataLoader reads and restores its state.
+    StatefulDataLoader reads and restores the state of this iterator.
     """
 
     def __init__(self, batches: "RankBatches", worker: int, n_workers: int):
@@ -290,7 +291,7 @@ class RankBatches(IterableDataset):
         self.start = self.position.state_dict()
 
     def batches(self, dtype: Any = None) -> Batches:
-        """Return packprep's iterator over the rank's batches, at its start."""
+        """Return packprep's iterator over the rank's batches, before its first batch."""
         return self.dataset.batches(
             self.batch_size, columns=self.form.columns, dtype=dtype, **self._options
         )
@@ -298,8 +299,8 @@ class RankBatches(IterableDataset):
     def __len__(self) -> int:
         """Return the number of batches of the whole run at this batch size.
 
-        Batches before `start` count too. Trainers that know the length do not prefetch a batch,
-        which would be missing after a checkpoint.
+        Batches before `start` count too. A trainer that knows the length does not prefetch a batch.
+        A prefetched batch would be missing after a checkpoint.
 
         Raises:
             TypeError: If the run is endless.
@@ -332,12 +333,12 @@ class RankBatches(IterableDataset):
 class Loader:
     """An iterator over one rank's batches, which `loader` creates.
 
-    Its state is {fingerprint, digest, seed, shuffle, redraw, rows}, as in packprep's own loader. It
-    counts delivered batches, not batches that workers have prefetched. So a run resumes exactly
-    with any number of workers, ranks and rows per batch.
+    Its state is {fingerprint, digest, seed, shuffle, redraw, rows}, as in packprep's own loader.
+    The state counts delivered batches, not batches that workers have prefetched. So a run resumes
+    exactly with any number of workers, ranks and rows per batch.
 
     Attributes:
-        batches: The `RankBatches` that it reads.
+        batches: The `RankBatches` that this loader reads.
         dataset: The dataset or mixture.
     """
 
@@ -492,8 +493,8 @@ def loader(
     layout "thd": the same as one row, [1, slots], with cu_seqlens int32[segments + 1] and the int
     max_seqlen.
 
-    Where a dataset has block diffusion, its slots have prefix_ends −1, and block_lengths int32 is
-    above 0 there.
+    If a dataset has block diffusion, batches also have block_lengths, int32. Slots of block
+    diffusion have prefix_ends −1 and block_lengths above 0. Other slots have block_lengths 0.
 
     With names="seqio", a batch has the arrays of `packprep.dataset.encoder_decoder.split`, with
     int64 tokens and positions, and the sums. The dataset must have packing.encoder_length. Under
@@ -507,8 +508,7 @@ def loader(
         world_size: Number of data-parallel ranks.
         layout: "bshd" for rows, or "thd" for one row of all slots.
         num_workers: Number of worker processes. 0, the fast default, makes batches in this process.
-        pin_memory: Whether to return tensors in page-locked memory, from torch's cache of it. It
-            needs an accelerator.
+        pin_memory: Whether to return tensors in page-locked memory. This needs an accelerator.
         options: seed, shuffle, epochs, samples, columns, redraw, accelerate, balance and window as
             in `Dataset.batches`. Also ignore_index, the value of `labels` where loss_mask is
             False, and of `labels_k` where loss_mask_k is False. Also tail, for "thd". With
@@ -546,8 +546,8 @@ class Rows(TorchDataset):
 
     The result of `open_dataset` works under DataLoader too, with tokens in their stored dtype.
     torch can hold uint16, but can neither add it nor look it up in an embedding. A mixture's rows
-    are the rows of its datasets in order. BatchSampler draws them by their shares, and other
-    samplers do not.
+    are the rows of its datasets in order. BatchSampler draws rows by the shares of the datasets.
+    Other samplers ignore the shares.
 
     Args:
         directory: Dataset folder, or an open `Dataset` or `Mixture`.
@@ -585,8 +585,9 @@ class Rows(TorchDataset):
 class BatchSampler:
     """A batch sampler that yields one rank's row indices in packprep's order, one list per step.
 
-    Pass it as `DataLoader(rows, batch_sampler=…)`. Its state is the state of a loader. The state is
-    exact under StatefulDataLoader, whereas a plain DataLoader with workers prefetches lists.
+    Pass it as `DataLoader(rows, batch_sampler=…)`. Its state has the form of a loader's state. The
+    state is exact under StatefulDataLoader. A plain DataLoader with workers prefetches lists, so
+    the state is then ahead of the delivered batches.
 
     Args:
         rows: `Rows`, or an open `Dataset` or `Mixture` with one seq_length.

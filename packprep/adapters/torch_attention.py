@@ -48,7 +48,8 @@ class KeyRanges(NamedTuple):
     Attributes:
         begin: Start of the first range.
         end: End of the first range.
-        n_keys: Slots in a row of keys, which differ from a row of queries in cross attention.
+        n_keys: Number of slots in a row of keys. In cross attention it may differ from the number
+            of slots in a row of queries.
         more_begin: Start of the second range, or None if the batch has no block_lengths.
         more_end: End of the second range, or None if the batch has no block_lengths.
     """
@@ -154,7 +155,7 @@ def _sees(ranges: KeyRanges, at: Any, key: Any) -> torch.Tensor:
 def sdpa_mask(
     batch: Mapping[str, Any], prefix_bidirectional: bool = True, part: str | None = None
 ) -> torch.Tensor:
-    """Return attn_mask of scaled_dot_product_attention, with O(T²) memory.
+    """Return the attn_mask argument of scaled_dot_product_attention, with O(T²) memory.
 
     Args:
         batch: As in `key_ranges`.
@@ -262,7 +263,7 @@ def flex_block_mask(
 
 
 def _table(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the number of set key blocks of each query block, and the key blocks, set ones first.
+    """Return the number of set key blocks of each query block, and all key blocks, set ones first.
 
     Returns:
         int32[B, 1, q] and int32[B, 1, q, n].
@@ -345,7 +346,7 @@ def varlen_causal(dataset: Dataset | Mixture, prefix_bidirectional: bool = True)
 def _causal(
     batch: Mapping[str, Any], segment_ids: torch.Tensor, prefix_bidirectional: bool
 ) -> bool:
-    """Return `varlen_causal` of one batch.
+    """Return the `causal` flag that a varlen kernel needs for this batch.
 
     Raises:
         ArgumentError: If varlen kernels cannot compute a segment's pattern. The message has the row
@@ -403,8 +404,8 @@ def flash_varlen(batch: Mapping[str, Any], prefix_bidirectional: bool = True) ->
     """Return the keywords of flash_attn_varlen_func(q, k, v, …) for a batch of either layout.
 
     q, k and v have shape [slots, heads, head_dim] and hold the rows in order. Each run of padding
-    is a segment, including gaps of pad_seq_to_mult, so that the kernel writes every slot. Call it
-    before the batch moves to a GPU, because it reads values.
+    is a segment, including gaps of pad_seq_to_mult, so that the kernel writes every slot. Call this
+    function before the batch moves to a GPU, because it reads values of the batch.
 
     Args:
         batch: A batch of layout "bshd" or "thd".

@@ -6,13 +6,14 @@
     )
 
 torchtitan determines the order, the ranks' shares and the state. Its trainer derives masks from the
-positions, which restart at 0 in each segment, and attends causally inside. A dataset with other
-patterns is refused by the tasks' names unless it is read causally. torchtitan's releases up to
-0.3.0 have no such pipeline; use `packprep.adapters.megatron.torchtitan` with them.
+positions, which restart at 0 in each segment, and attends causally inside a segment. If a task has
+another attention pattern, an error names the task, unless all segments are read causally.
+torchtitan's releases up to 0.3.0 have no such pipeline; use `packprep.adapters.megatron.torchtitan`
+with them.
 
     source     row i → {"input_ids", "labels", "positions"}: int64[seq_length], untrained -100
-    processor  that → torchtitan's TextSequence
-    collator   as many rows as a token batch holds, one behind the other: its TextCollator takes one
+    processor  converts such a row to torchtitan's TextSequence
+    collator   joins as many rows as a token batch holds; torchtitan's TextCollator takes one row
 """
 
 import os
@@ -94,7 +95,7 @@ class _Processor:
 
 
 def processor() -> Any:
-    """Return the `SingleDatasetConfig.processor` that makes a TextSequence of a source's row.
+    """Return a `SingleDatasetConfig.processor` that converts a row of `source` to a TextSequence.
 
     It does not shift labels, because they are shifted already.
     """
@@ -127,7 +128,7 @@ class _Collator:
 def collator(directory: str | os.PathLike | Dataset) -> Any:
     """Return a `GrainDataLoader.Config.collator` that fills a token batch with whole rows.
 
-    It adds no padding. When torchtitan builds it, it raises ArgumentError unless the token batch is
-    a multiple of the dataset's seq_length.
+    The collator adds no padding. The token batch must be a multiple of the dataset's seq_length.
+    Otherwise torchtitan's call of the collator's `build` raises ArgumentError.
     """
     return _Collator(opened_alone(directory, "give the dataset with the longest rows").seq_length)

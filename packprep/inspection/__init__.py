@@ -4,12 +4,12 @@
 manifest ─► summary       totals, packing efficiency, mixture, lengths
 shard ─┬─► row            one row: its segments as text, with the loss marked under each token;
        │                  or one complete segment, with the document's original tokens
-       ├─► document       the segments of a document, or why it has none; how the first one was read
+       ├─► document       segments of a document, or why it has none; reading of the first document
        ├─► search         rows that contain a text
        ├─► difference     differences between two datasets
-       └─► report         all of it as one HTML file, with rows to page through
+       └─► report         all of this as one HTML file, with rows to page through
 manifest, plan ─► card    the origin of a dataset, as a data card
 ```
-Each module describes its result as plain values and prints them. The report writes HTML. `text`
-turns token ids into text, and text into lines with marks.
+Each module returns its result as JSON-compatible values, and prints it. The report is written as
+HTML. The module `text` turns token ids into text, and text into lines with marks.
 """

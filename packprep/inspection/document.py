@@ -40,7 +40,7 @@ from packprep.sources.slices import PlannedSource, place_of
 from packprep.storage import Folder
 from packprep.tokenizer.texts import SPECIAL, TextPiece, TokenTexts
 
-MOST_FILES = 20  # Maximum number of files with a document at the position that are described.
+MOST_FILES = 20  # Maximum number of described files that have a document at the position.
 SHOWN_CHARACTERS = 400  # Number of characters kept from the start of the document.
 END = np.iinfo(np.int64).max
 
@@ -52,7 +52,7 @@ def describe_document(
     moved: Mapping[str, str],
     from_plan: bool = False,
 ) -> dict[str, Any]:
-    """Return the segments of a document, or the reason why it has none, as plain values.
+    """Return the segments of a document, or why it has none, as JSON-compatible values.
 
     Args:
         directory: Directory or URL of the dataset.
@@ -115,7 +115,7 @@ def _source(plan: Plan, name: str | None) -> PlannedSource:
 
 
 def _files_that_reach(source: PlannedSource, position: int) -> list[int]:
-    """Return the files that may have a document at a position, by their format and size."""
+    """Return the files that may have a document at a position, judging by format and size."""
     reach = []
     for i, kind in enumerate(source.formats):
         counted = position_of(*kind)
@@ -155,7 +155,7 @@ class _Found:
         return sorted(file - self._source.first_file for file in held)
 
     def search(self, number: int) -> None:
-        """Search a shard and its rejects."""
+        """Search shard `number` and its rejects for the documents, and store the results."""
         with self._data.shard(number) as shard:
             segments = Segments.of_arrays(shard.arrays)
             file, doc = segments.file, segments.doc
@@ -208,7 +208,7 @@ class _Found:
                 self._note_neighbours(file, np.array([record["position"]]))
 
     def describe(self, plan: Plan, i: int) -> dict[str, Any]:
-        """Return the result for the document in file i of the source."""
+        """Return the description of the document in file i of the source."""
         source, file = self._source, self._source.first_file + i
         seen = any(
             (file, use) in self._segments or (file, use) in self._rejects
@@ -309,9 +309,9 @@ def _rejects(data: OpenedDataset, number: int) -> Iterator[dict[str, Any]]:
 def _left_out(
     plan: Plan, segments: list[dict[str, Any]], tokens: int | None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the token ranges of a used document that are in no segment, with the known reason.
+    """Yield the token ranges of a used document that are in no segment, each with the reason.
 
-    The end of a range is None if it is not known.
+    The end of a range is None if the document's number of tokens is unknown.
     """
     documents = plan.recipe.documents
     at = 0
@@ -344,11 +344,12 @@ def _range(begin: int, end: int | None, why: str) -> dict[str, Any]:
 def _read_again(
     plan: Plan, source: PlannedSource, i: int, position: int, used: bool
 ) -> tuple[bool | None, str | None, int | None, str | None, int | None, int | None]:
-    """Return the information from the source file, if it can be read.
+    """Read the document at a position in file i of a source.
 
     Returns:
-        Whether the document exists, its start, its number of tokens, the reason if the file cannot
-        be read, and the nearest positions before and after.
+        A tuple: whether the document exists, the start of its text, its number of tokens (only if
+        `used`), the error if the file cannot be read, and the nearest positions of documents before
+        and after. Unknown values are None.
     """
     file, nearest = source.first_file + i, [-1, END]
 
@@ -394,9 +395,10 @@ MOST_SEGMENTS = 50  # Maximum number of segments shown per pass.
 
 
 def print_document(described: Mapping[str, Any]) -> None:
-    """Print the result as text.
+    """Print the description of a document as text.
 
-    A terminal gets its own width and colour. Other output is plain and 100 columns wide.
+    In a terminal, the output has colours and the terminal's width. Otherwise it is plain and 100
+    columns wide.
     """
     with page() as drawn:
         _draw(drawn, described)
@@ -520,10 +522,10 @@ def first_document(plan: Plan) -> str:
 def _first_looks(
     plan: Plan, source: PlannedSource, part: Any, keep: Any
 ) -> Iterator[tuple[np.ndarray, Sequence[Reject], Iterator[tuple[list[int], int | None]]]]:
-    """Yield (positions, rejects, contents) of a work range's documents, by batch.
+    """Yield (positions, rejects, contents) for each batch of documents in a work range.
 
-    The documents come from the file or its token store. The contents are as `_contents` yields
-    them.
+    The documents come from the source file or from a token store. `contents` yields (token ids,
+    number of trained ids or None) for each document that is not rejected.
     """
     documents = plan.recipe.documents
     if source.in_store:
@@ -554,7 +556,7 @@ def _stored_contents(read: ReadDocuments) -> Iterator[tuple[list[int], int | Non
 def _contents(
     plan: Plan, batch: Batch, conversations: Mapping[int, Conversation]
 ) -> Iterator[tuple[list[int], int | None]]:
-    """Yield (ids, number of trained ids) of each document of a batch, without rejected ones.
+    """Yield (token ids, number of trained ids) for each document of a batch that is not rejected.
 
     The number is None if the document has no trained ranges.
     """
@@ -575,7 +577,7 @@ def _name_of(source: PlannedSource, file: int) -> str:
 
 
 def _ends(plan: Plan, ids: Sequence[int]) -> str:
-    """Return the texts of ids with a bar between tokens, at most SHOWN_TOKENS from each end."""
+    """Return the first and last SHOWN_TOKENS tokens as text, with a bar between tokens."""
     ends = [ids] if len(ids) <= 2 * SHOWN_TOKENS else [ids[:SHOWN_TOKENS], ids[-SHOWN_TOKENS:]]
     engine = plan.text_engine
     tokens = engine.tokens_of([id for end in ends for id in end]) if engine else None

@@ -46,21 +46,21 @@ def describe_row(
     from_plan: bool = False,
     epoch: int = 0,
 ) -> dict[str, Any]:
-    """Return one row as plain values.
+    """Return one row as JSON-compatible values.
 
     Args:
         directory: Directory or URL of the dataset.
         row: Number of the row, or -1 for the first row with the most tasks.
-        moved: Source name → prefix where the source's files are. Segments of these sources are
+        moved: Source name → folder or URL of the source's files. Segments of these sources are
             rebuilt and compared.
-        from_plan: Whether to rebuild the segments of the other sources, too, from the plan's
-            locations.
-        epoch: The epoch whose resampled row is shown. Rebuilding always uses the stored row.
+        from_plan: Whether to also rebuild the segments of the other sources, from the locations in
+            the plan.
+        epoch: The epoch for which the row is resampled. Rebuilding always uses the stored row.
 
     Returns:
-        A dict with the row's location, its numbers of slots, and `segments`. A segment has its
-        header and `parts`, as lists of pieces {text, ids, loss, kind}. With `row` -1, `lacks` has
-        the names of the tasks that the row does not have.
+        A dict with the row's location, its numbers of slots, and `segments`. A segment has the
+        values of its `segment_*` arrays, and `parts`: [{name, pieces: [{text, ids, loss, kind}]}].
+        If `row` is -1, `lacks` has the names of the tasks that have no segment in the row.
 
     Raises:
         ArgumentError: If the row does not exist or cannot be resampled.
@@ -95,7 +95,7 @@ def row_number(data: OpenedDataset, row: int) -> int:
 
 
 def row_of(data: OpenedDataset, number: int, epoch: int = 0) -> dict[str, Any]:
-    """Return the existing row `number` of an open dataset as plain values, in an epoch."""
+    """Return row `number` of an open dataset in an epoch, as `describe_row` does. It must exist."""
     shard, in_shard = data.location(number)
     data.local.fetch(shard_name(shard))
     stored = shard_in(data.local.folder, data.dataset.manifest, shard)
@@ -107,13 +107,13 @@ def row_of(data: OpenedDataset, number: int, epoch: int = 0) -> dict[str, Any]:
 def row_with(
     data: OpenedDataset, number: int, rebuilt: Sequence[str], epoch: int = 0
 ) -> dict[str, Any]:
-    """Return the description of a row whose shard has a local copy.
+    """Return a row as JSON-compatible values. Its shard must have a local copy.
 
     Args:
         data: The open dataset.
         number: Number of the row.
-        rebuilt: The result of rebuilding each segment of the row.
-        epoch: The epoch whose resampled row is described.
+        rebuilt: The result of `OpenedDataset.rebuilt` for the segments of the row.
+        epoch: The epoch for which the row is resampled.
     """
     dataset = data.dataset
     view = dataset.row(number, epoch)
@@ -132,7 +132,7 @@ def row_with(
 
 
 def _sides(dataset: Dataset, segments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return [used slots, length] of the encoder and decoder sequences, if rows have both."""
+    """Return {"encoder": [used slots, length], "decoder": …}, or {} if rows have one sequence."""
     if not dataset.encoder_length:
         return {}
     lengths = dataset.encoder_length, dataset.seq_length - dataset.encoder_length
@@ -142,7 +142,7 @@ def _sides(dataset: Dataset, segments: Sequence[Mapping[str, Any]]) -> dict[str,
 
 
 def location_of(data: OpenedDataset, number: int) -> dict[str, Any]:
-    """Return the location of row `number`."""
+    """Return the directory, shard, number and number in the shard of row `number`."""
     shard, in_shard = data.location(number)
     return {
         "directory": str(data.local.out),
@@ -185,15 +185,16 @@ def _row_of_most_tasks(local: LocalCopy, dataset: Dataset) -> int:
 
 
 def segment_of(data: OpenedDataset, row: Row, i: int, rebuilt: str) -> dict[str, Any]:
-    """Return segment i of a row as plain values.
+    """Return segment i of a row as JSON-compatible values.
 
-    They contain its header, and its parts as pieces {text, ids, loss, kind}.
+    The result has the values of its `segment_*` arrays, and its parts as pieces {text, ids, loss,
+    kind}.
 
     Args:
         data: The open dataset.
         row: The row.
         i: Index of the segment in the row.
-        rebuilt: The result of rebuilding the segment.
+        rebuilt: The result of `OpenedDataset.rebuilt` for the segment.
 
     Raises:
         DatasetError: If the segment's task or source is not in the manifest.
@@ -242,7 +243,7 @@ def segment_of(data: OpenedDataset, row: Row, i: int, rebuilt: str) -> dict[str,
         "rebuilt": rebuilt,
         "predicts": (
             "in place" if task["label_alignment"] == "same_slot" else "next"
-        ),  # `next_slot` predicts the next token.
+        ),  # With `next_slot`, a slot predicts the next token.
         "parts": [
             {
                 "name": name,
@@ -258,7 +259,7 @@ Part = tuple[str, np.ndarray, int, int]
 
 
 def _parts(row: Row, task: Mapping[str, Any], begin: int, end: int, prefix: int) -> list[Part]:
-    """Return the parts of a segment to show, as (name, tokens [T], first slot, end)."""
+    """Return the parts of a segment to show: (name, tokens of the row, first slot, end slot)."""
     if task["attention"] == "prefix":
         objective = find(task["objective"])
         in_order = objective is None or objective.supervised
@@ -280,9 +281,9 @@ def _pieces(
     media: Sequence[Mapping[str, Any]],
     first: int,
 ) -> list[dict[str, Any]]:
-    """Return the pieces of slots that start at slot `first` of the row.
+    """Return the tokens `ids` as pieces {text, ids, loss, kind}. They start at slot `first`.
 
-    A media span is one piece, which shows its ref.
+    A media span becomes one piece, and the text of this piece shows the span's ref.
     """
     pieces: list[dict[str, Any]] = []
     at = 0
@@ -327,7 +328,8 @@ STYLES = {SPECIAL: "bold cyan", BYTES: "yellow", "gap": "dim"}
 def print_row(row: Mapping[str, Any]) -> None:
     """Print the row as text.
 
-    A terminal gets its own width and colour. Other output is plain and 100 columns wide.
+    In a terminal, the output has colours and the terminal's width. Otherwise it is plain and 100
+    columns wide.
     """
     with page() as drawn:
         _draw(drawn, row)
@@ -407,7 +409,7 @@ def _stored_at(described: Mapping[str, Any]) -> str:
 
 
 def _printed(segments: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the first segments, and the first segment of each task that they do not have."""
+    """Return the first MOST_SEGMENTS segments, and the first segment of each further task."""
     printed = segments[:MOST_SEGMENTS]
     seen = {segment["task"] for segment in segments[:MOST_SEGMENTS]}
     for segment in segments[MOST_SEGMENTS:]:
@@ -467,7 +469,7 @@ def put_not_read(page: Page, segments: Sequence[Mapping[str, Any]]) -> None:
 
 
 def legend(marks: set[str], predicts: set[str]) -> str:
-    """Return the meaning of the marks that were printed."""
+    """Return one line that explains the printed marks."""
     what = " or ".join(
         {"next": "the next token", "in place": "its label"}[p] for p in sorted(predicts)
     )
@@ -499,14 +501,14 @@ def describe_segment(
         epoch: As in `describe_row`.
 
     Returns:
-        A dict with the row's location, epoch, segments (their number) and `segment`. In addition to
-        its keys in a row, the segment has these keys:
+        A dict with the row's location, its epoch and number of `segments`, and the `segment`. The
+        segment has the same keys as in `describe_row`, and these:
 
         - original: the document's tokens as pieces {text, ids, slots, kind}, or None
-        - not_restored: the reason if original is None, for example that the plan is not usable here
-        - fits: whether the tokens between the document's tokens agree with the header, or None
-        - spans: of span corruption, [{sentinel, tokens: [begin, end) of the document, input_slot,
-          target_slot, text}]
+        - not_restored: the reason if original is None, for example that the plan cannot be opened
+        - fits: whether the segment's special tokens agree with its `segment_*` arrays, or None
+        - spans: the spans of span corruption, [{sentinel, tokens: [begin, end) of the document,
+          input_slot, target_slot, text}]
 
     Raises:
         ArgumentError: If the row or the segment does not exist.
@@ -560,7 +562,7 @@ def _restored(
     )
     found = restore(plan, arrays, stored, only, epoch)
     slots = slots_of_tokens(plan, arrays, stored, only, found.ids, epoch)
-    # Without its special tokens in place, the slots of its tokens are unknown.
+    # If special tokens of the segment are missing, the slots of its tokens are unknown.
     if not found.fits[0] and (slots < 0).any():
         return {
             "original": None,
@@ -595,14 +597,14 @@ def _spans(
     body: int,
     start: int,
 ) -> list[dict[str, Any]]:
-    """Return the spans that the prefix replaces by a sentinel, with the sentinel's two slots.
+    """Return the spans that a sentinel replaces in the prefix, with both slots of the sentinel.
 
     Args:
         data: The open dataset.
         row: Tokens of the row, [seq_length].
         ids: Original tokens of the segment.
         slots: Slot of each original token.
-        inputs_end: End slot of the prefix.
+        inputs_end: First slot after the prefix.
         body: First slot after bos and mode token.
         start: Index of the segment's first token in the document.
     """
@@ -614,7 +616,7 @@ def _spans(
             input_slot = int(slots[begin - 1]) + 1 if begin else body
             target_slot = int(slots[begin]) - 1
             if not input_slot < inputs_end <= target_slot or row[input_slot] != row[target_slot]:
-                continue  # Text follows the prefix here.
+                continue  # No sentinel replaces these tokens. They only follow the prefix.
             (sentinel,) = data.texts.pieces([int(row[target_slot])])
             text = "".join(piece.text for piece in data.texts.pieces(ids[begin:end].tolist()))
             spans.append(
@@ -635,7 +637,8 @@ ORIGINAL = "original"
 def print_segment(described: Mapping[str, Any]) -> None:
     """Print the segment as text.
 
-    A terminal gets its own width and colour. Other output is plain and 100 columns wide.
+    In a terminal, the output has colours and the terminal's width. Otherwise it is plain and 100
+    columns wide.
     """
     with page() as drawn:
         _draw_segment(drawn, described)
@@ -691,9 +694,9 @@ def _draw_segment(page: Page, described: Mapping[str, Any]) -> None:
 
 
 def _differs(segment: Mapping[str, Any]) -> bool:
-    """Return whether the original adds information to the parts that are shown.
+    """Return whether the original tokens differ from the text of the parts that are shown.
 
-    It does not if they have the same text, or if they have it as labels.
+    The labels of same-position tasks are the original tokens, so the result is False for them.
     """
     if segment["predicts"] == "in place":
         return False

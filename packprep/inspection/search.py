@@ -1,9 +1,9 @@
 """Find the rows that contain a text, by decoding the original tokens of every segment.
 
 ```
-shard ─► tokens of the documents ─► bytes, by a table ─► finds ─► segment, tokens, slots, a snippet
-         the objectives' inverses   of all ids
+shard ─► original tokens ─► bytes ─► matches ─► segment, tokens, slots, a snippet
 ```
+The objectives are inverted to get the original tokens. A table gives the bytes of each token id.
 """
 
 import os
@@ -28,12 +28,12 @@ _CHARACTER_BYTES = 4
 
 
 class _Find(NamedTuple):
-    """A match.
+    """A match of the text in a segment.
 
     Attributes:
         segment: Index of the segment in the shard.
-        begin: First token of the match in the segment.
-        end: End of the match's tokens.
+        begin: Index in the segment of the first token of the match.
+        end: Index in the segment of the token after the match.
         before: The text before the match.
         after: The text after the match.
         ids: The segment's original tokens.
@@ -50,22 +50,23 @@ class _Find(NamedTuple):
 def describe_matches(
     directory: str | os.PathLike | Folder, text: str, limit: int
 ) -> dict[str, Any]:
-    """Return the rows that contain a text as plain values.
+    """Find the rows that contain a text, and return the matches as JSON-compatible values.
 
-    The text is searched exactly, in the text of each segment's original tokens. A text that
-    continues in another segment is not found.
+    The search is exact, in the text of each segment's original tokens. A text that continues in
+    another segment is not found.
 
     Args:
         directory: Directory or URL of the dataset.
-        text: The text.
+        text: The text to search for.
         limit: Maximum number of matches to describe. The counts include all matches.
 
     Returns:
         A dict with these keys:
 
         - directory, text, shards
-        - segments, tokens: numbers that were searched
-        - found, matching_segments, matching_rows: numbers of all matches
+        - segments, tokens: numbers of searched segments and tokens
+        - found, matching_segments, matching_rows: numbers of matches, and of segments and rows with
+          a match
         - matches: [{row, segment, shard, task, source, file, document, repeat, tokens: [begin, end)
           of the document, slots: [[begin, end)] of the row, before, match, after}]
 
@@ -154,7 +155,10 @@ def _finds(
 
 
 def _around(whole: bytes, low: int, at: int, end: int, high: int) -> tuple[str, str]:
-    """Return the characters before and after whole[at:end] in the segment whole[low:high]."""
+    """Return at most SNIPPET characters on each side of whole[at:end].
+
+    The characters come from the segment whole[low:high].
+    """
     begin = max(low, at - _CHARACTER_BYTES * SNIPPET)
     stop = min(high, end + _CHARACTER_BYTES * SNIPPET)
     while begin > low and begin < at and whole[begin] & 0xC0 == 0x80:
@@ -192,7 +196,7 @@ def _match(
 
 
 def _ranges(slots: np.ndarray) -> list[list[int]]:
-    """Return slots as half-open ranges in order: [3 4 5 9] is [[3, 6], [9, 10]].
+    """Return slots as half-open ranges: [3 4 5 9] becomes [[3, 6], [9, 10]].
 
     Slots of −1 are skipped.
     """
@@ -212,8 +216,8 @@ OPEN, CLOSE = "»", "«"
 def print_matches(described: Mapping[str, Any]) -> None:
     """Print the matches as text.
 
-    A terminal gets its own width and colour. Other output is plain and has the match between » and
-    «.
+    In a terminal, the output has colours and the terminal's width. Otherwise it is plain, and each
+    match is between » and «.
     """
     with page() as drawn:
         _draw(drawn, described)
@@ -265,7 +269,7 @@ def _draw(page: Page, described: Mapping[str, Any]) -> None:
 
 
 def _snippet(page: Page, match: Mapping[str, Any]) -> Text:
-    """Return the match with the same amount of text on both sides, to fit a line."""
+    """Return one line with the match and the same amount of text on both sides."""
     marked = visible(match["match"])
     room = max((page.width - 2 - len(marked) - 2) // 2, 12)
     before, after = visible(match["before"])[-room:], visible(match["after"])[:room]

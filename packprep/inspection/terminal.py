@@ -48,8 +48,8 @@ class Page:
     def wrap(self, text: Text | str, style: str = "", indent: int = 0) -> None:
         """Print a text, wrapped at spaces to the width of the terminal.
 
-        Lines after the first are indented by `indent` cells. Other output gets one line, for tools
-        like grep.
+        Lines after the first are indented by `indent` cells. If the output is not a terminal, the
+        text is printed as one line, for tools like grep.
         """
         text = _showing(text, style)
         if not self.in_colour or text.cell_len <= self.width:
@@ -62,16 +62,16 @@ class Page:
             self.put(Text(" " * indent) + _without_end(line))
 
     def facts(self, facts: Sequence[tuple[str, str]], style: str = "") -> None:
-        """Print a name and its text per line, aligned."""
+        """Print one line per fact: its name, and its text in an aligned column."""
         gutter = max((cell_len(name) for name, _ in facts), default=0) + 2
         for name, text in facts:
             self.wrap(Text().append(f"{name:<{gutter}}", NAME).append(text, style), indent=gutter)
 
     def table(self, head: Sequence[str], lines: Sequence[Sequence[str]], text_columns: int) -> None:
-        """Print lines under their head.
+        """Print a table with the column names `head` and the rows `lines`.
 
-        The first `text_columns` columns are aligned to the left, and numbers to the right. In a
-        terminal that is too narrow, each line becomes a paragraph.
+        The first `text_columns` columns are aligned to the left, and the other columns to the
+        right. If the terminal is too narrow, each row becomes a paragraph.
         """
         lines = [[visible(cell) for cell in line] for line in lines]
         widths = [max(cell_len(line[i]) for line in [head, *lines]) for i in range(len(head))]
@@ -147,9 +147,9 @@ class Page:
 
 
 def _showing(text: Text | str, style: str) -> Text:
-    """Return the text with all characters made visible.
+    """Return the text with invisible characters replaced by visible ones, in `style`.
 
-    It gets `style` instead of its own styles if a character had to be replaced.
+    A `Text` without such characters keeps its own styles.
     """
     plain = visible(text if isinstance(text, str) else text.plain)
     return text if isinstance(text, Text) and text.plain == plain else Text(plain, style)
@@ -164,7 +164,7 @@ def _without_end(line: Text) -> Text:
 def page() -> Iterator[Page]:
     """Yield a page, and write it to stdout at the end.
 
-    The output is written at once, so a closed pipe raises its error where other output would.
+    The page is written by one call of sys.stdout.write, so a closed pipe raises its error here.
     """
     console = Console(highlight=False)
     drawn = Page(console)

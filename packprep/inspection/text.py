@@ -95,14 +95,14 @@ def _belong_together(before: str, shown: str) -> bool:
 
 
 def shortened(lines: Sequence[list[Unit]], by_turn: bool = False) -> list[list[Unit]]:
-    """Return the lines, or if there are more than MOST_LINES the first and last of them.
+    """Return all lines, or only the first and last lines if there are more than MOST_LINES.
 
     "… N tokens …" replaces each omitted run of lines.
 
     Args:
         lines: The lines.
-        by_turn: Whether to keep lines near the start or end of trained tokens, too. At most
-            MOST_TURN_LINES of them are kept.
+        by_turn: Whether to also keep at most MOST_TURN_LINES lines near changes between trained and
+            untrained tokens.
     """
     if len(lines) <= MOST_LINES:
         return list(lines)
@@ -122,9 +122,9 @@ def shortened(lines: Sequence[list[Unit]], by_turn: bool = False) -> list[list[U
 
 
 def _turn_lines(lines: Sequence[list[Unit]]) -> Iterator[int]:
-    """Yield the line numbers around each start and end of trained tokens, ascending.
+    """Yield the numbers of lines near changes between trained and untrained tokens, ascending.
 
-    They are the lines before, at and after it.
+    For each change, these are the lines of the tokens before and after it, and the next line.
     """
     before, at, last = "", 0, -1
     for i, line in enumerate(lines):
@@ -162,7 +162,7 @@ def wrapped(units: Sequence[Unit], width: int) -> Iterator[list[Unit]]:
 
 
 def clipped(text: str, most: int) -> str:
-    """Return the text, or its first and last characters if it has more than `most`."""
+    """Return the text, with "…" instead of its middle if it has more than `most` characters."""
     return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - most // 2 :]}"
 
 
@@ -179,7 +179,9 @@ def size_of(n_bytes: int) -> str:
 
 
 def sides_in_words(fill: Mapping[str, Any]) -> str:
-    """Return how full encoder and decoder sequences are, or "" if rows have one sequence.
+    """Return a text that says how full encoder and decoder sequences are.
+
+    The text is empty if rows have one sequence.
 
     Args:
         fill: `utilisation` of a forecast or a summary.

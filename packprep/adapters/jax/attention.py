@@ -90,8 +90,8 @@ def dense_mask(
 def _runs(segment_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return (begin, end) of the run of equal ids around each slot, shaped as the ids.
 
-    Each run of padding is a segment here. It attends to itself, so that distant blocks of padding
-    have no pairs in common.
+    Each run of padding is a segment here, and attends only to itself. So a query block and a key
+    block in distant runs of padding have no pairs to compute.
     """
     slots = jnp.arange(segment_ids.shape[-1], dtype=jnp.int32)
     return boundaries.runs(
@@ -202,7 +202,7 @@ def splash_kernel(
         segment_ids: int[T].
         prefix_ends: int[T], or None for causal attention.
         block: Slots per block.
-        interpret: Whether to run without a TPU, slowly.
+        interpret: Whether to run the slow interpreter instead of a TPU kernel.
         key_segment_ids: int[K], for cross attention.
 
     Returns:
@@ -293,15 +293,16 @@ def splash_attention(
         prefix_ends: int[B, T], or None for causal attention.
         scale: Factor of the logits, by default 1/√head_dim.
         block: Slots per block, a multiple of 128 that divides T and K.
-        interpret: Whether to run without a TPU, slowly. The default is to do so without a TPU.
+        interpret: Whether to run the slow interpreter instead of a TPU kernel. The default is True
+            unless the backend is a TPU.
         key_segment_ids: int[B, K], for cross attention.
 
     Returns:
         float[B, T, heads, head_dim].
 
     Raises:
-        ArgumentError: If `block` is not such a multiple, or if prefix_ends and key_segment_ids are
-            both given.
+        ArgumentError: If `block` is not a multiple of 128 that divides T and K, or if prefix_ends
+            and key_segment_ids are both given.
 
     Example:
         output = splash_attention(query, key, value, batch["segment_ids"], batch["prefix_ends"])

@@ -1,7 +1,7 @@
 """Read packprep's batches as a Grain dataset, with their exact state in Grain's checkpoints.
 
-Grain also takes the result of `open_dataset` as a random-access source. Order and state are Grain's
-in that case.
+Grain also takes the result of `open_dataset` as a random-access source. Grain then determines the
+order and the state.
 """
 
 import os

@@ -56,8 +56,8 @@ segment ids.
 
 NAMES = {
     "maxtext": MAXTEXT_NAMES,
-    # These are the fields of GrugLmExample. Its loss_weight is at the predicting slot, and the ids
-    # go into its attn_mask.
+    # These are the fields of GrugLmExample. Its loss_weight belongs to the predicting slot. Pass
+    # the segment ids to its attn_mask.
     "levanter": {
         "tokens": "tokens",
         "loss_weight": "loss_weights",
@@ -67,7 +67,7 @@ NAMES = {
     # T5X uses these names for rows with an encoder and a decoder sequence.
     "seqio": {name: name for name in encoder_decoder.NAMES},
 }
-"""Columns by the names of each trainer. A column that it does not name keeps its own name."""
+"""Naming scheme → (name in the batch → column). Other columns keep their own names."""
 
 
 class _Form(NamedTuple):
@@ -76,7 +76,7 @@ class _Form(NamedTuple):
     names: Mapping[str, str]  # name in the batch → column
     max_segments: int | None
     prefix_bidirectional: bool
-    noised_alone: bool  # batches hold x_t without x_0, in rows half as long
+    noised_alone: bool  # batches hold only x_t of block diffusion, in rows half as long
     is_split: bool  # batches hold the arrays of an encoder and a decoder
 
 
@@ -151,7 +151,7 @@ class Loader:
             epochs of the rows). The arrays cover this process' share of the step.
         """
         n_rows, size = len(self.dataset), self.batch_size // self.world_size
-        # The steps stay within one epoch's length, because the order of each epoch costs again.
+        # At most one epoch is drawn at a time, because computing the order of an epoch is costly.
         n_steps = max(1, min(_STEPS_AHEAD, n_rows // self.batch_size))
         steps = [
             order.samples_of_step(begin, k, size, self.rank, self.world_size)
@@ -522,12 +522,12 @@ def _is_token(name: str) -> bool:
 
 
 def _noised_alone(batch: Mapping[str, np.ndarray], pad_id: int) -> dict[str, np.ndarray]:
-    """Return only the first of each segment's two copies, x_t, [n_rows, T // 2] per column.
+    """Return only x_t, the first half of each segment, as columns [n_rows, T // 2].
 
-    A segment's new start is half of its old start.
+    A segment's new start is half of its old start. For segments of 3 and 2 tokens:
 
-        segment_ids   1  1  1  1  1  1  .  .  2  2  2  2        two copies of 3, and of 2
-        of them       1  1  1  .  2  2
+        segment_ids before   1  1  1  1  1  1  .  .  2  2  2  2
+        segment_ids after    1  1  1  .  2  2
     """
     ids = batch["segment_ids"]
     n_rows, length = ids.shape

@@ -12,7 +12,7 @@ from packprep.errors import ArgumentError
 # Only MaxText asks for these columns.
 TRAINED_SEGMENT_IDS = "trained_segment_ids"  # segment_ids where loss_mask is not 0, elsewhere 0
 TRAINED_SLOTS = "trained_slots"  # loss_mask as int32
-NOISED_SLOTS = "noised_slots"  # 1 where a same-position segment holds another token than its text
+NOISED_SLOTS = "noised_slots"  # 1 where the token of a same-position segment is not its original
 
 MAXTEXT_NAMES = {
     "inputs": "tokens",
@@ -22,7 +22,7 @@ MAXTEXT_NAMES = {
     "targets_position": "position_ids",
     "targets_segmentation": TRAINED_SEGMENT_IDS,
 }
-"""packprep's columns by MaxText's names.
+"""MaxText's name of an array → packprep's column.
 
 MaxText trains where targets_segmentation is not 0, and reads no weights.
 """
@@ -106,7 +106,8 @@ def check_maxtext(
 def _check_blocks(dataset: Dataset | Mixture, tasks: Sequence[StoredTask]) -> None:
     """Check that one causal_block_size serves all tasks and segments.
 
-    Each x_t, in rows half as long, must start with a block.
+    MaxText reads rows that contain only x_t, the first half of each segment. In such a row, each
+    segment must start at a block boundary.
 
     Raises:
         ArgumentError: If the tasks' blocks differ, or if a segment may start inside a block.

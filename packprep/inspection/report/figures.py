@@ -1,4 +1,4 @@
-"""Count header columns and slots of shards, and draw the histograms as charts with tables.
+"""Count lengths, spans and noise of shards, and draw them as charts with tables.
 
 ```
 shard ─► columns of all its segments ─► lengths of documents and segments, fill of rows
@@ -27,7 +27,7 @@ from packprep.objectives.objective import Task
 from packprep.restoring import restore, slots_of_tokens, stored_segments
 
 CHUNK_SLOTS = 1 << 22
-"""Slots that are processed at a time."""
+"""Number of slots that are processed at a time."""
 LEVEL_BINS = 20
 LENGTHS = np.unique(np.rint(2.0 ** (np.arange(64) / 2)).astype(np.int64))
 """Lower bound of each bin of lengths, with two bins per octave."""
@@ -41,24 +41,24 @@ DWARFS = 8
 """The scale is logarithmic if the highest bar is more than this many times the second."""
 
 Tick = tuple[float, str]
-"""(position, text) below a chart. The position counts bins from the left end of the first."""
+"""(position, text) of a label below a chart. Position 1.5 is the middle of the second bin."""
 
 
 class Columns(NamedTuple):
-    """Some rows of a shard: flat slots, and the segments in them, [m] each.
+    """The slots of some rows of a shard as flat arrays, and the m segments in these rows.
 
     Attributes:
         tokens: Tokens of the slots.
         labels: Labels of the slots, or the tokens if the shard has no labels.
         loss: Loss mask of the slots.
-        at: First flat slot of each segment, int64.
-        slots: Number of slots, int64.
-        task: Task of each segment.
-        n: Number of content tokens, int64.
-        start: Index of the first token in the document.
-        prefix: Prefix of each segment, int64.
-        level: Noise level, float32.
-        trainable: 1 for slots inside trained ranges, flat uint8, or None if the shard has no
+        at: Index of the first slot of each segment in the flat arrays, int64[m].
+        slots: Number of slots of each segment, int64[m].
+        task: Task of each segment, [m].
+        n: Number of content tokens of each segment, int64[m].
+        start: Index in the document of each segment's first token, [m].
+        prefix: Number of prefix slots of each segment, int64[m].
+        level: Noise level of each segment, float32[m].
+        trainable: 1 for slots inside trained ranges, uint8, or None if the shard has no trained
             ranges.
         block_level: Noise level of each block, float32[blocks].
         block_offsets: First block of each segment, int64[m + 1].
@@ -81,10 +81,12 @@ class Columns(NamedTuple):
 
 @dataclass
 class Levels:
-    """Same-position noise of one task, in LEVEL_BINS equal parts of the task's range of levels.
+    """Counts for the same-position noise of one task, by noise level, int64[LEVEL_BINS] each.
+
+    The bins are equal parts of the task's range of noise levels.
 
     Attributes:
-        units: Number of segments, or of blocks.
+        units: Number of segments, or of blocks if each block has its own level.
         candidates: Number of candidate slots.
         corrupted: Number of corrupted slots.
     """
@@ -95,7 +97,7 @@ class Levels:
 
 
 class Figures:
-    """Counts over the added shards: int64[tasks] arrays, and histograms over the bins above."""
+    """Counts over the added shards: arrays with one value per task, and histograms."""
 
     def __init__(self, manifest: Manifest, plan: Plan):
         self.manifest, self.plan, self.tasks = manifest, plan, plan.tasks
@@ -108,13 +110,13 @@ class Figures:
         self.fill = np.zeros(len(FILLS), np.int64)
         self.task_slots, self.task_trained = np.zeros(tasks, np.int64), np.zeros(tasks, np.int64)
         self.levels: dict[int, Levels] = {}
-        # Task → number of runs of k neighbouring tokens after the prefix of their segment, by k.
+        # Task → array with the number of spans of k tokens at index k. See `_add_spans`.
         self.spans: dict[int, np.ndarray] = {}
 
     def add(self, shard: Shard, most_slots: int) -> None:
-        """Count a shard, and the slots of its first rows.
+        """Count the segments of a shard, and the slots of its first rows.
 
-        At most `most_slots` slots are counted, but at least one row.
+        At most `most_slots` slots are counted, or one row if a row has more slots.
         """
         arrays, length = shard.arrays, shard.seq_length
         self.shards += 1
@@ -155,14 +157,15 @@ class Figures:
                 self._add_spans(shard, stored, t, which)
 
     def _before(self, task: Task, c: Columns, which: np.ndarray) -> np.ndarray:
-        """Return the number of slots of bos and mode token, int64."""
+        """Return the number of slots for bos and mode token in each chosen segment, int64[k]."""
         bos = bool(self.manifest["recipe"]["documents"]["prepend_bos"])
         return ((c.start[which] == 0) & bos).astype(np.int64) + task.mode
 
     def _add_spans(self, shard: Shard, stored: Segments, t: int, chosen: np.ndarray) -> None:
-        """Count the spans of segments: runs of tokens whose slots are after the prefix.
+        """Count the spans of the chosen segments by length.
 
-        Segments that cannot be inverted are skipped.
+        A span is a run of neighbouring document tokens that are stored after the prefix. Segments
+        that cannot be inverted are skipped.
         """
         arrays = shard.arrays
         restored = restore(self.plan, arrays, stored, chosen)
@@ -180,10 +183,10 @@ class Figures:
         self.spans[t] = _added(self.spans.get(t, np.zeros(0, np.int64)), np.bincount(runs))
 
     def _add_noise(self, t: int, task: Task, c: Columns, which: np.ndarray) -> None:
-        """Count the noise of segments by level.
+        """Count the candidate and the corrupted slots of one task's segments, by noise level.
 
         Candidates are the slots that resampling may change: the body, and eos unless noise_eos is
-        off. Prompts and mask tokens of the text itself are not candidates.
+        off. Prompts, and mask tokens that are part of the text, are not candidates.
         """
         parameters, copies = task.parameters, task.objective.copies
         any_token, has_blocks = SCHEDULES[task.objective.name].any_token(parameters), copies > 1
@@ -191,7 +194,7 @@ class Figures:
         count = half - before
         if not parameters.get("noise_eos", True) and (c.trainable is None or has_blocks):
             count = np.minimum(count, c.n[which])
-        # Blocks have their own levels, and a copy of the body has the original tokens.
+        # In block diffusion, the second half of a segment has the original tokens.
         begins = c.at[which] + before
         level, ends, originals = c.level[which], begins + count, c.labels
         if has_blocks:
@@ -225,13 +228,14 @@ class Figures:
 def _levels_of_blocks(
     c: Columns, which: np.ndarray, length: int, bodies: tuple[np.ndarray, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the level, begin and end of each block of some segments.
+    """Return the noise level, first slot and end slot of each block of some segments.
 
     Args:
         c: The columns of the rows.
         which: The segments, int64[k].
-        length: Slots of a block.
-        bodies: First slot of each segment's body in the segment, and the slot after its candidates.
+        length: Number of slots of a block.
+        bodies: First slot of each segment's body, and the slot after its last candidate. Both count
+            from the start of the segment.
     """
     assert c.block_level is not None and c.block_offsets is not None
     blocks, first_block = np.diff(c.block_offsets)[which], c.block_offsets[which]
@@ -320,9 +324,9 @@ def _columns(shard: Shard, manifest: Manifest, rows: range) -> Columns:
 
 
 def _sums(values: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Return the sum of values[begin : end] of each pair, int64[m].
+    """Return the sum of values[begins[i] : ends[i]] for each i, int64[m].
 
-    The pairs are ascending and do not overlap.
+    The ranges must be ascending and must not overlap.
     """
     if not len(begins):
         return np.zeros(0, np.int64)
@@ -332,19 +336,19 @@ def _sums(values: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarra
 
 
 MOST_TASKS = 24
-"""Maximum number of tasks of one kind that have charts."""
+"""Maximum number of tasks with charts of spans, and of tasks with charts of noise."""
 SPAN_BINS = 34
 
 
 class Chart(NamedTuple):
-    """A chart with its texts.
+    """A chart with its title, note and table.
 
     Attributes:
         title: The title.
         note: A text below the title.
         svg: The drawing.
-        head: Head of the table.
-        rows: The numbers of the chart as a table.
+        head: Column names of the table.
+        rows: Rows of the table, which has the numbers of the chart.
     """
 
     title: str
@@ -547,10 +551,10 @@ def chart(
     Args:
         values: The values.
         ticks: (position, text) of labels below the bars.
-        lines: (value, text) of horizontal lines. The last one should be above all bars.
+        lines: (value, text) of horizontal lines. The last line should be above all bars.
         words: Description of the chart for screen readers.
         says: Text of each bin, shown when the pointer is on it.
-        log: Whether heights are logarithms, which start at one half.
+        log: Whether the scale is logarithmic. A bar of value ½ then has height 0.
     """
     most = max([lines[-1][0], *values], default=0.0) or 1.0
     step = 100 / max(len(values), 1)
@@ -575,7 +579,7 @@ def chart(
         )
         parts.append(Markup('<g class="bin" data-says="{}">{}{}</g>').format(text, ground, bar))
     parts.append(Markup('<line class="axis" x2="100%" y1="{0}" y2="{0}"/>').format(BOTTOM))
-    # Put the text where the bars are lower.
+    # Put the texts of the lines on the side where the bars are lower.
     side = Markup('x="100%" text-anchor="end"') if log and values[0] > values[-1] else ""
     value_text = Markup('<text class="value" {} y="{:.1f}">{}</text>')
     parts += [value_text.format(side, y(value) - 5, text) for value, text in lines]
@@ -593,9 +597,9 @@ def chart(
 
 
 def meter(share: float | None, wanted: float | None = None) -> Markup:
-    """Return a bar for a share of 1, with a mark at the wanted share.
+    """Draw a share between 0 and 1 as a bar, with a mark at the wanted share.
 
-    The page prints the numbers.
+    The drawing has no text, because the page prints the numbers.
     """
     parts = [Markup('<rect class="track" width="100" height="8"/>')]
     if share:
@@ -612,7 +616,7 @@ def meter(share: float | None, wanted: float | None = None) -> Markup:
 
 
 def stack(parts: Sequence[tuple[str, float]], words: str) -> Markup:
-    """Return one bar of several (class, share of 1), from left to right."""
+    """Draw one bar from several parts (CSS class, share between 0 and 1), from left to right."""
     drawn, x = [], 0.0
     for kind, share in parts:
         drawn.append(
