@@ -122,7 +122,7 @@ class Form:
         self.columns = tuple(dict.fromkeys((*wanted, *needed)))
 
     def arrays(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
-        """Return `batch` in the layout, with the results of `batch_sums`. Arrays stay NumPy arrays."""
+        """Return `batch` in the layout, as NumPy arrays, with the results of `batch_sums`."""
         sums = batch_sums(batch) if "loss_mask" in batch else {}
         if self.ignore_index is not None:
             for name in MASKS.keys() & batch.keys():

@@ -324,7 +324,7 @@ def _named(
     attention: str,
     max_segments: int | None,
 ) -> dict[str, str]:
-    """Return a dict from each name in the batch to its column.
+    """Return a dict that maps the name of each array in the batch to packprep's column.
 
     Args:
         tasks: The tasks of all datasets.
@@ -333,9 +333,6 @@ def _named(
         names: Naming scheme, as in `loader`.
         attention: Attention path, as in `loader`.
         max_segments: As in `loader`.
-
-    Returns:
-        The columns by their names in the batch.
     """
     if columns is not None:
         own = list(columns)
