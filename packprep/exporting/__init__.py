@@ -3,7 +3,7 @@
 Each export is an entry of EXPORTS and a file `packprep/exporting/NAME.py`.
 
 ```
-check ─► write ─► located ─► said    refusals; files; their places, and how to use them
+check: refuse ─► write: files ─► located: full paths ─► said: text for the user
 ```
 """
 
@@ -19,7 +19,7 @@ from packprep.errors import RecipeError
 class Export:
     """A format that datasets are exported to.
 
-    Its file is imported on demand and has these functions:
+    Its module is imported on demand and has these functions:
 
     - `check(exporting)` raises RecipeError for a dataset that cannot be exported, and prints a
       warning for information that the export loses.
@@ -30,10 +30,10 @@ class Export:
     - `said(receipt)` returns lines that describe the result and the trainer's options.
 
     Attributes:
-        files: The kind of files, in one or two words for `--help`.
-        option: The option that selects a form, or "" without one.
-        choices: The values of the option and their descriptions. The first is the default.
-        weighted: The choices that have loss_weights. It contains "" for an export without choices.
+        files: The kind of files, in a few words for `--help`.
+        option: The option that selects a form, or "" if there is only one form.
+        choices: The values of the option and their descriptions. The first value is the default.
+        weighted: The choices that store loss_weights, or ("",) if an export without choices does.
     """
 
     files: str
@@ -65,12 +65,12 @@ EXPORTS = {
 
 
 def export_module(name: str) -> Any:
-    """Import the file of an export, with `check`, `write`, `said`, and perhaps `located`."""
+    """Import and return the module of an export. See `Export` for its functions."""
     return import_module(f"{__name__}.{name}")
 
 
 def exports_with(option: str) -> str:
-    """Return the command-line arguments of the exports that have an option."""
+    """Return the command-line arguments that select the exports with an option."""
     return (
         " or ".join(f"--to {name}" for name, export in EXPORTS.items() if export.option == option)
         or "no export"

@@ -2,7 +2,7 @@
 
     empty ─► .export-begun.json ─► files, each written atomically ─► .export.json only
 
-Both notes name the dataset and the form, so that a folder contains only one export. The same
+Both JSON files name the dataset and the form, so that a folder contains only one export. The same
 command resumes an interrupted export. A shard is compared with its digest before anything is read
 from it.
 """
@@ -149,11 +149,12 @@ def folders_to_export(
 ) -> list[tuple[str, str]]:
     """Return each dataset to export with its output folder.
 
-    The output folder is `out`, or `out`/seq_N for each row length of a folder with several.
+    The output folder of a single dataset is `out`. If `directory` has datasets of several row
+    lengths, their output folders are `out`/seq_N.
 
     Raises:
-        RecipeError: If `out` is inside a folder of several row lengths. Also if these lengths have
-            only parts of documents and the form is documents.
+        RecipeError: If `out` is inside a folder of several row lengths. Also if documents are
+            exported, but each dataset has only parts of them.
     """
     source = folder_at(directory)
     lengths = [] if source.exists(MANIFEST_NAME) else lengths_in(source)
@@ -279,10 +280,10 @@ def sound_manifest(local: LocalCopy) -> Manifest:
 
 @contextmanager
 def sound_shard(local: LocalCopy, manifest: Manifest, number: int) -> Iterator[Shard]:
-    """Yield a shard, which stays on this machine until the context ends.
+    """Compare a shard with its digest, and yield it. Its local copy exists until the context ends.
 
     Raises:
-        DatasetError: If it is missing or differs from its digest in the manifest.
+        DatasetError: If the shard is missing or differs from its digest in the manifest.
     """
     name, entry = shard_name(number), manifest["shards"][number]
     with local.fetched(name):
@@ -304,10 +305,10 @@ def sound_shard(local: LocalCopy, manifest: Manifest, number: int) -> Iterator[S
 
 
 def plan_of(local: LocalCopy, manifest: Manifest) -> Plan:
-    """Fetch the plan of a dataset, with its tokenizer, and return it.
+    """Fetch plan.json and tokenizer.json of a dataset, and return the plan.
 
     Raises:
-        PlanError: If it is not the plan that built the dataset.
+        PlanError: If plan.json is not the plan that built the dataset.
     """
     local.fetch(PLAN_NAME, TOKENIZER_NAME, REMOVED_NAME)
     plan = open_plan(local.folder)
@@ -321,7 +322,7 @@ def plan_of(local: LocalCopy, manifest: Manifest) -> Plan:
 
 
 def restored(plan: Plan, manifest: Manifest, shard: Shard) -> RestoredDocuments:
-    """Return the documents of a shard, by source.
+    """Return the documents of a shard, sorted by source.
 
     Raises:
         DatasetError: If a document's source is not in the manifest.
@@ -348,9 +349,12 @@ def say_what_documents_lack(exporting: Exporting) -> None:
 
 
 def files_of_rows(manifest: Manifest, slots: int) -> list[list[range]]:
-    """Return the rows of each file, by shard, with about `slots` slots per file.
+    """Divide the rows of each shard into files of about `slots` slots.
 
     Each shard has at least one file.
+
+    Returns:
+        A list for each shard, with the range of rows of each file.
     """
     most = max(1, slots // manifest["seq_length"])
     rows = [entry["rows"] for entry in manifest["shards"]]
@@ -358,20 +362,17 @@ def files_of_rows(manifest: Manifest, slots: int) -> list[list[range]]:
 
 
 def standing_export(out: Folder, identity: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the receipt of a complete export in `out`, or None if it must be written.
+    """Return the receipt of a complete export in `out`, or None if the export must be written.
 
-    In the latter case, `out` has a note that the export has started.
+    If the export must be written, `out` contains .export-begun.json afterwards.
 
     Args:
         out: Output folder.
         identity: The entries that identify this export.
 
-    Returns:
-        The receipt or None.
-
     Raises:
         RecipeError: If the folder has other contents.
-        DatasetError: If one of its notes is invalid.
+        DatasetError: If .export.json or .export-begun.json is invalid.
     """
     for name in (RECEIPT, BEGUN):
         found = _read(out, name)
@@ -401,7 +402,7 @@ def standing_export(out: Folder, identity: Mapping[str, Any]) -> dict[str, Any] 
 
 
 def finish(out: Folder, receipt: Mapping[str, Any]) -> None:
-    """Write the receipt, the last file of an export."""
+    """Write the receipt, which is the last file of an export, and remove .export-begun.json."""
     out.write(RECEIPT, [encode(receipt)])
     _tidy_up(out)
 

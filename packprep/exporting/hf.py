@@ -1,7 +1,7 @@
 """Export a dataset in the format of Hugging Face `datasets`, for `load_from_disk`.
 
     data-NNNNN-of-NNNNN.arrow   rows in order, in Arrow's streaming format, uncompressed
-    README.md                   the data card, and what the columns are
+    README.md                   the data card, with a description of the columns
     dataset_info.json           the features
     state.json                  the list of files, and the fingerprint
 
@@ -50,10 +50,10 @@ class Form(NamedTuple):
     """The form that one trainer reads.
 
     Attributes:
-        columns: Names of `_HOLDS`.
+        columns: Names of the columns, which are keys of `_HOLDS`.
         filled: Whether rows are filled up to seq_length. Otherwise they are as long as their
             segments.
-        told: The trainer's options for this folder, which keep segments apart.
+        told: Text with the trainer's options for this folder. They keep segments apart.
     """
 
     columns: tuple[str, ...]
@@ -115,7 +115,7 @@ rows = load_from_disk("FOLDER")  # a copy of this folder
 
 
 def check(exporting: Exporting) -> None:
-    """Check that a trainer with shifted labels and causal attention can train the dataset.
+    """Check that a trainer that shifts labels and attends causally can train the dataset.
 
     Raises:
         RecipeError: If a task needs another attention pattern or predicts the same position.
@@ -256,7 +256,7 @@ def _schema(manifest: Manifest, shard: int, rows: range, trainer: str) -> pa.Sch
 
 
 def _standing(out: Folder, name: str, schema: pa.Schema, rows: int) -> Any | None:
-    """Return the bytes of a file that an interrupted export completed, or None for other files."""
+    """Return the bytes of file `name` if an interrupted export completed it, otherwise None."""
     if not out.exists(name):
         return None
     data = out.read(name)

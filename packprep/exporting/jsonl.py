@@ -41,8 +41,8 @@ from packprep.format.json_files import PLAN_NAME, REMOVED_NAME, TOKENIZER_NAME
 from packprep.storage import Folder, LocalCopy
 from packprep.tokenizer.texts import ByteTable, TokenTexts, texts_of_dataset
 
-# For each count of the receipt: the bytes that are counted in the lines, and a description. The
-# bytes cannot occur inside a text, because quotes are escaped there.
+# Name of a count in the receipt → (bytes to count in the lines, text of a warning). The bytes
+# cannot occur inside a text, because JSON escapes the quotes of a text.
 _MARKS = {
     "not_exact": (
         b'"exact":false',
@@ -120,7 +120,7 @@ def _texts(local: LocalCopy, manifest: Manifest) -> tuple[TokenTexts, ByteTable]
 
 
 def _files(local: LocalCopy) -> list[str]:
-    """Return the names of the corpus' files in the order of segment_file; none without a plan."""
+    """Return the names of the source files, indexed by segment_file, or [] without a plan."""
     plan = stored_plan(local.folder)
     return [file["name"] for file in plan["files"]] if plan else []
 
@@ -132,7 +132,7 @@ def _origin(
     segments: np.ndarray,
     path: str,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the origin of each of some segments of a shard.
+    """Yield {source, file, position, use, start} for each of the given segments of a shard.
 
     Raises:
         DatasetError: If a segment's source is not in the manifest.

@@ -39,17 +39,17 @@ from packprep.storage import Folder, LocalCopy
 FILE_SLOTS = 1 << 22
 """Approximate number of slots per file.
 
-A slot takes 17 to 29 bytes. A file is near the 64 MiB of streaming's writer, because a trainer
-fetches whole files.
+A slot takes 17 to 29 bytes. A file has about 64 MiB, as with streaming's own writer, because a
+trainer fetches whole files.
 """
 INDEX, HASH = "index.json", "xxh3_128"
 
 
 def columns_of(manifest: Manifest) -> dict[str, np.dtype]:
-    """Return each column's dtype, in the order of names.
+    """Return the name → dtype of each column, sorted by name.
 
-    These are the loader's columns. loss_weights are omitted if all are 1, and prefix_ends and
-    block_lengths if no task needs them.
+    The columns are the loader's. loss_weights is omitted if all weights are 1. prefix_ends and
+    block_lengths are omitted if no task needs them.
     """
     tasks = drawn_tasks(manifest)
     rules = [RULES[task["attention"]] for task in tasks]
@@ -98,7 +98,7 @@ def said(result: Mapping[str, Any]) -> list[str]:
 
 
 def _columns_as_stored(manifest: Manifest) -> dict[str, Any]:
-    """Return the description of the columns in a file and in its index entry."""
+    """Return the description of the columns, for each .mds file and for its entry in index.json."""
     columns, length = columns_of(manifest), manifest["seq_length"]
     return {
         "column_encodings": [f"ndarray:{dtype.name}:{length}" for dtype in columns.values()],
@@ -147,7 +147,7 @@ def _setup(local: LocalCopy, manifest: Manifest, out: Folder, ranges: list[list[
 
 
 def _standing(out: Folder, name: str, before: bytes, size: int) -> bytes | None:
-    """Return the bytes of a file that an interrupted export completed, or None for other files."""
+    """Return the bytes of file `name` if an interrupted export completed it, otherwise None."""
     if out.size(name) != size:
         return None
     data = out.read(name)

@@ -1,8 +1,8 @@
 """Export a dataset as Megatron-core's indexed datasets, as documents or as packed rows.
 
-Documents give one pair of files per source, with the result of `preprocess_data.py --append-eod` on
-the text. Megatron then shuffles, joins and cuts the documents. Rows give a single pair. They keep
-the packing, but lose the boundaries of segments and the loss masks.
+Documents give one pair of files per source, as `preprocess_data.py --append-eod` writes it from the
+text. Megatron then shuffles, joins and cuts the documents. Rows give a single pair. They keep the
+packing, but lose the boundaries of segments and the loss masks.
 
 Text that the recipe truncated or dropped is not in the dataset.
 
@@ -13,7 +13,7 @@ PREFIX.bin contains only tokens, and PREFIX.idx the offset of each document.
            i64[documents + 1] first sequence of each
 
 All numbers are little-endian. The format follows `megatron.core.datasets.indexed_dataset`
-(megatron-core 0.16), whose `DType` gives each dtype a number and uses uint16 below 65 500 ids. A
+(megatron-core 0.16). Its `DType` gives each dtype a number and uses uint16 below 65 500 ids. A
 document is one sequence here, as `preprocess_data.py` writes it.
 """
 
@@ -55,7 +55,7 @@ def dtype_for(vocab_size: int) -> np.dtype:
 
 
 class Pair:
-    """A .bin and its .idx that are being written: `add` documents, then `commit` or `discard`.
+    """A writer of a .bin file and its .idx file. Call `add`, then `commit` or `discard`.
 
     It needs four bytes of memory per document.
     """
@@ -106,7 +106,7 @@ class Pair:
         return [self._bin.commit(), self._idx.commit()]
 
     def discard(self) -> None:
-        """Remove files that were not published."""
+        """Remove the files, unless `commit` has finished them."""
         self._bin.discard()
         self._idx.discard()
 
@@ -237,7 +237,10 @@ def _rows(local: LocalCopy, manifest: Manifest, pairs: Sequence[Pair]) -> Do:
 
 
 def prefixes(sources: Sequence[str]) -> list[str]:
-    """Return a prefix NAME_document for each source, valid as a file name and numbered if taken."""
+    """Return a file name prefix NAME_document for each source, or NAME_i_document if it is taken.
+
+    Characters that are unusual in file names are replaced by _.
+    """
     names: list[str] = []
     for i, source in enumerate(sources):
         stem = re.sub(r"^[.-]|[^\w.-]", "_", source)[:_MOST_NAME]

@@ -1,9 +1,11 @@
-"""Export a dataset as Parquet files of packed rows, one per shard, in a form of `columns`.
+"""Export a dataset as Parquet files of packed rows, one file per shard.
+
+`--columns` selects a form:
 
 - `nemo` has `input_ids`, `loss_mask` and `seq_start_id`, for the packed-sequence readers of NVIDIA
-  NeMo and Megatron-Bridge. They make inputs [:-1], targets [1:] and mask [:-1] of each segment
-  (`GPTSFTPackedDataset.collate_fn` and `_build_loss_mask`). So the mask is at the predicting slot,
-  as in packprep, and no target crosses a segment.
+  NeMo and Megatron-Bridge. The readers make inputs [:-1], targets [1:] and mask [:-1] of each
+  segment (`GPTSFTPackedDataset.collate_fn` and `_build_loss_mask`). So the mask is at the
+  predicting slot, as in packprep, and no target crosses a segment.
 - `trl` has `input_ids`, `labels`, `position_ids` and `seq_lengths`, for a packed dataset of TRL's
   SFTTrainer. Transformers shifts these labels.
 - `full` has the loader's columns at every slot, including pre-shifted labels, and the segments of
@@ -31,7 +33,7 @@ from packprep.format.json_files import encode
 from packprep.storage import Folder, LocalCopy
 
 SLOTS_AT_ONCE = 1 << 20
-"""Approximate number of slots per row group, which a reader of one row must decode."""
+"""Approximate number of slots per row group. Reading one row decodes its whole row group."""
 _FULL = (
     "tokens",
     "labels",
@@ -56,7 +58,7 @@ def row_groups(rows: int, seq_length: int) -> list[range]:
 
 
 def schema_of(columns: str, has_blocks: bool, metadata: dict[bytes, bytes]) -> pa.Schema:
-    """Return the schema of a form.
+    """Return the Arrow schema of a form.
 
     Args:
         columns: "nemo", "trl" or "full".
@@ -94,11 +96,11 @@ class Joined(NamedTuple):
     Attributes:
         tokens: int32[Σ lengths].
         mask: uint8[Σ lengths], 1 where the prediction of a slot is trained.
-        lengths: int64[segments], entries of each segment, with filling.
-        begins: int64[segments], first entry of each segment.
-        slots: int64[segments], entries of each segment, without filling.
-        by_row: int64[rows + 1], first entry of each row, and the end.
-        segments_by_row: int64[rows + 1], first segment of each row, and the end.
+        lengths: int64[segments], tokens of each segment, including eos tokens that fill it up.
+        begins: int64[segments], index of the first token of each segment.
+        slots: int64[segments], tokens of each segment, without eos tokens that fill it up.
+        by_row: int64[rows + 1], index of the first token of each row, and the total.
+        segments_by_row: int64[rows + 1], index of the first segment of each row, and the total.
     """
 
     tokens: np.ndarray
@@ -113,14 +115,14 @@ class Joined(NamedTuple):
 def joined(
     dataset: Dataset, shard: Shard, first_row: int, rows: range, multiple: int = 1
 ) -> Joined:
-    """Return the segments of some rows of a shard.
+    """Concatenate the segments of some rows of a shard.
 
     Args:
         dataset: The dataset.
         shard: The shard.
         first_row: Index in the dataset of the shard's row 0.
         rows: Rows of the shard.
-        multiple: Above 1, untrained eos tokens fill each segment up to one more than a multiple.
+        multiple: If above 1, untrained eos tokens fill each segment up to k · multiple + 1 tokens.
     """
     batch = dataset.batch(_numbers(first_row, rows), columns=("tokens", "loss_mask"))
     segments = RowSegments(dataset.facts, [(shard, row) for row in rows])
@@ -143,12 +145,12 @@ def joined(
 def nemo_table(
     dataset: Dataset, shard: Shard, first_row: int, rows: range, multiple: int, schema: pa.Schema
 ) -> tuple[pa.Table, int]:
-    """Return segments without the rows' padding, and how many have two eos in their inputs.
+    """Return the table of some rows, and the number of segments with several eos in their inputs.
 
-    If `multiple` is above 1, each segment is filled with eos up to k · multiple + 1 tokens. The
-    extra token is needed because the last token of a segment is not an input. This matches
-    `pad_seq_to_mult` of Megatron-Bridge, for context parallelism, which treats trailing eos as
-    filling.
+    The rows have no padding. If `multiple` is above 1, each segment is filled with eos up to k ·
+    multiple + 1 tokens. The extra token is needed because the last token of a segment is not an
+    input. This matches `pad_seq_to_mult` of Megatron-Bridge, for context parallelism.
+    Megatron-Bridge treats trailing eos as filling.
 
     Args:
         dataset: The dataset.
@@ -200,7 +202,7 @@ def trl_lists(dataset: Dataset, shard: Shard, first_row: int, rows: range) -> li
 def full_table(
     dataset: Dataset, shard: Shard, first_row: int, rows: range, schema: pa.Schema
 ) -> pa.Table:
-    """Return all slots of the rows, including padding, and the rows' segments."""
+    """Return the table of some rows: all slots, including padding, and the rows' segments."""
     names = [
         name for name in schema.names if not name.startswith("segment_") or name == "segment_ids"
     ]
@@ -239,7 +241,7 @@ COMPRESSION, LEVEL = "zstd", 3
 def file_name(columns: str, shard: int) -> str:
     """Return NNNNNN.idx.parquet for "nemo", otherwise NNNNNN.parquet.
 
-    Megatron-Bridge recognizes packed sequences by the former.
+    Megatron-Bridge recognizes packed sequences by the ending .idx.parquet.
     """
     return f"{shard:06d}.{'idx.' if columns == 'nemo' else ''}parquet"
 
@@ -374,7 +376,7 @@ def _setup(local: LocalCopy, manifest: Manifest, out: Folder, columns: str) -> D
 
 
 def _standing(out: Folder, name: str, schema: pa.Schema, rows: int) -> dict[str, Any] | None:
-    """Return the receipt's entry of a file that an interrupted export completed, or None."""
+    """Return the receipt's entry of file `name` if an interrupted export completed it, or None."""
     if not out.exists(name):
         return None
     data = out.read(name)
@@ -404,7 +406,7 @@ def _file(name: str, data: Any, rows: int, inside: int) -> dict[str, Any]:
 
 
 def _metadata(manifest: Manifest, columns: str, shard: int) -> Mapping[str, Any]:
-    """Return the metadata of a file."""
+    """Return the metadata that is stored in the Parquet file of a shard."""
     return {
         "columns": columns,
         "dataset": manifest["digest"],
