@@ -99,15 +99,15 @@ def _end_output() -> None:
 
 
 def entry() -> None:
-    """Run `main` as the command of a process, which stops with a message and a status on a signal.
+    """Run `main`, and handle signals: print a message and exit with status 75.
 
-    During imports nothing needs cleanup, so a signal ends the process at once. Later the first
-    signal raises an exception, so that partial files are removed. Other code may catch that
-    exception, so a further signal ends the process after _STAY_S seconds.
+    During imports there is nothing to clean up, so a signal ends the process at once. Later the
+    first signal raises an exception, so that partial files are removed. Other code may catch that
+    exception. So a further signal ends the process, if it comes at least _STAY_S seconds later.
     """
     _open_closed_streams()
     _on_signals(_end)
-    # A virtual machine must request huge pages from its host each time.
+    # NumPy must not ask for huge pages, because a virtual machine must request each from its host.
     os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
     try:
         import packprep.cli.application  # noqa: F401
@@ -178,5 +178,5 @@ def _say_stopped() -> None:
     try:
         # `print` is not reentrant.
         os.write(2, _STOPPED)
-    except OSError:  # No reader is left.
+    except OSError:  # The reader of stderr is closed.
         return

@@ -109,7 +109,7 @@ def say_usage(error: Any, words: Sequence[str]) -> None:
     message = error.format_message().rstrip(".")
     if message.startswith("Missing"):
         message = " ".join(message.split())  # The message also lists the choices.
-    if not message or "\n" in message:  # It is the help, because no command was given.
+    if not message or "\n" in message:  # The message is the help, because no command was given.
         error.show()
         return
     command = error.ctx.command_path if error.ctx else "packprep"

@@ -185,7 +185,11 @@ def recipe_of(
 
 
 def _recipes_in(inputs: list[str]) -> list[str]:
-    """Return the recipe among the inputs, if they are a recipe and not data."""
+    """Return [recipe] if the input is a recipe, or [] if all inputs are data.
+
+    Raises:
+        RecipeError: If there is no input, or a recipe next to other inputs.
+    """
     from packprep.errors import RecipeError
 
     recipes = [name for name in inputs if name.endswith(".toml")]
@@ -205,7 +209,7 @@ def _recipes_in(inputs: list[str]) -> list[str]:
 
 
 def _refuse_set_twice(options: dict[str, Any], assignments: Iterable[str]) -> None:
-    """Refuse a key that both an option and --set give."""
+    """Raise RecipeError if both an option and --set give the same key."""
     from packprep.errors import RecipeError
     from packprep.recipe import split_assignment
 
@@ -222,7 +226,7 @@ def _refuse_secrets(recipe: Any) -> None:
     """Check that no location in the recipe contains a secret, before the recipe is stored.
 
     Raises:
-        RecipeError: If one does.
+        RecipeError: If a location contains a secret.
     """
     from packprep.errors import RecipeError, StorageError
     from packprep.storage import expanded
@@ -246,7 +250,7 @@ def _refuse_secrets(recipe: Any) -> None:
 def _place(
     key: tuple[str | int, ...], typed: dict[tuple[str | int, ...], str], recipes: list[str]
 ) -> str:
-    """Return the start of a message about a key: its option, or the recipe's file and line."""
+    """Return the start of an error message: the option that set the key, or recipe and line."""
     from packprep.recipe import line_of, recipe_text
 
     option = next(

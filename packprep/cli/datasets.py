@@ -351,7 +351,7 @@ def inspect(
 
 
 def _inspect_several(directory: str, names: list[str], views: list[str], as_json: bool) -> None:
-    """Print a summary of several datasets in a folder, and one of each.
+    """Print a summary of all datasets in a folder together, and a summary of each dataset.
 
     Raises:
         RecipeError: If a view is requested, because a view shows one dataset.
@@ -403,7 +403,7 @@ def _instead(view: str | None, option: str, goes_with: list[str]) -> str:
 
 
 def named_and_moved(values: list[str] | None) -> tuple[str | None, dict[str, str]]:
-    """Return the NAME without a prefix, or None, and source → prefix, from values of --source."""
+    """Split the values of --source into a NAME without a prefix, or None, and source → prefix."""
     from packprep.errors import RecipeError
 
     names = [value for value in values or () if "=" not in value]

@@ -120,9 +120,9 @@ def _engines() -> Finding:
 
 
 def _engine_of(plan: Mapping[str, Any], inputs: Inputs, figures: Mapping[str, Any]) -> Finding:
-    """Report the engine that tokenizes, and its time for the sample on one core.
+    """Report the engine that tokenizes, and the time for 1 GB of text on one core.
 
-    `figures` is from `forecast`.
+    `figures` is the result of `forecast`. The time is estimated from the recipe's sample.
     """
     vocabulary, documents = inputs.vocabulary, inputs.recipe.documents
     engine = load_engine(plan["engine"], vocabulary, documents.special_text)
@@ -178,7 +178,7 @@ def _kernels() -> Finding:
 
 
 def _stores(recipe: Recipe) -> Iterator[Finding]:
-    """Yield whether each store in the sources can be listed."""
+    """Yield a finding for each URL in the sources: whether it can be listed."""
     for root in dict.fromkeys(
         below_one_folder(source, recipe.base)[0] for source in recipe.sources
     ):
@@ -284,7 +284,7 @@ def _store(out: Remote) -> Finding:
 
 
 def _file_system(path: Path, free: int | None) -> Finding:
-    """Measure writing in a local directory.
+    """Measure how fast files are written in a local directory, and whether it has hard links.
 
     Args:
         path: The directory, which may not exist yet.
@@ -302,7 +302,7 @@ def _file_system(path: Path, free: int | None) -> Finding:
     try:
         probe, large = LocalFolder(folder), os.urandom(1 << 20) * (_PROBE_BYTES >> 20)
         file_s = min(_seconds(lambda: probe.write("small", [b"packprep"])) for _ in range(_FILES))
-        mb_s = None  # A small file would not show the rate.
+        mb_s = None  # With little free space, only a small file fits, which does not show the rate.
         if free is None or free > 2 * _PROBE_BYTES:
             mb_s = _PROBE_BYTES / 1e6 / _seconds(lambda: probe.write("large", [large]))
         links = "hard links"

@@ -3,7 +3,7 @@
 Some errors of a plan name settings that avoid them. These settings become keys of the recipe.
 
 ```
-paths ─► sources ─► plan ─┬─ an error with settings ─► these keys, and again
+paths ─► sources ─► plan ─┬─ an error with settings ─► add these keys, and plan again
                           └─ lengths of a sample ─► seq_length ─► recipe.toml, recipe.schema.json
 ```
 """
@@ -36,15 +36,15 @@ from packprep.tokenizer.file import first_put_by_processor
 SCHEMA_NAME = "recipe.schema.json"
 _SEQ_LENGTHS = (512, 1024, 2048, 4096, 8192)
 _WHOLE = 0.9
-"""Fraction of documents that should fit in one row of the suggested seq_length. Used if one of the
-above lengths is large enough."""
+"""Fraction of documents that should fit in one row of the suggested seq_length. If no length above
+is large enough, seq_length is 4096."""
 _MOST_NAMES = 100_000
 _WARNING = "warning: "
 
 
 @dataclass
 class _SourceKeys:
-    """The keys of a future source, and the reasons for their values."""
+    """The recipe keys of one source, and the reasons for their values."""
 
     keys: dict[str, Any]
     why: dict[str, str] = field(default_factory=dict)
@@ -87,7 +87,7 @@ def write_first_recipe(
         _SourceKeys({"name": name, "paths": source_paths})
         for name, source_paths in _sources(paths, base, left_out)
     ]
-    # Plans of single sources show the settings that each needs, and the lengths of its documents.
+    # A plan of each single source shows the settings that it needs, and its document lengths.
     samples: list[Estimates] = []
     looked_up, specials = _find_settings(table, base, sources, text_key, samples, say)
     lengths, weights = (
@@ -147,7 +147,8 @@ def _find_settings(
 ) -> tuple[list[Inputs], tuple[str, ...]]:
     """Set the keys that the sources need, and return their inputs and the lines of `specials`.
 
-    A plan of each source is made until it needs no other setting. Its errors name the settings.
+    Each source is planned repeatedly. If planning fails, the error names settings that are added
+    before the source is planned again.
 
     Args:
         table: The keys of all sources.
@@ -210,9 +211,9 @@ def _are_full(planned: dict[str, Any]) -> bool:
 
 
 def _without_warnings(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Return `say` without warnings.
+    """Return a function that passes messages to `say`, except warnings.
 
-    The recipe is not finished, so it may still follow the advice of a warning.
+    The recipe is not finished, so a warning may no longer apply to the finished recipe.
     """
     return lambda message: None if message.startswith(_WARNING) else say(message)
 
@@ -229,7 +230,8 @@ def _ends_of_documents(
         samples: The calibration sample of each source.
 
     Raises:
-        RecipeError: If the template writes a token that documents without a template need, too.
+        RecipeError: If the template writes bos or eos itself, but documents without a template get
+            this token only from a key of [documents].
     """
     vocabulary, template = looked_up[-1].vocabulary, looked_up[-1].chat_template
     chats = [sample.chat for sample in samples]
@@ -262,7 +264,7 @@ def _ends_of_documents(
 
 
 def _below(path: Path, base: Path) -> str:
-    """Return a path as it is written in a recipe in the folder `base`."""
+    """Return a path for a recipe in the folder `base`: relative if it is below `base`."""
     path = Path(os.path.abspath(path))
     return path.relative_to(base).as_posix() if path.is_relative_to(base) else str(path)
 
@@ -326,7 +328,7 @@ def _sources(
 
 
 def _formats_below(folder: Path) -> tuple[dict[str, set[str]], Counter[str]]:
-    """Return format → endings of its files below a folder, and ending → number of unknown files.
+    """Return format → endings of its files below a folder, and unknown ending → number of files.
 
     The search stops after about _MOST_NAMES names.
     """
@@ -352,7 +354,7 @@ def _parsed(lines: Sequence[str]) -> dict[str, Any]:
 
 
 def _why(message: str) -> str:
-    """Return the keys to choose from, as listed in a message."""
+    """Return the reason for a setting: the keys that the error message lists, if any."""
     keys = re.search(r"(?:keys|columns) are:? (.*?)(?:\. |\n)", message)
     return f"one of {keys[1].replace(chr(39), '')}" if keys else "as found in the documents"
 

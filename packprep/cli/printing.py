@@ -1,6 +1,6 @@
 """Set up commands, and print results as JSON or as text.
 
-Forecasts, build states and profiles have printers here.
+This module contains the functions that print forecasts, build states and profiles.
 """
 
 import json
@@ -24,7 +24,7 @@ def one_thread() -> None:
 
 
 def _escaped(text: str) -> str:
-    """Return the same JSON, with escapes for all characters that are not printable.
+    """Return the same JSON, with all unprintable characters escaped.
 
     Names and texts may contain control sequences for a terminal.
     """
@@ -41,7 +41,7 @@ def put(
     """Print a result, as one JSON object or with its printer.
 
     Args:
-        result: The result, as plain values.
+        result: The result, as JSON-compatible values.
         as_json: Whether to print JSON.
         printer: Function that prints the result as text.
         after_work: Whether the work is already done. Then an error while printing does not change
@@ -65,10 +65,9 @@ def put(
 def put_each(
     results: list[Any], as_json: bool, printer: Callable[[Any], None], after_work: bool = False
 ) -> None:
-    """Print one result as `put` does, or several results.
+    """Print one or several results. The other arguments are as in `put`.
 
-    Several results have an empty line between them, or are one JSON list. The arguments are as in
-    `put`.
+    As text, several results have an empty line between them. As JSON, they are one list.
     """
 
     def print_all(several: list[Any]) -> None:

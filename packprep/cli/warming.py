@@ -92,7 +92,7 @@ def compile_ahead(recipe: Recipe | None = None) -> dict[str, Any]:
 
 
 def _tables(objectives: list[str], recipe: Recipe | None) -> Iterator[dict[str, Any]]:
-    """Yield recipes whose build and verification compile all kernels that these objectives need."""
+    """Yield recipes. Building and verifying all of them compiles the kernels of the objectives."""
     token_dtypes = list(_TOKEN_DTYPES)
     packings: list[dict[str, Any]] = list(_PACKINGS)
     if recipe:
@@ -124,7 +124,7 @@ def _table(objectives: list[str], token_dtype: str, packing: dict[str, Any]) -> 
 
 
 def _write_corpus(folder: Path) -> None:
-    """Write texts, some longer than a row, and the same texts with trained ranges."""
+    """Write two files: texts, some of them longer than a row, and these texts with loss_spans."""
     texts = ["packprep is warm. " * (1 + i % 50) for i in range(200)]
     for name, records in (
         ("texts", [{"text": text} for text in texts]),
