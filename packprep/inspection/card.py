@@ -3,7 +3,7 @@
 `origin` describes the inputs of a dataset, for the card and for the report.
 
 ```
-manifest, plan ─► origin ─┬─► card ─► FILE, which must not be there yet
+manifest, plan ─► origin ─┬─► card ─► FILE, which must not exist yet
                           └─► the report's last section
 ledger ─────────► totals ─┘
 ```
@@ -48,7 +48,7 @@ MOST_PATHS = 100
 
 
 def origin(manifest: Manifest, plan: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the inputs of a dataset as plain values.
+    """Return a description of a dataset's inputs as JSON-compatible values.
 
     Args:
         manifest: The manifest.
@@ -56,9 +56,10 @@ def origin(manifest: Manifest, plan: Mapping[str, Any] | None) -> dict[str, Any]
 
     Returns:
         {recipe: TOML, tokenizer: {name, digest}, seed, engine, made_with: {name: version},
-        law_version, sources: [{name, paths, files, bytes}]}. Without a plan, files and bytes are
-        None. The paths are the plan's patterns, or file names if it has no patterns. They are
-        ["FILES"] if the files are unknown or more than MOST_PATHS.
+        law_version, sources: [{name, paths, files, bytes}]}. `files` and `bytes` are the number and
+        total size of the source's files, or None without a plan. The paths are the plan's patterns,
+        or file names if it has no patterns. They are ["FILES"] if the files are unknown or more
+        than MOST_PATHS.
 
     Raises:
         DatasetError: If this version of packprep cannot read the recipe.
@@ -153,8 +154,8 @@ def card_at(local: LocalCopy, use: str = "") -> str:
 
     Args:
         local: A local copy of the dataset.
-        use: Markdown for the card that explains how to read the data from the place where the card
-            is published. If empty, the card explains how to read it with packprep.
+        use: Markdown that explains how to read the published data. If it is empty, the card
+            explains how to read the dataset with packprep.
 
     Raises:
         DatasetError: If the dataset cannot be read.
@@ -272,7 +273,7 @@ def _use(name: str) -> Iterator[str]:
 
 
 def versions(made: Mapping[str, Any]) -> str:
-    """Return the versions in an origin, packprep's first, as in "packprep 0.2.0, python 3.11.7"."""
+    """Return the versions in a result of `origin`, as in "packprep 0.2.0, python 3.11.7"."""
     ordered = sorted(made["made_with"].items(), key=lambda item: (item[0] != "packprep", item))
     return ", ".join(f"{name} {version}".strip() for name, version in ordered)
 
@@ -381,5 +382,5 @@ def _fenced(language: str, text: str) -> Iterator[str]:
 
 
 def print_written_card(written: Mapping[str, Any]) -> None:
-    """Print where the card is, and which entries are missing."""
+    """Print the path of the card, and the entries that the publisher must add."""
     put_line(f"{written['card']}: {written['bytes']:,} bytes; add its license and language")

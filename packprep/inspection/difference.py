@@ -30,7 +30,7 @@ _ELSEWHERE = ("shards", "ledger", "recipe", "digest")
 def describe_difference(
     directory: str | os.PathLike | Folder, other: str | os.PathLike | Folder
 ) -> dict[str, Any]:
-    """Return the differences between two datasets, `here` and `there`, as plain values.
+    """Return the differences between two datasets, `here` and `there`, as JSON-compatible values.
 
     Args:
         directory: Directory or URL of the dataset `here`.
@@ -40,13 +40,12 @@ def describe_difference(
         A dict with the keys directory, other, equal, recipe, manifest, plan, files, totals, tasks,
         sources, shards, rows and rows_not_compared. The values of recipe, manifest and plan are
         lists of {key, here, there}, with None for a missing key. Differences of the recipe are not
-        repeated in manifest and plan. `equal` says whether a trainer reads the same. It ignores the
-        digests of receipts, and the manifest's keys that say how it was made (plan, engine,
-        made_with).
+        repeated in manifest and plan. `equal` is true if a trainer reads the same data from both.
+        It ignores the digests of receipts, and the manifest's keys plan, engine and made_with.
 
     Raises:
         ArgumentError: If both are the same dataset.
-        DatasetError: If one cannot be read.
+        DatasetError: If a dataset cannot be read.
     """
     if _location(directory) == _location(other):
         raise ArgumentError(f"--diff {other}: this is the same dataset\nhint: give another one")
@@ -107,10 +106,10 @@ def _own_of_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _differences(here: Any, there: Any, path: str = "") -> Iterator[dict[str, Any]]:
-    """Yield the differing values of two JSON values, each with its path, as in sources[web].repeat.
+    """Yield {key, here, there} for each difference between two JSON values.
 
-    A missing value is None. Lists of named objects are compared by name. An object that is in only
-    one list is one difference.
+    The key is a path such as sources[web].repeat. A missing value is None. Lists of named objects
+    are compared by name. An object that is in only one list is one difference.
     """
     if isinstance(here, Mapping) and isinstance(there, Mapping):
         for key in dict.fromkeys([*here, *there]):
@@ -134,9 +133,9 @@ def _are_named(value: Any) -> bool:
 
 
 def _files(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return how many files per source are equal, differ in size, or are in only one plan.
+    """Return, for each source, how many files are equal, differ in size, or are in only one plan.
 
-    Each entry has some file names.
+    Up to MOST_FILES file names accompany each count, except for equal files.
     """
     both = [_files_by_source(plan) for plan in (here, there)]
     found = []
@@ -218,9 +217,9 @@ def _counts(counts: tuple[int, int] | None) -> dict[str, int] | None:
 
 
 def _shards(here: Sequence[Any], there: Sequence[Any]) -> tuple[dict[str, int], list[int]]:
-    """Return the numbers of equal, differing and unmatched shards, and which shards differ.
+    """Return the numbers of equal, differing and unmatched shards, and a list of differing shards.
 
-    Shards are compared by their digests.
+    Shards with the same number are compared by their digests.
     """
     both = min(len(here), len(there))
     differing = [i for i in range(both) if here[i]["digest"] != there[i]["digest"]]
@@ -233,12 +232,12 @@ def _shards(here: Sequence[Any], there: Sequence[Any]) -> tuple[dict[str, int], 
 
 
 def _first_difference(here: OpenedDataset, there: OpenedDataset, number: int) -> dict[str, Any]:
-    """Return the first row that differs between two shards, and the first array in it.
+    """Return the first difference between the shards with the same number in two datasets.
 
     Returns:
         A dict with these keys:
 
-        - shard, rows: name of the shard, and number of rows in both
+        - shard, rows: name of the shard, and its numbers of rows [here, there]
         - arrays_of_one: names of arrays that only one shard has
         - array: name of the array, or None if all common values are equal
         - row, slot, segment: location of the difference in the shard
@@ -281,8 +280,9 @@ def _first_difference(here: OpenedDataset, there: OpenedDataset, number: int) ->
 
 
 def _difference_of(one: Shard, two: Shard, name: str) -> tuple[int, int, int] | None:
-    """Return (row, slot or segment in it, index) of the first differing value of an array.
+    """Find the first value of an array that differs between two shards.
 
+    Return (row, slot or segment in the row, index on the array's first axis).
     Return None if all common values are equal.
     """
     a, b = one.arrays[name], two.arrays[name]
@@ -299,7 +299,7 @@ def _difference_of(one: Shard, two: Shard, name: str) -> tuple[int, int, int] | 
 
 
 def _row_of(shard: Shard, name: str, at: int, slot: int) -> tuple[int, int, int]:
-    """Return (row, slot or segment in it, index) of the value at an index of the first axis."""
+    """Return (row, slot or segment in the row, `at`) for the value at index `at` of an array."""
     offsets = shard.arrays["row_offsets"]
     if shard.arrays[name].shape == (shard.rows, shard.seq_length):
         return at, slot, at
@@ -333,7 +333,7 @@ def _row_of(shard: Shard, name: str, at: int, slot: int) -> tuple[int, int, int]
 
 
 def _begin_of(shard: Shard, row: int, segment: int) -> int:
-    """Return the first slot of a row's segment, or the row's last slot if it does not exist."""
+    """Return the first slot of a segment in a row, or the last slot if there is no such segment."""
     first = int(shard.arrays["row_offsets"][row]) + row
     physical = shard.arrays.get("cu_seqlens_padded", shard.arrays["cu_seqlens"])
     return min(int(physical[min(first + segment, len(physical) - 1)]), shard.seq_length - 1)
@@ -360,7 +360,8 @@ LONGEST_VALUE = 32  # Maximum number of characters of a value.
 def print_difference(described: Mapping[str, Any]) -> None:
     """Print the differences as text.
 
-    A terminal gets its own width and colour. Other output is plain and 100 columns wide.
+    In a terminal, the output has colours and the terminal's width. Otherwise it is plain and 100
+    columns wide.
     """
     with page() as drawn:
         _draw(drawn, described)

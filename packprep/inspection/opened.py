@@ -64,11 +64,11 @@ class OpenedDataset:
         return shard, row - int(self.first_rows[shard])
 
     def file_name(self, file: int) -> str:
-        """Return the name of a file of the plan, by its segment_file."""
+        """Return the name of a file of the plan. `file` is its number in segment_file."""
         return self.files[file] if file < len(self.files) else f"file {file}"
 
     def source_name(self, source: int) -> str:
-        """Return the name of a source, by its segment_source.
+        """Return the name of a source. `source` is its number in segment_source.
 
         Raises:
             DatasetError: If the source does not exist.
@@ -83,9 +83,9 @@ class OpenedDataset:
 
     @contextmanager
     def shard(self, number: int) -> Iterator[Shard]:
-        """Yield a shard with a local copy and valid boundaries.
+        """Yield shard `number`, after checking the boundaries of its segments.
 
-        The copy exists during the context.
+        The local copy of the shard exists until the context ends.
         """
         with self.local.fetched(shard_name(number)):
             shard = shard_in(self.local.folder, self.dataset.manifest, number)
@@ -95,14 +95,14 @@ class OpenedDataset:
 
     @property
     def usable_plan(self) -> Plan:
-        """Return the plan, or raise the error that says why it cannot be used."""
+        """Return the plan, or raise the error from opening it."""
         if isinstance(self.plan, PackprepError):
             raise self.plan
         return self.plan
 
     @cached_property
     def plan(self) -> Plan | PackprepError:
-        """Return the plan that rebuilds segments, or the error that says why it cannot."""
+        """Return the plan, or the error from opening it."""
         try:
             return open_plan(self.local.folder, self.prefixes)
         except PackprepError as error:
@@ -132,7 +132,7 @@ class OpenedDataset:
         return said.tolist()
 
     def _replayed(self, plan: Plan, arrays: Arrays, chosen: np.ndarray) -> list[str]:
-        """Return the results of rebuilding segments whose sources may be read, as text."""
+        """Rebuild segments, and return texts as in `rebuilt`. Their sources may be read."""
 
         def replay(which: np.ndarray) -> list[str]:
             return [
@@ -162,7 +162,7 @@ def opened(
 
     Args:
         directory: Directory or URL of the dataset.
-        moved: Source name → prefix where the source's files are. They are only read there.
+        moved: Source name → folder or URL of the source's files, which are read only there.
         from_plan: Whether to read the other sources at the plan's locations. The author of the
             dataset chose these folders and URLs, so do not trust them.
 
@@ -200,7 +200,7 @@ def check_source(name: str, names: Sequence[str]) -> None:
     """Check that the dataset has a source of this name.
 
     Raises:
-        RecipeError: If it does not. The message has the nearest name.
+        RecipeError: If the dataset has no such source. The message lists similar names.
     """
     if name not in names:
         raise RecipeError(

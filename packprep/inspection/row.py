@@ -490,7 +490,7 @@ def describe_segment(
     from_plan: bool = False,
     epoch: int = 0,
 ) -> dict[str, Any]:
-    """Return one segment of a row as plain values.
+    """Return one segment of a row as JSON-compatible values.
 
     Args:
         directory: Directory or URL of the dataset.

@@ -27,14 +27,14 @@ from packprep.messages import counted
 from packprep.storage import Folder, LocalCopy, folder_at, local_copy
 
 SEVERAL = "several"
-"""The kind of a summary of a folder with several datasets."""
+"""Value of `kind` in the summary of a folder with several datasets."""
 MOST_SHARDS = 32  # Maximum number of shards read for lengths and loss.
 
 
 def describe_dataset(directory: str | os.PathLike | Folder) -> dict[str, Any]:
-    """Return a published dataset as plain values.
+    """Return a summary of a published dataset or token store as JSON-compatible values.
 
-    They contain the numbers of manifest and ledger, and the results of `_lengths` from shards.
+    The result has the keys of `describe_manifest` and, for a dataset, of `_lengths`.
     """
     with local_copy(folder_at(directory)) as local:
         local.fetch(MANIFEST_NAME)
@@ -45,9 +45,9 @@ def describe_dataset(directory: str | os.PathLike | Folder) -> dict[str, Any]:
 
 
 def describe_several(directory: str, summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the numbers of several datasets in one folder as plain values.
+    """Return a summary of several datasets in one folder as JSON-compatible values.
 
-    The result has the sums, and a few numbers per dataset.
+    The result has sums over all datasets, and a few numbers per dataset.
 
     Args:
         directory: The folder, or its URL.
@@ -79,9 +79,10 @@ def describe_several(directory: str, summaries: Sequence[Mapping[str, Any]]) -> 
 
 
 def describe_build(outcome: Outcome) -> dict[str, Any]:
-    """Return the result of a build as plain values.
+    """Return the result of a build as JSON-compatible values.
 
-    It describes the dataset, without reading a shard, or the finished shards and the next step.
+    For a published dataset, the result is `describe_manifest` with the key `made`. For an
+    unfinished build, it has the numbers of finished and missing shards, and the next step.
     """
     if outcome.manifest is not None:
         summary = describe_manifest(str(outcome.out), outcome.manifest)  # type: ignore[arg-type]
@@ -103,7 +104,9 @@ def describe_build(outcome: Outcome) -> dict[str, Any]:
 
 
 def describe_manifest(directory: str, manifest: Manifest) -> dict[str, Any]:
-    """Return the numbers of manifest and ledger as plain values, without reading a shard.
+    """Return the counts in a manifest and its ledger as JSON-compatible values.
+
+    No shard is read.
 
     Raises:
         DatasetError: If the ledger is damaged.
@@ -198,7 +201,7 @@ def _sides(manifest: Manifest) -> tuple[int, int] | None:
 
 
 def _wanted_shares(manifest: Manifest) -> dict[str, float]:
-    """Return source → share of the tokens that the recipe asks for.
+    """Return source name → share of all tokens that the recipe asks for.
 
     The result is empty if the recipe asks for repeats, or has several row lengths.
     """
@@ -217,7 +220,7 @@ def _share(part: float, whole: float) -> float | None:
 
 
 def _lengths(local: LocalCopy, manifest: Manifest) -> dict[str, Any]:
-    """Return lengths and trained slots of at most MOST_SHARDS evenly spaced shards.
+    """Count lengths and trained slots in at most MOST_SHARDS evenly spaced shards.
 
     Only one shard at a time has a local copy.
 
@@ -242,8 +245,8 @@ def _lengths(local: LocalCopy, manifest: Manifest) -> dict[str, Any]:
             segments, flat = segments_of(shard, manifest), shard.arrays.get("loss_mask")
             if flat is None:
                 flat = segments.next_token_loss_mask()
-            # Sum from one segment's start to the next. The slots between them are padding, where
-            # the mask is 0.
+            # Sum the mask from the start of a segment to the start of the next segment. Slots
+            # between two segments are padding, where the mask is 0.
             by_segment = np.add.reduceat(flat.reshape(-1), segments.at, dtype=np.int64)
             np.add.at(trained, segments.task, by_segment)
             np.add.at(slots, segments.task, segments.slots)
@@ -272,7 +275,7 @@ def _lengths(local: LocalCopy, manifest: Manifest) -> dict[str, Any]:
 
 
 def evenly(count: int, most: int) -> Sequence[int]:
-    """Return all of 0 … count − 1, or `most` of them at even distances."""
+    """Return the numbers 0 … count − 1, or only `most` evenly spaced numbers if there are more."""
     return range(count) if count <= most else [i * count // most for i in range(most)]
 
 
@@ -297,7 +300,8 @@ FAR = 0.01
 def print_summary(summary: Mapping[str, Any]) -> None:
     """Print the summary as text.
 
-    A terminal gets its own width and colour. Other output is plain and 100 columns wide.
+    In a terminal, the output has colours and the terminal's width. Otherwise it is plain and 100
+    columns wide.
     """
     with page() as drawn:
         _draw(drawn, summary)
@@ -348,7 +352,7 @@ def _draw_several(page: Page, s: Mapping[str, Any]) -> None:
 
 
 _OTHERS = {"store": _draw_store, SEVERAL: _draw_several}
-"""Kind of each summary that is not of a dataset → function that draws it."""
+"""Value of `kind` → function that draws the summary. Summaries of one dataset are not included."""
 
 
 def _draw(page: Page, s: Mapping[str, Any]) -> None:

@@ -38,21 +38,23 @@ from packprep.storage import Folder, LocalCopy, LocalFolder, folder_at, is_url, 
 MOST_SHARDS = 32
 """Maximum number of shards that a report verifies and reads."""
 SHARDS_WITH_ROWS = 8
-"""Maximum number of these shards that rows are shown from."""
+"""Maximum number of shards without faults that rows are shown from. It is also the maximum number
+of other shards that rows are shown from."""
 MOST_SLOTS = 1 << 25
-"""Maximum number of slots read for spans, noise and trained shares, except one row per shard."""
+"""Maximum number of slots read for spans, noise and trained shares. At least one row per shard is
+read."""
 
 MOST_FILES = 100_000
-"""Maximum number of files per source whose modification day is read."""
+"""Maximum number of files in a source for which the modification days are read."""
 EPOCH = 1
-"""The epoch in which a row is shown next to the stored row."""
+"""The epoch for which one row is resampled. The report shows it next to the stored row."""
 
 
 def check_file(html: str | os.PathLike) -> None:
-    """Check that the file can be written, before any expensive work.
+    """Check that the report can be written to `html`, before any expensive work.
 
     Raises:
-        ArgumentError: If it cannot.
+        ArgumentError: If the path cannot be written, or is an existing file that is not HTML.
     """
     path = Path(html)
     if path.is_dir():
@@ -103,7 +105,7 @@ def write_report(
 ) -> dict[str, Any]:
     """Write the report of a published dataset.
 
-    The same dataset and verification give the same bytes.
+    The same dataset, source files and verification give the same bytes.
 
     Args:
         directory: Directory or URL of the dataset.
@@ -121,7 +123,7 @@ def write_report(
 
     Raises:
         DatasetError: If the manifest is missing.
-        ArgumentError: If the file cannot be written there.
+        ArgumentError: If `check_file` does not accept `html`.
         BuildError: If writing the file fails.
     """
     check_file(html)
@@ -215,9 +217,9 @@ def _opened(
 def _made(
     local: LocalCopy, manifest: Manifest, data: OpenedDataset | PackprepError, notes: list[str]
 ) -> tuple[dict[str, Any] | None, dict[str, str]]:
-    """Return the dataset's origin, or None, and for each source the day of its newest file.
+    """Return the dataset's origin, or None, and source → day of the source's newest file.
 
-    The day is replaced by the reason if it is not known.
+    If the day of a source is unknown, the reason stands in its place.
     """
     plan: Mapping[str, Any] | None = None
     try:
@@ -258,7 +260,8 @@ def _sound(verification: Mapping[str, Any] | PackprepError, looked: Sequence[int
 
 
 Rows = tuple[list[Mapping[int, Sequence[int]]], int]
-"""For each shard, task → rows that have it. Then the row with the most tasks, or -1 for none."""
+"""A list with task → rows that have this task, for each shard. The second value is the row with the
+most tasks, or -1 if there is none."""
 
 
 def _figures(
@@ -268,7 +271,10 @@ def _figures(
     sound: Sequence[int],
     notes: list[str],
 ) -> tuple[Figures | None, Rows]:
-    """Return the figures, or None if nothing can be inverted, and the rows of each task."""
+    """Read the shards without faults, and return their figures and the rows of each task.
+
+    The figures are None if the plan cannot be used.
+    """
     by_task: list[Mapping[int, Sequence[int]]] = []
     figures = None if isinstance(plan, PackprepError) else Figures(manifest, plan)
     best, most, begins = -1, 0, first_rows(manifest)
@@ -300,7 +306,7 @@ def _rows(
     found: Rows,
     notes: list[str],
 ) -> tuple[list[dict[str, Any]], int]:
-    """Return the rows to show, and the number of the row to show first."""
+    """Return descriptions of the rows to show, and the number of the row to show first."""
     by_task, best = found
     begins = first_rows(manifest)
     shown = sorted({*_with_rows(sound), *_with_rows([b for b in looked if b not in sound])})
@@ -325,7 +331,7 @@ def _anew(
     sound: Sequence[int],
     notes: list[str],
 ) -> dict[str, Any] | None:
-    """Return the first row as resampled for EPOCH.
+    """Return the row with number `first`, resampled for EPOCH.
 
     Return None if its shard has a fault, or if resampling does not change the row.
     """
@@ -472,7 +478,7 @@ def chosen_rows(
 
     Args:
         rows: The rows of each shard that is shown.
-        by_task: The result of `rows_with_tasks` for each shard, without its other values.
+        by_task: Task → rows that have this task, for each shard, from `rows_with_tasks`.
         best: A row that is always shown, or -1 for none.
         length: Slots per row.
     """

@@ -49,12 +49,12 @@ def page(
         figures: Counts for the charts, or None.
         verdict: The result of verification, with its title, text and faults.
         notes: Sentences about missing content.
-        rows: The data that the script reads.
+        rows: The rows to show, as JSON-compatible values for the script of the page.
         looked_at: Sentence that says which rows the charts cover.
         sample_says: Sentence that says which rows are shown.
         anew_says: Sentence about the resampled row, or "".
         made: The result of `origin`, or None.
-        newest: Source → day of its newest file.
+        newest: Source → day of the source's newest file, or the reason why it is unknown.
     """
     style, script = (_text(f"page.{kind}") for kind in ("css", "js"))
     groups = charts_of(figures) if figures is not None and figures.segments else []
@@ -248,7 +248,10 @@ Counted = tuple[int, float | None, float | None]
 
 
 def _cells(lines: Sequence[Counted], whole: bool = False) -> list[dict[str, Any]]:
-    """Return a column of meters, scaled to the largest share, or to 1 if `whole`."""
+    """Return the cells of a column, each with count, share and a bar for the share.
+
+    The longest bar is the largest share of the column, or 1 if `whole`.
+    """
     scale = (
         1.0
         if whole
@@ -339,7 +342,7 @@ def _source_table(s: Mapping[str, Any]) -> dict[str, Any]:
 def _table(
     title: str, head: Sequence[tuple[str, str]], columns: Sequence[Sequence[Any]]
 ) -> dict[str, Any]:
-    """Return a table with at most MOST_LINES lines. `head` is (text, class) per column."""
+    """Return a table with at most MOST_LINES lines. `head` has (text, CSS class) per column."""
     lines = len(columns[0])
     title = f"{title}, the first {MOST_LINES} of {lines:,}" if lines > MOST_LINES else title
     return {"title": title, "head": head, "rows": list(zip(*columns, strict=True))[:MOST_LINES]}

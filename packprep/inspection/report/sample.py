@@ -6,8 +6,8 @@ A row has the same content as in `inspect --row`.
 row_with ─► parts as pieces ─┬─► tokens: {t: texts, f: flags, i: ids}, without a long middle
 restore, labels ─► originals ┘
 ```
-All characters of a text are made visible, as in a terminal. A flag is a digit of base 32, the sum
-of TRAINED … CORRUPTED.
+Invisible characters of a text are replaced by visible ones, as in a terminal. The flags of a piece
+are one base-32 digit: the sum of the constants TRAINED … IS_BYTES that apply to the piece.
 """
 
 import json
@@ -39,8 +39,8 @@ DIGITS = "0123456789abcdefghijklmnopqrstuv"
 ALL_BYTES, MOST_BYTES = 4_000_000, 160_000
 """Maximum bytes of JSON for all rows, and for one row."""
 MOST_SEGMENTS, MOST_BOUNDS = 200, 2000
-"""Maximum number of a row's segments that are described, and that are drawn in the mask's picture.
-"""
+"""Maximum number of segments per row that are described, and that are drawn in the picture of the
+attention mask."""
 MOST_READ_BYTES = 1 << 30
 """Maximum bytes of source files that are read to rebuild segments."""
 _SIZES = (
@@ -63,7 +63,9 @@ _TEXT, _NAME, _MESSAGE = 80, 200, 400  # Maximum numbers of characters that are 
 def sample_rows(
     data: OpenedDataset, rows: Sequence[int], sound: frozenset[int]
 ) -> list[dict[str, Any]]:
-    """Return the rows as plain values, or {row, shard, unreadable: reason} for unreadable rows.
+    """Return rows as JSON-compatible values.
+
+    An unreadable row is {row, shard, unreadable: reason, tasks: []}.
 
     Args:
         data: The open dataset.
@@ -89,7 +91,7 @@ def sample_rows(
 
 
 def row_anew(data: OpenedDataset, shown: Mapping[str, Any], epoch: int) -> dict[str, Any] | None:
-    """Return a row of `sample_rows` as resampled for `epoch`.
+    """Return a row, resampled for `epoch`. `shown` is the row's description by `sample_rows`.
 
     Returns:
         {row, epoch, segments: [{number, parts}]}, or None if the row does not change, or has a task
@@ -171,7 +173,14 @@ def _of_shard(
 def _affordable(
     plan: Plan, arrays: Mapping[str, np.ndarray], every: np.ndarray, read: int
 ) -> tuple[np.ndarray, int]:
-    """Return the segments whose files may be read, ascending, and the total bytes to read."""
+    """Return the segments that can be rebuilt within MOST_READ_BYTES, and the total bytes read.
+
+    Args:
+        plan: The dataset's plan.
+        arrays: The shard's arrays.
+        every: Ascending indices of the candidate segments in the shard.
+        read: Number of bytes that earlier shards read.
+    """
     sources, files = (
         arrays["segment_source"][every].tolist(),
         arrays["segment_file"][every].tolist(),
@@ -313,9 +322,9 @@ def _original(
     stored: Segments | None,
     arrays: Any,
 ) -> tuple[dict[str, Any] | None, str]:
-    """Return the segment before its objective, or None and the reason.
+    """Return (part with the segment's original tokens, ""), or (None, reason why there is none).
 
-    Corrupted tokens are flagged. If there is a segment, the reason is empty.
+    The flags mark the tokens that the objective corrupted.
     """
     begin, number = segment["begin"], segment["number"] - 1
     if not segment["tokens"]:
@@ -325,7 +334,7 @@ def _original(
         first_copy = slice(begin, begin + len(ids))
         noised = view.tokens[first_copy] != ids
         law = SCHEDULES[task["objective"]]
-        # Some candidates keep their token.
+        # A corrupted slot may keep its token, but it is trained.
         if not law.any_token(task["parameters"]) and not RULES[task["attention"]].in_blocks:
             noised |= view.loss_mask[first_copy] != 0
     elif (
@@ -344,7 +353,7 @@ def _original(
         if not fits[0]:
             return None, "Not inverted: its sentinels do not match the header."
         slots = slots_of_tokens(data.plan, arrays, stored, np.array([g]), ids)
-        # These tokens come after the prefix.
+        # The objective moved the corrupted tokens to slots after the prefix.
         noised = (slots >= begin + segment["prefix"]) & (segment["prefix"] > 0)
     texts = data.texts.pieces(ids.tolist())
     pieces = [
@@ -362,7 +371,7 @@ def _tokens(
         name: Name of the part.
         pieces: Its pieces.
         corrupted: Whether each token was corrupted.
-        first: Slot of the first token, or -1 if the part is in no row.
+        first: Slot of the first token, or -1 if the row does not contain the part.
     """
     texts, flags, ids, at = [], [], [], 0
     for piece in pieces:
@@ -393,7 +402,10 @@ def _shortened(segment: Mapping[str, Any], most: int) -> dict[str, Any]:
 
 
 def _cut(part: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """Return the part, or its ends around a gap, {gap: number of omitted tokens}."""
+    """Return the part, with {gap: number of omitted tokens} as its middle if it is too long.
+
+    `most` is the maximum number of pieces.
+    """
     (run,) = part["runs"]
     if len(run["f"]) <= most:
         return dict(part)
