@@ -30,7 +30,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def keep(what: str, depends_on: bytes, code: str, data: bytes) -> bool:
-    """Store bytes for `kept`, replacing earlier ones, and return whether they could be written.
+    """Store bytes in the cache, for `kept`, and return whether they could be written.
 
     Args:
         what: A word for the file name.
@@ -66,10 +66,10 @@ def keep(what: str, depends_on: bytes, code: str, data: bytes) -> bool:
 
 
 def kept(what: str, depends_on: bytes, code: str) -> bytes | None:
-    """Return stored bytes, or None if there are none that can be trusted.
+    """Return the bytes that `keep` stored, or None if there are no trusted bytes.
 
-    Bytes are ignored if they are damaged, if others can write the file, or if other code made them.
-    The arguments are as in `keep`.
+    Bytes are not trusted if they are damaged, if other users can write the file, or if other code
+    made them. The arguments are as in `keep`.
     """
     for folder in cache_folders().to_read:
         try:
@@ -87,7 +87,7 @@ def kept(what: str, depends_on: bytes, code: str) -> bytes | None:
 
 
 def is_kept(what: str) -> bool:
-    """Return whether any bytes are stored under a word or a glob pattern of words."""
+    """Return whether bytes are stored under the word `what`, which may be a glob pattern."""
     return any(
         glob.glob(os.path.join(glob.escape(folder), f"{what}-*"))
         for folder in cache_folders().to_read
@@ -106,8 +106,8 @@ def cache_folders() -> CacheFolders:
     """Return the folders of the cache.
 
     The candidates are $NUMBA_CACHE_DIR, $XDG_CACHE_HOME, ~/.cache and the folder of temporary
-    files. The writable folder is the first that this process can write and no other user except
-    root can. Read-only candidates before it are read too, such as a cache in a container image.
+    files. The writable folder is the first candidate that only this user and root can write.
+    Read-only candidates before it are read too, such as a cache in a container image.
     """
     candidates = [
         os.environ.get("NUMBA_CACHE_DIR"),
@@ -168,7 +168,7 @@ def code_digest(path: str) -> str:
 
 @functools.cache
 def _read(path: str) -> tuple[str, frozenset[str]]:
-    """Return the digest of a Python file and the packprep files that it names."""
+    """Return the digest of a Python file, and the paths of the packprep files that it mentions."""
     data, root = read_file(path), os.path.dirname(__file__)
     modules: set[bytes] = set()
     for base, names in _NAMED.findall(data):
@@ -181,19 +181,19 @@ def _read(path: str) -> tuple[str, frozenset[str]]:
 
 
 def _trusted() -> set[int]:
-    """Return the ids of trusted users, whose files may be read.
+    """Return the ids of the users that are trusted to write cached files.
 
-    They are this user, user 0, and the owner of the root folder. That owner controls Python too; it
-    is user 0, or another id if a container maps users.
+    They are this user, user 0, and the owner of the root folder. The owner of the root folder
+    controls Python too. It is user 0, or another id if a container maps users.
     """
     return {0, os.geteuid(), os.stat("/").st_uid}
 
 
 def _make_own(folder: str) -> str:
-    """Make a folder and its parents, and return why others could write or replace it; "" otherwise.
+    """Make a folder and its parents. Return why other users could write or replace it, or "".
 
-    `folder` is a real path. In a folder with the sticky bit, users cannot replace the files of
-    others.
+    `folder` is a real path. Parents that everyone can write are accepted if they have the sticky
+    bit, because users then cannot replace the files of other users.
     """
     for path in itertools.accumulate(Path(folder).parts, os.path.join):
         if not os.path.lexists(path):

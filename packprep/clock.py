@@ -19,7 +19,7 @@ class Clock:
 
     seconds: dict[str, float] = field(default_factory=dict)
     _began: float = field(default_factory=time.perf_counter)
-    # seconds of finished stages inside each open stage
+    # Seconds of finished stages inside each open stage, which count only for the inner stages.
     _inner: list[float] = field(default_factory=lambda: [0.0])
 
     @contextmanager
@@ -86,9 +86,10 @@ class Profile:
 
 
 def describe_profile(profile: Profile) -> dict[str, Any]:
-    """Return a profile as plain values.
+    """Return a profile as JSON-compatible values, with rates.
 
-    They are the rates per wall-clock second, and each stage's share and rate for a single worker.
+    The rates of the whole build are per wall-clock second. The rates of a stage are per second that
+    workers spent in this stage.
     """
     whole = profile.wall_s * profile.workers
     seconds = {**profile.seconds, WAITING: max(0.0, whole - sum(profile.seconds.values()))}
@@ -114,5 +115,5 @@ def describe_profile(profile: Profile) -> dict[str, Any]:
 
 
 def _rate(count: int, seconds: float) -> float | None:
-    """Return a rate per second, or None without a count or measured time."""
+    """Return a rate per second, or None if the count or the time is 0."""
     return count / seconds if count and seconds > 0 else None

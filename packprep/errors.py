@@ -3,17 +3,17 @@
 ```
 PackprepError                 2   could not run, or the build stopped
 ├── RecipeError                   a key, value or combination in the recipe or on the command line
-├── VocabularyError               a tokenizer that cannot be read, or lacks a role
+├── VocabularyError               a tokenizer that cannot be read, or lacks a special token
 ├── SourceError                   an input file that is missing, unreadable, truncated or changed
 ├── StorageError                  a URL that cannot be reached, read or written
 ├── PlanError                     a plan that does not fit the recipe, inputs or installation
 ├── BuildError                    a build that stops: full disk, differing digests, many rejects
 ├── DatasetError                  a dataset whose files are missing, damaged or of an unknown kind
-├── TokenizerMismatch             a trainer's tokenizer is not the one of a dataset's ids
+├── TokenizerMismatch             a trainer's tokenizer that differs from a dataset's
 ├── StateError                    a loader state of another dataset, seed, order or redraw
 ├── Exhausted                     a dataset of a mixture that reached its max_epochs
 ├── ArgumentError                 a Python call's argument that cannot be used (a ValueError too)
-└── Stopped                  75   stopped by a signal at a safe point; the same command goes on
+└── Stopped                  75   stopped by a signal at a safe point; the same command resumes
 ```
 
 A message names the problem, its place (file, row, key, values), and the action to take.
@@ -50,7 +50,7 @@ class VocabularyError(PackprepError):
     """A tokenizer cannot be read, or does not have a special token that the recipe uses.
 
     Attributes:
-        settings: Lines for the recipe's [specials] that fix the error, if any.
+        settings: Lines for the recipe's [specials] that fix the error, or ().
     """
 
     def __init__(self, message: str, settings: tuple[str, ...] = ()):
@@ -62,7 +62,7 @@ class SourceError(PackprepError):
     """An input file is missing, unreadable, truncated or different from the plan.
 
     Attributes:
-        settings: Values by key of [[sources]] that the message suggests, if any.
+        settings: Key of [[sources]] → value that the message suggests, or {}.
     """
 
     def __init__(self, message: str, settings: dict[str, str] | None = None):
@@ -73,7 +73,7 @@ class SourceError(PackprepError):
 class StorageError(PackprepError):
     """A URL cannot be reached, read or written.
 
-    Reasons are permissions, a missing bucket, or repeated failures.
+    Typical reasons are permissions, a missing bucket, or repeated failures.
     """
 
 
@@ -90,9 +90,9 @@ class DatasetError(PackprepError):
 
 
 class TokenizerMismatch(PackprepError):
-    """A trainer's tokenizer differs from the one that produced a dataset's ids.
+    """A trainer's tokenizer differs from the tokenizer that produced a dataset's ids.
 
-    It has another token at an id, or gives other ids for a text.
+    The trainer's tokenizer has another token at an id, or gives other ids for a text.
     """
 
 

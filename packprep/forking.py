@@ -20,7 +20,7 @@ else:
         """An attribute that is computed at its first access, without a lock.
 
         `functools.cached_property` has a lock on Python 3.11. Threads that access the attribute at
-        the same time may compute its value several times, but all get the same one.
+        the same time may compute its value several times, but all get the same object.
         """
 
         def __init__(self, function):
@@ -39,7 +39,7 @@ _no_fork = threading.RLock()
 
 
 def hold_at_forks(lock: "Any") -> None:
-    """Make each fork wait for this lock, so that it is free in the child."""
+    """Make each fork wait until `lock` is free, so that it is also free in the child."""
     if hasattr(os, "register_at_fork"):  # Windows does not have it.
         os.register_at_fork(
             before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release

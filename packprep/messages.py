@@ -2,11 +2,12 @@
 
 Results are printed on stdout. Messages and a progress bar are printed on stderr.
 
-cache, kernel, storage, … ─► say ─┬─ in the command: stderr, where a bar makes room for the line
-                                  └─ in a worker: `say` of its parent
+cache, kernel, storage, … ─► say ─┬─ in the command: stderr, after clearing a progress bar
+                                  └─ in a worker: `say` of the parent process
 
 One setting of the command's process, `show`, determines which messages are shown. Names of files,
-sources and tasks come from users. Output therefore shows every character visibly, and no secret.
+sources and tasks come from users. Output therefore shows every character visibly. Passwords and
+signatures of URLs are replaced by ….
 """
 
 import contextlib
@@ -19,22 +20,22 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 Listener = Callable[[str, bool], None]
-"""A function that takes a message, and whether it is shown only once per command."""
+"""A function of a message and a flag. The flag says that a command shows the message only once."""
 
 
 def visible(text: str) -> str:
-    """Return a text with every character visible.
+    """Return a text with every unprintable character replaced.
 
-    A line feed becomes ↵, and others follow `PICTURES`. Other unprintable characters become an
-    escape such as \\u{200b}.
+    Characters of `PICTURES` become arrows, such as ↵ for a line feed. All others become an escape
+    such as \\u{200b}.
     """
     return text if text.isprintable() else "".join(map(_visible, text))
 
 
 PICTURES = {"\n": "↵", "\t": "⇥", "\r": "⇤"}
-"""Visible replacements of control characters.
+"""Control character → visible replacement.
 
-They are arrows, because most fonts do not have the pictures of control characters from U+2400 on.
+The replacements are arrows, because most fonts lack the pictures of control characters (U+2400 …).
 """
 
 
@@ -83,8 +84,8 @@ def say(message: str, once: bool = False) -> None:
 
     Args:
         message: The message.
-        once: Show it only once per command and all of its workers. A process of another program's
-            pool then does not show it.
+        once: Whether to show the message only once per command, including its workers. In a process
+            pool of another program, the message is then not shown.
     """
     if once:
         starter = sys.modules.get("multiprocessing.process")  # None outside a process pool
@@ -108,8 +109,8 @@ def say_stage(message: str) -> None:
 def write(message: str, error: bool = False) -> None:
     """Write a message to stderr, without the secrets of URLs.
 
-    Lines after the first are indented, so that none looks like a separate message. If `error`, the
-    message is written even if the user asked for errors only.
+    Lines after the first are indented, so that they do not look like separate messages. If `error`,
+    the message is written even if the user asked for errors only.
     """
     if _shown == ERRORS and not error:
         return
@@ -142,8 +143,8 @@ def say_error(message: str) -> None:
 
 
 ERRORS, USUAL, STAGES = "errors", "usual", "stages"
-"""Levels of output: only errors; also messages about long work; also each stage, with the seconds
-since the start."""
+"""Levels of output. ERRORS shows only errors, and USUAL also messages about long work. STAGES also
+shows each finished stage, with the seconds since the start."""
 _shown = USUAL
 _begun = time.monotonic()
 
@@ -176,9 +177,9 @@ def heard_by(listener: Listener) -> Iterator[None]:
 class Bar:
     """A progress bar on stderr: tokens, MB/s, documents, rejects and time left.
 
-    Without a terminal, it prints only one line at the start. The amount of text is an estimate if
-    files are compressed or documents are rejected. The total therefore grows if more text is read,
-    and it is set to the amount that was read once the last item is done.
+    Without a terminal, it prints only one line at the start. The total amount of text is an
+    estimate if files are compressed or documents are rejected. The total therefore grows if more
+    text is read. After the last item, the total becomes the amount that was read.
     """
 
     def __init__(self) -> None:
@@ -252,9 +253,10 @@ MOST_COMPARED = 10_000
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """Return existing names for a message: all if they are few, otherwise those most like `name`.
+    """Return a list of existing names for a message.
 
-    The number of other names follows.
+    If there are more than NEAREST names, the list has only the names that are similar to `name`,
+    and the number of other names.
     """
     if len(names) <= NEAREST:
         return ", ".join(names)

@@ -8,8 +8,9 @@ number:
     counter word    0            1          2          3
                     index // 4   attempt    purpose    epoch
 
-Number `index` is word `index % 4` of that block. The generator has no state, so any number can be
-computed at any time, in any order. `kernel/chance.py` has compiled versions of these functions.
+A key and a counter give a block of four 32-bit words. Number `index` is word `index % 4` of its
+block. The generator has no state, so any number can be computed at any time, in any order.
+`kernel/chance.py` has compiled versions of these functions.
 """
 
 import hashlib
@@ -17,8 +18,8 @@ import json
 
 import numpy as np
 
-# These are the purposes of numbers. A purpose names one independent stream under each key. The
-# values are part of the format version.
+# These are the purposes of random numbers. Each purpose has an independent stream under each key.
+# The values must not change within a format version.
 SEGMENT_KEY = 1  # the key of a segment
 TASK = 2  # the task of a segment
 SEGMENT_LENGTH = 3  # the random length of a segment (random_length)
@@ -56,7 +57,7 @@ _LOW = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
 
 
-_BLOCKS_AT_ONCE = 1 << 13  # The words of so few blocks fit in the processor's cache.
+_BLOCKS_AT_ONCE = 1 << 13  # The words of this many blocks fit in the processor's cache.
 
 
 def philox(key, c0, c1, c2, c3):
@@ -64,7 +65,7 @@ def philox(key, c0, c1, c2, c3):
 
     Args:
         key: uint64, broadcast against the counter words.
-        c0: Counter word 0, below 2³², as c1, c2 and c3.
+        c0: Counter word 0. All counter words are below 2³².
         c1: Counter word 1.
         c2: Counter word 2.
         c3: Counter word 3.
@@ -85,9 +86,9 @@ def philox(key, c0, c1, c2, c3):
 
 
 def _rounds(key, *counter):
-    """Compute philox of flat arrays with few buffers.
+    """Compute `philox` of flat arrays, with few temporary arrays.
 
-    The results are four uint64 arrays. The low halves of their elements are the words.
+    The results are four uint64 arrays. The low 32 bits of their elements are the words.
     """
     x0, x1, x2, x3 = (x.copy() for x in counter)
     k0, k1 = key & _LOW, key >> _32
@@ -239,7 +240,7 @@ LN_2 = 0.6931471805599453
 
 
 def exponentials(words: np.ndarray) -> np.ndarray:
-    """Return −ln((2 w + 1) / 2³³) of 32-bit words as float64, to 1e-11.
+    """Return −ln((2 w + 1) / 2³³) of 32-bit words w as float64, with an error below 1e-11.
 
     Only + − × ÷ are used, so that every machine gives the same result.
     """

@@ -1,11 +1,11 @@
-"""Copy a dataset or token store without some documents, so that no other slot moves.
+"""Copy a dataset or token store without some documents. All other tokens keep their positions.
 
-    list of documents ─► removed.json ─┬─ shards that hold one ─► the same without it, its receipt
-    dataset ─► plan, with its digest ──┴─ all others ───────────► linked, or copied
-                                                                  └─► dataset.json, last
+    list of documents ─► removed.json ─┬─ shards with a listed document ─► new shard and receipt
+    dataset ─► new plan ───────────────┴─ all other shards ──────────────► linked, or copied
+                                                                           └─► dataset.json, last
 
-The sources are not read, because their text may no longer exist. After a killed command, the same
-command resumes the copy, as for a build.
+The sources are not read, because their text may no longer exist. If the command is killed, run it
+again to resume the copy.
 """
 
 import json
@@ -51,7 +51,7 @@ from packprep.sources.slices import place_of
 from packprep.storage import Folder, LocalCopy, LocalFolder, folder_at, local_copy, refuse_nested
 
 Documents = dict[str, dict[str, list[int]]]
-"""Positions of documents, by source and file."""
+"""Source name → file name → positions of documents in the file."""
 _KEYS = {"source", "file", "doc"}
 _SHOWN = 3
 _NOTHING = {
@@ -72,8 +72,8 @@ def remove_documents(
     Args:
         directory: The dataset or token store, as a path or URL.
         documents: A file of JSON lines with "source", "file" and "doc", a document's position.
-            "source" is optional if there is only one. "file" is optional if the source has only
-            one, or if "doc" is "FILE:POSITION".
+            "source" is optional if the dataset has a single source. "file" is optional if the
+            source has a single file, or if "doc" is "FILE:POSITION".
         out: The folder of the copy, as a path or URL.
         progress: Receives the progress.
         workers: Number of processes. 0 runs in this process.
@@ -82,18 +82,19 @@ def remove_documents(
         A dict with these keys:
 
         - directory, out: The two folders.
-        - listed, removed: Number of documents in the list, and of removed ones.
-        - segments, tokens: Number of segments and tokens that were removed.
-        - shards, changed: Number of shards, and the numbers of the shards that lost documents.
-        - rejected, elsewhere: Number of documents without content here, by reason.
-        - examples: Examples of these documents, by reason.
+        - listed, removed: Numbers of listed documents and of removed documents.
+        - segments, tokens: Numbers of removed segments and tokens.
+        - shards, changed: Number of shards, and a list of the shards that lost documents.
+        - rejected, elsewhere: Numbers of listed documents that had no content in the dataset: those
+          that were rejected or removed before, and all others.
+        - examples: Some documents for each of the keys rejected and elsewhere.
         - fingerprint: The fingerprint of the copy.
 
     Raises:
         RecipeError: If the list is invalid, or none of its documents has content in the dataset.
         DatasetError: If the dataset is damaged or unfinished.
-        PlanError: If `out` has other files or another copy, or the dataset's plan is another.
-            Nothing is written then.
+        PlanError: If `out` has other files or another copy, or if plan.json is not the plan that
+            the dataset names. Nothing is written in these cases.
         BuildError: If a file cannot be written.
         Stopped: After a signal.
     """
@@ -172,7 +173,8 @@ def read_list(path: Path, plan: Plan) -> Documents:
     """Return the documents that a file of JSON lines names.
 
     Raises:
-        RecipeError: If a line does not name a document of the plan. The message has its number.
+        RecipeError: If a line does not name a document of the plan. The message has the number of
+            the line.
     """
     try:
         lines = read_file(path).splitlines()
@@ -241,9 +243,9 @@ def _joined(
 
 
 def _replaced(manifest: Manifest, plan: Plan, changed: list[int]) -> dict[str, Any]:
-    """Return the new plan's entry for the dataset that it replaces.
+    """Return the entry of the new plan that describes the old dataset.
 
-    `changed` are the numbers of the shards that lose documents.
+    `changed` has the numbers of the shards that lose documents.
     """
     return {
         "fingerprint": manifest["fingerprint"],
@@ -256,7 +258,7 @@ def _replaced(manifest: Manifest, plan: Plan, changed: list[int]) -> dict[str, A
 
 
 def _begin(out: Folder, planned: bytes, removed: bytes, plan: Plan) -> None:
-    """Write the plan of the new dataset, after the files that it names.
+    """Write tokenizer.json and removed.json of the new dataset, and then its plan.json.
 
     Raises:
         PlanError: If the folder has another plan or other files.
@@ -283,7 +285,7 @@ def _begin(out: Folder, planned: bytes, removed: bytes, plan: Plan) -> None:
 class _Lost:
     """The segments and tokens that a dataset loses by a list of documents.
 
-    Documents that it lost earlier are not counted.
+    Documents that were removed earlier are not counted.
     """
 
     def __init__(self, local: LocalCopy, manifest: Manifest, plan: Plan, listed: Documents):
@@ -291,7 +293,7 @@ class _Lost:
         self.shards: list[int] = []  # numbers of shards that lose documents
         self._of_file: dict[
             int, tuple[str, str, np.ndarray]
-        ] = {}  # source, name and positions by file of the plan
+        ] = {}  # index of a file in the plan → source name, file name and positions
         for source in plan.sources:
             for i, file in enumerate(source.files.names if source.name in listed else ()):
                 if file in listed[source.name]:
@@ -304,7 +306,7 @@ class _Lost:
         self._segments = self._tokens = 0
 
     def search(self) -> None:
-        """Search all shards that may contain one of the documents."""
+        """Search all shards that may contain a listed document, and count its segments."""
         plan, candidates = self._plan, set[int]()
         for source in plan.sources:
             pieces = [
@@ -379,7 +381,7 @@ class _Lost:
 
 
 def why_nothing(found: Mapping[str, Any]) -> str:
-    """Return why listed documents had no content in a dataset, in words."""
+    """Return a text that says how many listed documents had no content in a dataset, and why."""
     parts = [
         f"{found[key]:,} {_NOTHING[key]}: {', '.join(found['examples'][key])}"
         + (", …" if found[key] > len(found["examples"][key]) else "")
@@ -434,7 +436,7 @@ def _same(old: Folder, new: Folder, name: str) -> None:
 
 
 def _change(folder: Path, manifest: Manifest, b: int, old: Plan, plan: Plan, new: Folder) -> None:
-    """Write a shard without the documents that it loses, its rejects and its receipt.
+    """Remove the documents from a shard, and write the new shard, its rejects and its receipt.
 
     Raises:
         DatasetError: If the shard or its receipt differs from the manifest.

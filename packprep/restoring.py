@@ -33,13 +33,14 @@ from packprep.sources.slices import PlannedSource
 
 
 def stored_segments(plan: Plan, arrays: Arrays) -> Segments:
-    """Return the segments of a shard's arrays, with columns that follow from the length formula.
+    """Return the segments of a shard's arrays, with the computed columns bos, eos and repeated.
 
-    bos starts a document. eos is the number of slots that the formula leaves over; a value other
-    than 0 and 1 means that the formula does not hold. A later chunk of a supervised document may
-    repeat a system message. Its last token then shows whether there is an eos. With eos after each
-    segment, there is always one. The formula does not apply to segments without tokens, whose
-    columns stay 0.
+    bos is 1 for the first segment of a document, if the recipe adds bos. eos is the number of slots
+    beyond the length formula without eos. If it is neither 0 nor 1, the formula does not hold.
+
+    A later chunk of a supervised document may repeat a system message, with `repeated` tokens. Then
+    eos follows from the last token, or is 1 if every segment has an eos. The three columns are 0
+    for segments without tokens. The column first_trained is computed, too.
     """
     segments = Segments.of_arrays(arrays)
     bos = (segments.start == 0) & segments.has_tokens & plan.recipe.documents.prepend_bos
@@ -68,7 +69,8 @@ def _ends_in_eos(plan: Plan, arrays: Arrays, segments: Segments) -> np.ndarray:
     """Return whether each segment's last token is eos, bool[m]."""
     last_slot = segments.row, segments.first_slot + segments.slots - 1
     last = arrays["tokens"][last_slot].astype(np.int64)
-    # With labels of the next slot, the last label is pad, and x_0 is clean. Tokens decide then.
+    # Noised tokens may differ from the original, so labels are read for these segments. Next-token
+    # labels end with pad, and the last token of block diffusion is clean, so tokens are read there.
     if "labels" in arrays:
         by_task = plan.by_task
         noised = (by_task.in_place & (by_task.copies == 1))[segments.task]
@@ -80,9 +82,9 @@ def _ends_in_eos(plan: Plan, arrays: Arrays, segments: Segments) -> np.ndarray:
 def _first_trained(plan: Plan, segments: Segments) -> np.ndarray:
     """Return the first body slot of each segment's trained ranges, int64[m].
 
-    It is -1 if the whole body may be trained, even by adjacent ranges of different weights. The
-    ranges of a supervised segment with a prefix never contain all of it, so the segment draws no
-    pivot.
+    The value is -1 if the whole body may be trained, even by adjacent ranges of different weights.
+    Trained ranges never cover the whole body of a supervised segment with a prefix. Such a segment
+    gets its prefix from the value, and does not draw it at random.
     """
     first = np.full(len(segments), -1, np.int64)
     if segments.trained is None:
@@ -117,14 +119,14 @@ def restore(
     chosen: np.ndarray,
     epoch: int = 0,
 ) -> RestoredTokens:
-    """Return the original tokens of the chosen segments, by the inverses of their objectives.
+    """Return the original tokens of the chosen segments, by inverting their objectives.
 
     With same-position prediction, they are the labels. With block diffusion, they are x_0.
 
     Args:
         plan: The dataset's plan.
         arrays: A shard's arrays.
-        segments: Its segments, whose lengths must satisfy the length formula.
+        segments: The shard's segments. Their lengths must satisfy the length formula.
         chosen: int64[k]: indices of segments.
         epoch: The epoch of the arrays.
     """
@@ -151,7 +153,7 @@ def _restore(
         body = of_task.flat_slots(arrays["tokens"].shape[1]) + of_task.bos + task.mode
         # Labels of same-position tasks are the original tokens in order, as in causal slots.
         objective = causal.OBJECTIVE if task.in_place else task.objective
-        # The second copy is clean, while labels may be those of the next slot.
+        # In block diffusion, the second copy is clean, but labels may be shifted by one slot.
         twice = task.objective.copies > 1
         rows = arrays["labels" if task.in_place and not twice else "tokens"].reshape(-1)
         if twice:
@@ -202,9 +204,10 @@ def fitting(plan: Plan, arrays: Arrays, segments: Segments, epoch: int = 0) -> n
 
 
 def sound_segments(plan: Plan, shard: Shard) -> Segments:
-    """Return the segments of a shard with valid boundaries, as returned by `stored_segments`.
+    """Return `stored_segments` of a shard, after checking that each segment can be inverted.
 
-    An inverse reads by the length formula, so the formula must hold for every segment.
+    The boundaries of the segments must be valid. Inverting uses the length formula, so the formula
+    must hold for every segment.
 
     Raises:
         DatasetError: If a segment cannot be inverted.
@@ -242,15 +245,15 @@ def _damaged(shard: Shard, segment: int, what: str) -> DatasetError:
 
 
 class _StoredIds(NamedTuple):
-    """The slots that may contain some tokens, and the tokens' ids. Slots count in the flat rows.
+    """n original tokens, and the slots that may contain them, as indices into the flattened rows.
 
     Attributes:
-        rows: The ids of the rows' tokens and of their labels, [2, slots].
-        is_label: Whether labels contain the token, bool[n].
+        rows: The flattened tokens (row 0) and labels (row 1), [2, slots].
+        is_label: Whether the labels contain the original token, bool[n].
         begin: First slot of the token's segment, int64[n].
-        end: The end of the segment, int64[n].
+        end: Slot after the token's segment, int64[n].
         half: Distance from x_t to x_0, or 0 without x_0, int64[n].
-        ids: The tokens, [n].
+        ids: The ids of the original tokens, [n].
     """
 
     rows: np.ndarray
@@ -261,7 +264,10 @@ class _StoredIds(NamedTuple):
     ids: np.ndarray
 
     def are_in(self, slots: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Return whether slots are in the segments of `tokens` and contain their ids, bool[k]."""
+        """Return whether slots[i] is in the segment of tokens[i] and contains its id, bool[k].
+
+        `tokens` has indices of original tokens.
+        """
         is_label, half = self.is_label[tokens], self.half[tokens]
         is_inside = (slots >= self.begin[tokens]) & (slots < self.end[tokens])
         stored_ids = self.rows[is_label.astype(np.int64), np.where(is_inside, slots + half, 0)]
@@ -278,8 +284,8 @@ def slots_of_tokens(
 ) -> np.ndarray:
     """Return the slot in its row of each original token, int64[n].
 
-    In block diffusion, this is the slot in x_t. It is -1 if the slot is unknown, because a custom
-    objective may read values.
+    In block diffusion, this is the slot in x_t. The result is -1 if the slot is unknown. This can
+    happen with a custom objective, because its inverse may depend on token ids.
 
     The slots are found by running the inverse on rows that contain their own slot numbers, counted
     from the end of the vocabulary. Only the special tokens that fill_in_the_middle searches for are
@@ -295,9 +301,9 @@ def slots_of_tokens(
     Args:
         plan: The dataset's plan.
         arrays: A shard's arrays.
-        segments: Its segments, as returned by `stored_segments`.
+        segments: The shard's segments, as returned by `stored_segments`.
         chosen: int64[k]: indices of segments.
-        ids: [n]: their tokens, as returned by `restore`.
+        ids: [n]: original tokens of the chosen segments, as returned by `restore`.
         epoch: The epoch of the arrays.
     """
     if not len(chosen):
@@ -331,9 +337,9 @@ def slots_of_tokens(
 
 
 def _place_specials(slots: np.ndarray, segment: np.ndarray, stored_ids: _StoredIds) -> None:
-    """Set the slots that are −1 where the token is in a slot next to a neighbour's.
+    """Find unknown slots (−1) of tokens that are stored next to the token before or after them.
 
-    Special tokens in the text kept their ids among the numbers, so their slots are unknown.
+    These are special tokens in the text. `_numbered` keeps their ids, so their slots are unknown.
     """
     unknown = np.flatnonzero(slots < 0)
     for step, order in ((1, unknown), (-1, unknown[::-1])):
@@ -345,7 +351,7 @@ def _place_specials(slots: np.ndarray, segment: np.ndarray, stored_ids: _StoredI
 
 
 def _numbered(plan: Plan, tokens: np.ndarray) -> dict[str, np.ndarray]:
-    """Return rows with the number of each slot after the vocabulary, and with special tokens."""
+    """Return rows with the id vocab_size + slot in each slot, except for special tokens of FIM."""
     slot_numbers = np.arange(tokens.size, dtype=np.int32) + plan.vocabulary.vocab_size
     numbers = slot_numbers.reshape(tokens.shape)
     is_special = np.isin(tokens, np.unique([task.ids.fim for task in plan.tasks]))
@@ -353,7 +359,10 @@ def _numbered(plan: Plan, tokens: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _of_numbers(task: Task, tokens: np.ndarray) -> Task:
-    """Return the task with flags for the ids from vocab_size on, which stand for these tokens."""
+    """Return the task with more `continues` flags: the id vocab_size + slot stands for a token.
+
+    A flag says whether a token starts inside a character.
+    """
     continues = task.ids.continues
     if not len(continues):
         return task
@@ -400,10 +409,10 @@ def documents_at(
 
 
 def replay_segments(plan: Plan, arrays: Arrays, chosen: np.ndarray, epoch: int = 0) -> list[str]:
-    """Return the differences, in words, when segments are rebuilt from their sources.
+    """Rebuild segments from their sources, and describe how each differs from the stored segment.
 
-    The difference is "" if the rebuilt segment equals the stored one, and the stored one inverts
-        to the document's tokens. Segments without tokens are not rebuilt.
+    The description is "" if the rebuilt segment equals the stored segment, and inverting the stored
+    segment gives the document's tokens. Segments without tokens are not rebuilt and get "".
 
     Args:
         plan: The dataset's plan.
@@ -412,7 +421,7 @@ def replay_segments(plan: Plan, arrays: Arrays, chosen: np.ndarray, epoch: int =
         epoch: The epoch of the arrays.
 
     Returns:
-        A text for each chosen segment.
+        The description for each chosen segment.
 
     Raises:
         SourceError: If a source file is missing, or a document no longer exists in it.
@@ -449,7 +458,7 @@ def replay_segments(plan: Plan, arrays: Arrays, chosen: np.ndarray, epoch: int =
 
 
 def _cut_again(plan: Plan, documents: Documents, stored: Segments) -> Segments:
-    """Return the documents' segments.
+    """Cut the documents again, and return their segments.
 
     With `concat`, packing determines the cuts, so the stored cuts are used.
     """
@@ -522,7 +531,7 @@ class _Rebuilt(NamedTuple):
         return self._difference_of_tokens()
 
     def _difference_of_tokens(self) -> str:
-        """Return a message if inverting the stored segment does not give the document's tokens."""
+        """Return a message if inverting the stored segment gives other tokens, or ""."""
         stored, apart, g, own = self.stored, self.apart, self.g, self.own
         is_segment = np.arange(len(stored)) == g
         exact = stored.replace(
@@ -538,7 +547,7 @@ class _Rebuilt(NamedTuple):
         return ""
 
     def _difference_of_ranges(self, built: Segments) -> str:
-        """Return the difference between the trained ranges, in words, or ""."""
+        """Return a message if the trained ranges or their weights differ, or ""."""
         stored, g = self.stored, self.g
         if built.trained is None or stored.trained is None:
             # A source without supervised documents gives no ranges.
@@ -561,7 +570,7 @@ class _Rebuilt(NamedTuple):
         return ""
 
     def _difference_of_media(self, built: Segments) -> str:
-        """Return the difference between the media spans, in words, or ""."""
+        """Return a message if the media spans differ, or ""."""
         begin = int(self.stored.first_slot[self.g])
         spans, again = (
             [] if media is None else media.of_segment(g, first)
@@ -602,9 +611,9 @@ def restored_documents(plan: Plan, arrays: Arrays, path: str) -> RestoredDocumen
         inverted and sorted    a₁  b₁  b₂                          content tokens
         documents              a₁ eos │ b₁ b₂ eos
 
-    Segments are sorted by source, file, document, pass and start.
-    If a segment does not start at the end of the one before it, it starts a separate document.
-    Tokens that were not adjacent in the source are therefore never joined.
+    Segments are sorted by source, file, document, pass and start. If a segment does not start where
+    the previous segment ends, it starts a separate document. Tokens that were not adjacent in the
+    source are therefore never joined.
 
     Args:
         plan: The dataset's plan.
@@ -628,7 +637,7 @@ def restored_documents(plan: Plan, arrays: Arrays, path: str) -> RestoredDocumen
             "hint: find all damage with `packprep verify`"
         )
     ordered = segments.select(order)
-    # A document starts where a segment does not start at the end of the one before it.
+    # A document starts with each segment that does not start where the previous segment ends.
     goes_on = ordered.start[1:] == ordered.start[:-1] + ordered.tokens[:-1]
     for column in (ordered.source, ordered.file, ordered.doc, ordered.repeat):
         goes_on &= column[1:] == column[:-1]
