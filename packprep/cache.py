@@ -30,7 +30,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def keep(what: str, depends_on: bytes, code: str, data: bytes) -> bool:
-    """Store bytes in the cache, for `kept`, and return whether they could be written.
+    """Store bytes in the cache, where `kept` finds them. Return whether they could be written.
 
     Args:
         what: A word for the file name.
@@ -66,7 +66,7 @@ def keep(what: str, depends_on: bytes, code: str, data: bytes) -> bool:
 
 
 def kept(what: str, depends_on: bytes, code: str) -> bytes | None:
-    """Return the bytes that `keep` stored, or None if there are no trusted bytes.
+    """Return the bytes that `keep` stored, or None if they are missing or not trusted.
 
     Bytes are not trusted if they are damaged, if other users can write the file, or if other code
     made them. The arguments are as in `keep`.

@@ -159,7 +159,7 @@ def remove_documents(
 
 
 def print_removal(result: Mapping[str, Any]) -> None:
-    """Print the removed counts, and the listed documents that had no content in the dataset."""
+    """Print how much was removed, and which listed documents had no content in the dataset."""
     put_line(
         f"{result['out']}: removed {counted(result['removed'], 'document')} with"
         f" {counted(result['tokens'], 'token')}; {len(result['changed']):,} of"
@@ -392,7 +392,7 @@ def why_nothing(found: Mapping[str, Any]) -> str:
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a rejects file; empty if there is no file."""
+    """Return the records of a rejects file, or [] if the file does not exist."""
     try:
         return [decode(line, str(path)) for line in read_file(path).splitlines(keepends=True)]
     except FileNotFoundError:

@@ -83,8 +83,8 @@ def _first_trained(plan: Plan, segments: Segments) -> np.ndarray:
     """Return the first body slot of each segment's trained ranges, int64[m].
 
     The value is -1 if the whole body may be trained, even by adjacent ranges of different weights.
-    Trained ranges never cover the whole body of a supervised segment with a prefix. Such a segment
-    gets its prefix from the value, and does not draw it at random.
+    Trained ranges never cover the whole body of a supervised segment with a prefix. The prefix of
+    such a segment ends at its trained ranges, and is not drawn at random.
     """
     first = np.full(len(segments), -1, np.int64)
     if segments.trained is None:
@@ -351,7 +351,10 @@ def _place_specials(slots: np.ndarray, segment: np.ndarray, stored_ids: _StoredI
 
 
 def _numbered(plan: Plan, tokens: np.ndarray) -> dict[str, np.ndarray]:
-    """Return rows with the id vocab_size + slot in each slot, except for special tokens of FIM."""
+    """Return rows with the id vocab_size + slot in each slot.
+
+    Special tokens of fill-in-the-middle keep their ids.
+    """
     slot_numbers = np.arange(tokens.size, dtype=np.int32) + plan.vocabulary.vocab_size
     numbers = slot_numbers.reshape(tokens.shape)
     is_special = np.isin(tokens, np.unique([task.ids.fim for task in plan.tasks]))
@@ -359,9 +362,10 @@ def _numbered(plan: Plan, tokens: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _of_numbers(task: Task, tokens: np.ndarray) -> Task:
-    """Return the task with more `continues` flags: the id vocab_size + slot stands for a token.
+    """Return the task with `continues` flags also for the ids that `_numbered` writes.
 
-    A flag says whether a token starts inside a character.
+    A flag says whether the token starts inside a character. The id vocab_size + slot has the flag
+    of the token in that slot.
     """
     continues = task.ids.continues
     if not len(continues):

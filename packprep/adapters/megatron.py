@@ -153,9 +153,9 @@ class GPTRows(TorchDataset):
 def packed_seq_params(batch: Mapping[str, torch.Tensor]) -> Any:
     """Return PackedSeqParams of a batch of GPTRows, or a dict of its fields if megatron is missing.
 
-    The batch has arrays [B, …], or of one row. Its B rows become one THD row of B · T slots, so
-    pass the tokens as `tokens.view(1, -1)`. The boundaries of each row are offset by the length of
-    the rows before it.
+    The batch has arrays [B, …], or the arrays of one row. Its B rows become one THD row of B · T
+    slots, so pass the tokens as `tokens.view(1, -1)`. The boundaries of each row are offset by the
+    length of the rows before it.
     """
     length = batch["tokens"].shape[-1]
     rows = torch.atleast_2d(batch["cu_seqlens"])

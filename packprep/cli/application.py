@@ -14,7 +14,7 @@ from packprep.messages import say_error
 
 
 def _show(what: str) -> Any:
-    """Return a flag's callback that sets which messages are shown."""
+    """Return the callback of a flag. The callback sets the level of output to `what`."""
     return lambda context, parameter, wanted: messages.show(what) if wanted else None
 
 

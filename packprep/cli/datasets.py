@@ -403,7 +403,10 @@ def _instead(view: str | None, option: str, goes_with: list[str]) -> str:
 
 
 def named_and_moved(values: list[str] | None) -> tuple[str | None, dict[str, str]]:
-    """Split the values of --source into a NAME without a prefix, or None, and source → prefix."""
+    """Parse the values of --source: return the NAME without a prefix, and source → prefix.
+
+    The name is None if all values have a prefix.
+    """
     from packprep.errors import RecipeError
 
     names = [value for value in values or () if "=" not in value]

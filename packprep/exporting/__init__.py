@@ -23,8 +23,8 @@ class Export:
 
     - `check(exporting)` raises RecipeError for a dataset that cannot be exported, and prints a
       warning for information that the export loses.
-    - `write(exporting)` writes the files and returns their part of the receipt: files, [{file,
-      bytes, digest}], and more.
+    - `write(exporting)` writes the files and returns entries for the receipt: files, [{file, bytes,
+      digest}], and more.
     - `located(receipt, out)` returns the receipt with full paths, for exports whose printed
       commands contain paths. It is optional.
     - `said(receipt)` returns lines that describe the result and the trainer's options.

@@ -124,7 +124,7 @@ def check(exporting: Exporting) -> None:
 
 
 def write(exporting: Exporting) -> dict[str, Any]:
-    """Write the files, and return their part of the receipt: rows and files."""
+    """Write the files, and return entries for the receipt: rows and files."""
     manifest, out = exporting.manifest, exporting.out
     ranges = files_of_rows(manifest, FILE_SLOTS)
     written = dict(

@@ -70,9 +70,9 @@ def check(exporting: Exporting) -> None:
 
 
 def write(exporting: Exporting) -> dict[str, Any]:
-    """Write the files, and return their part of the receipt.
+    """Write the files, and return entries for the receipt.
 
-    The entries are lines, not_exact, trained_in_part and files.
+    They are lines, not_exact, trained_in_part and files.
     """
     if exporting.form == "documents":
         say_what_documents_lack(exporting)

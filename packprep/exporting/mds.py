@@ -46,7 +46,7 @@ INDEX, HASH = "index.json", "xxh3_128"
 
 
 def columns_of(manifest: Manifest) -> dict[str, np.dtype]:
-    """Return the name → dtype of each column, sorted by name.
+    """Return column name → dtype, sorted by name.
 
     The columns are the loader's. loss_weights is omitted if all weights are 1. prefix_ends and
     block_lengths are omitted if no task needs them.
@@ -70,7 +70,7 @@ def check(exporting: Exporting) -> None:
 
 
 def write(exporting: Exporting) -> dict[str, Any]:
-    """Write the files, and return their part of the receipt: columns, rows and files."""
+    """Write the files, and return entries for the receipt: columns, rows and files."""
     manifest, out = exporting.manifest, exporting.out
     ranges = [
         [rows for rows in of_shard if rows] for of_shard in files_of_rows(manifest, FILE_SLOTS)

@@ -145,9 +145,9 @@ def check(exporting: Exporting) -> None:
 
 
 def write(exporting: Exporting) -> dict[str, Any]:
-    """Write the pairs, and return their part of the receipt.
+    """Write the pairs of files, and return entries for the receipt.
 
-    The entries are dtype, documents, tokens, data_path and files.
+    They are dtype, documents, tokens, data_path and files.
     """
     manifest, out, of_documents = exporting.manifest, exporting.out, exporting.form == "documents"
     assert isinstance(out, LocalFolder)

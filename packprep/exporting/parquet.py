@@ -308,7 +308,7 @@ def _not_causal(manifest: Manifest) -> tuple[list[str], list[str]]:
 
 
 def write(exporting: Exporting) -> dict[str, Any]:
-    """Write the files, and return their part of the receipt: rows and files."""
+    """Write the files, and return entries for the receipt: rows and files."""
     written = dict(
         each_shard(exporting, _setup, exporting.out, exporting.form, workers=exporting.workers)
     )

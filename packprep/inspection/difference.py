@@ -333,7 +333,7 @@ def _row_of(shard: Shard, name: str, at: int, slot: int) -> tuple[int, int, int]
 
 
 def _begin_of(shard: Shard, row: int, segment: int) -> int:
-    """Return the first slot of a segment in a row, or the last slot if there is no such segment."""
+    """Return the first slot of a row's segment, or the row's last slot if it has fewer segments."""
     first = int(shard.arrays["row_offsets"][row]) + row
     physical = shard.arrays.get("cu_seqlens_padded", shard.arrays["cu_seqlens"])
     return min(int(physical[min(first + segment, len(physical) - 1)]), shard.seq_length - 1)

@@ -132,7 +132,10 @@ class OpenedDataset:
         return said.tolist()
 
     def _replayed(self, plan: Plan, arrays: Arrays, chosen: np.ndarray) -> list[str]:
-        """Rebuild segments, and return texts as in `rebuilt`. Their sources may be read."""
+        """Rebuild segments, and return one text per segment, as in `rebuilt`.
+
+        The caller has checked that their sources may be read.
+        """
 
         def replay(which: np.ndarray) -> list[str]:
             return [

@@ -348,7 +348,10 @@ def _say_other_engine(plan: Plan, progress: Progress) -> None:
 def _check_plan(
     check: DatasetCheck, stored: dict[str, Any], recipe: Recipe | None, moved: Mapping[str, str]
 ) -> None:
-    """Check P2 and P22 of the manifest and the plan. Compare the plan with `recipe` if given."""
+    """Check that the manifest agrees with the plan (P2), and that the plan is correct (P22).
+
+    If `recipe` is given, compare it with the plan.
+    """
     plan, manifest, faults = check.plan, check.manifest, check.faults
     check_manifest(check.local.folder, plan, manifest, faults)
     check_replaced(stored, plan, manifest, faults)
@@ -506,8 +509,8 @@ def _arrays_of(
 ) -> Arrays | None:
     """Check the arrays of one shard in an epoch, and return them.
 
-    The checked invariants are P3 to P15, P18 to P20 and P23 to P25. Return None if a fault prevents
-    inverting or counting the segments.
+    All invariants of arrays are checked: P3 to P15, P18 to P20 and P23 to P25. Return None if a
+    fault prevents inverting or counting the segments.
 
     Args:
         directory: Directory of the dataset.

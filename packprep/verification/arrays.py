@@ -129,7 +129,7 @@ def check_layout(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> bool:
 
 
 def check_arrays(plan: Plan, arrays: Arrays, file: str, faults: Faults, epoch: int = 0) -> bool:
-    """Check P4 to P15, P18 to P20 and P23 to P25 of one shard.
+    """Check all invariants of a shard's arrays: P4 to P15, P18 to P20 and P23 to P25.
 
     Args:
         plan: The dataset's plan.
@@ -221,7 +221,7 @@ def _check_tasks(check: ShardCheck) -> bool:
 
 
 def _check_headers(check: ShardCheck) -> bool:
-    """Check P11 of each segment, and P13 of its noise level and loss weight.
+    """Check each segment's origin, key and task (P11), and its noise level and loss weight (P13).
 
     Return whether no fault was found.
     """
@@ -297,7 +297,8 @@ def _file_keys(plan: Plan, files: np.ndarray) -> np.ndarray:
 def _kept(check: ShardCheck) -> np.ndarray:
     """Return whether the plan keeps each segment's document in the segment's pass, bool[m].
 
-    The plan determines the effect of `sample`, and for text files of a fractional `repeat`.
+    The plan determines which documents `sample` keeps. For text files, it also determines which
+    documents a fractional `repeat` keeps.
     """
     segments = check.segments
     kept = np.ones(len(segments), np.bool_)
@@ -415,10 +416,10 @@ def _check_repeated(check: ShardCheck) -> None:
 
 
 def _check_coverage(check: ShardCheck) -> None:
-    """Check P15, and P12 for eos, of the segments that have tokens.
+    """Check P15: the segments with tokens of a document cover it without gap or overlap.
 
-    The segments of a document must cover it without gap or overlap. If eos is added after
-    documents, only the last segment of a document has an eos.
+    If the recipe adds eos only after documents, also check P12: only a document's last segment has
+    an eos.
     """
     segments, documents = check.segments, check.plan.recipe.documents
     order = np.lexsort((segments.start, segments.doc, segments.repeat, segments.file))
@@ -459,8 +460,8 @@ def _check_coverage(check: ShardCheck) -> None:
 def _may_be_limited(check: ShardCheck, ordered: Segments, goes_on: np.ndarray) -> np.ndarray:
     """Return which segments may belong to documents with trained ranges, bool[m].
 
-    Such documents draw among fewer tasks. A document may have trained ranges only if all of its
-    segments have the task of this draw or are very short. The stored ranges cannot identify these
+    Such documents draw among fewer tasks. So a document may have trained ranges only if each of its
+    segments has the task of this draw or is very short. The stored ranges cannot identify these
     documents, because a completely trained chunk looks like a chunk of any other document.
 
     Args:
@@ -639,7 +640,7 @@ def _compare_blocks(
 
 
 def _check_weights(check: ShardCheck, blocks: Blocks) -> None:
-    """Check P13 and P18 of the array `loss_weights`, which exists only in an epoch.
+    """Check the array `loss_weights` of a resampled shard (P13, P18).
 
     The expected weight is the product of `loss_mask`, the weight of the segment or block, and the
     weight of the trained range that contains the slot's target.

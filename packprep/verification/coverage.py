@@ -48,7 +48,7 @@ class Locations(NamedTuple):
 
     Attributes:
         file: Index into the plan's files.
-        use: Index of the pass over the source.
+        use: Index of the pass.
         position: Position of the document in its file.
     """
 
@@ -66,7 +66,7 @@ class Runs(NamedTuple):
 
     Attributes:
         file: Index into the plan's files.
-        use: Index of the pass over the source.
+        use: Index of the pass.
         first: Position of the first document in the part.
         last: Position of the last document in the part.
     """
@@ -378,10 +378,10 @@ def _extents(plan: Plan, shard: int) -> Iterator[_Extents]:
 
 
 def _whole(source: PlannedSource, locations: range) -> np.ndarray:
-    """Return the file, pass, begin and end of n files in completely read splits, int64[4, n].
+    """Return file, pass, first position and end of n files in completely read splits, int64[4, n].
 
-    `locations` is a range of indices into the source's list of splits in all passes, as returned by
-    `source.places`.
+    `locations` is a result of `source.places`: indices into the list of the source's splits in each
+    pass.
     """
     pieces, uses = source.at_places(locations)
     found = source.pieces.at(pieces)
@@ -397,7 +397,7 @@ def _whole(source: PlannedSource, locations: range) -> np.ndarray:
 
 
 def _in_part(slices: Iterable[Slice]) -> np.ndarray:
-    """Return the file, pass, begin and end of work ranges, int64[4, n]."""
+    """Return file, pass, first position and end position of n work ranges, int64[4, n]."""
     found = []
     for part in slices:
         begin, end = 0, _END
@@ -427,7 +427,7 @@ def _formats(source: PlannedSource) -> np.ndarray:
 
 
 def _uses_of_files(file: Any, use: Any) -> Any:
-    """Return a number that identifies a pass over a file. It orders by file, then by pass.
+    """Return a number for each file and pass. The numbers sort by file, then by pass.
 
     Arguments and result are ints or int64 arrays.
     """
@@ -464,7 +464,8 @@ def _groups(locations: Locations) -> list[tuple[int, int, slice]]:
 def _check_kept(plan: Plan, shard: int, every: Locations, faults: Faults) -> None:
     """Check P21: the plan keeps each document of `every` in its pass.
 
-    The plan determines the effect of `sample`, and for text files of a fractional `repeat`.
+    The plan determines which documents `sample` keeps. For text files, it also determines which
+    documents a fractional `repeat` keeps.
     """
     # A fractional `repeat` excludes documents only from the last pass.
     if all(keeps_all(source, source.uses - 1) for source in plan.sources):

@@ -11,8 +11,7 @@ MAX_LISTED = 20
 class Faults:
     """A collection of faults.
 
-    All values have plain types, so other processes can receive a list of faults, and JSON can
-    contain it.
+    The faults are dicts of plain types, so they can be sent to other processes and written as JSON.
     """
 
     def __init__(self) -> None:

@@ -211,7 +211,7 @@ def _setup(opened: Sequence[_Opened]) -> Do:
 
 
 def _compare_shard(opened: Sequence[_Opened], b: int, faults: Faults) -> int:
-    """Check P2 and P21 of shard b of all datasets.
+    """Check that shard b has the same text in every dataset (P2), and divides it correctly (P21).
 
     With `documents.long = "decompose"`, several datasets may use chunks of a document. The chunks
     must follow one another without gap or overlap. Otherwise one dataset uses or rejects the
@@ -258,7 +258,7 @@ def _compare_shard(opened: Sequence[_Opened], b: int, faults: Faults) -> int:
 
 
 class _ShardDocuments(NamedTuple):
-    """The documents of a shard in one dataset. The rows of int64[3, k] are file, pass, position.
+    """The documents of a shard in one dataset. An int64[3, k] has the rows file, pass, position.
 
     Attributes:
         receipt: The shard's receipt.
@@ -340,5 +340,5 @@ def _check_pieces(
 
 
 def _named(name: str) -> str:
-    """Return a glob pattern for the file `name` in all datasets."""
+    """Return a glob pattern that matches the file `name` in each dataset."""
     return f"seq_*/{name}"

@@ -239,7 +239,7 @@ def check_shard_files(
     plan: Plan,
     faults: Faults,
 ) -> tuple[bool, dict[str, Any] | None]:
-    """Check P1, P2 and P16 of one shard's file, receipt and rejects.
+    """Check file, receipt and rejects of one shard: P1, P2, and P16 of the ledger.
 
     Args:
         directory: Directory of the dataset.
@@ -515,7 +515,7 @@ def _is_near(stored: Any, expected: Any) -> bool:
 
 
 def check_reject_limit(plan: Plan, total: Ledger, faults: Faults) -> None:
-    """Check P22: the share of bad documents in all ledgers is at most `max_bad_fraction`."""
+    """Check P22: the dataset's share of bad documents is at most `max_bad_fraction`."""
     if fault := bad_fault(total, plan.max_bad_fraction):
         faults.add("P22", MANIFEST_NAME, fault)
 

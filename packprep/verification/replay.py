@@ -48,7 +48,7 @@ class ShardToReplay(NamedTuple):
 
 
 def replay_shard(shard: ShardToReplay, rejects: Locations | None) -> int | None:
-    """Check P17 and P21 of a whole shard by rebuilding it.
+    """Rebuild a whole shard, and compare it (P17) and its documents (P21) with the stored shard.
 
     The rebuilt shard must equal the stored shard. Inverting the stored segments must give the
     tokens of the documents.
@@ -76,7 +76,7 @@ def replay_shard(shard: ShardToReplay, rejects: Locations | None) -> int | None:
 
 
 def check_receipt(number: int, receipt: Receipt, made: Made | StoreShard, faults: Faults) -> None:
-    """Check P17 of a receipt: the rebuilt shard has the same ledger and rejects."""
+    """Check P17: the rebuilt shard has the ledger and the rejects of the stored receipt."""
     if receipt["ledger"] != made.ledger:
         faults.add("P17", receipt_name(number), "the ledger differs from the rebuilt shard")
     rejects = encode_rejects(made)
@@ -130,7 +130,7 @@ def _check_inverse(shard: ShardToReplay, made: Made) -> None:
 
 
 def replay_some(shard: ShardToReplay, chosen: np.ndarray) -> int:
-    """Check P17 of some segments by rebuilding them.
+    """Rebuild some segments of a shard, and compare them with the stored segments (P17).
 
     Args:
         shard: The shard.

@@ -273,7 +273,10 @@ def seen_before(segments: Segments) -> np.ndarray:
 
 
 def check_slots(check: ShardCheck) -> None:
-    """Check P6 to P10 of one shard. Its `segment_*` arrays must be valid."""
+    """Check segment ids, padding, token ids, loss mask and labels of one shard (P6 to P10).
+
+    The shard's `segment_*` arrays must be valid.
+    """
     tokens, segments, roles = check.arrays["tokens"], check.segments, check.plan.vocabulary.roles
     labels = check.arrays.get("labels", np.zeros((0, tokens.shape[1]), tokens.dtype))
     shift = check.plan.by_task.shift[segments.task]

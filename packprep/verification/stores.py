@@ -27,7 +27,9 @@ def check_store_shard(
     decoders: Decoders,
     faults: Faults,
 ) -> int | None:
-    """Check P3, P4, P8, P16, P21 and P23 of a token store's shard, and P17 with `whole`.
+    """Check the arrays and the ledger of a token store's shard: P3, P4, P8, P16, P21 and P23.
+
+    With `whole`, also rebuild the shard from its sources, and compare it (P17).
 
     Args:
         plan: The store's plan.
@@ -96,7 +98,7 @@ def _is_sound(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> bool:
 def _check_form(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> None:
     """Check P4 and P8: the offsets, document numbers and token ids are in range."""
     documents, supervised = len(arrays["position"]), len(arrays["supervised"])
-    # Name of an array of offsets → number of lists, and number of entries in all lists together.
+    # Name of an array of offsets → number of lists, and their total number of entries.
     sizes = {
         "document_offsets": (documents, len(arrays["tokens"])),
         "part_offsets": (len(arrays["part_file"]), documents),

@@ -282,7 +282,7 @@ def splash_attention(
     """Compute jax.nn.dot_product_attention with `dense_mask`, without storing a mask of T².
 
     Outputs at padding are finite and meaningless. Outputs are NaN where prefix_ends is −1, because
-    the kernel cannot compute block diffusion. The loader refuses such tasks by name.
+    the kernel cannot compute block diffusion. The loader refuses such tasks.
 
     Args:
         query: float[B, T, heads, head_dim].

@@ -212,16 +212,16 @@ def loader(
         cu_seqlens cu_seqlens_padded offsets     int32[batch_size, max_segments + 1]
         seqlens                                  int32[batch_size, max_segments], with max_segments
 
-    `seqlens` (by segment id, filled with 0) and `offsets` (filled with −1) follow
-    TransformerEngine's layout. If `epochs` or `samples` leaves the last batch short, rows of
-    padding fill it up, so that shapes stay the same. A mixture's batches have the columns that the
-    tasks of any of its datasets need.
+    `seqlens` and `offsets` follow TransformerEngine's layout: one entry per segment, filled up with
+    0 and −1. If `epochs` or `samples` leaves the last batch short, rows of padding fill it up, so
+    that shapes stay the same. A mixture's batches have the columns that the tasks of any of its
+    datasets need.
 
     With names="maxtext", same-position tasks also give the two masks that MaxText's block diffusion
     reads, int32[batch_size, T] each. `corruption_mask` is 1 where the input differs from the text,
     and `targets_loss_mask` is 1 where a slot is trained. For block-diffusion tasks without
-    `attention`, all arrays contain only x_t and have shape [batch_size, T/2]. Later blocks attend
-    to earlier blocks in their noised form there.
+    `attention`, all arrays contain only x_t and have shape [batch_size, T/2]. A block then attends
+    to earlier blocks in their noised form, because the clean x_0 is missing.
 
     With names="seqio", a batch has the arrays of `packprep.dataset.encoder_decoder.split`,
     [batch_size, encoder_length] and [batch_size, T − encoder_length]. The dataset must have
@@ -671,7 +671,7 @@ def data_rank(sharding: Any, shape: tuple[int, int]) -> tuple[int, int]:
 
 
 def _row_sharding(sharding: Sharding) -> Sharding:
-    """Return the sharding of arrays whose second axis is not the slots of a row.
+    """Return the sharding of arrays [n_rows, …] without an axis of slots, such as `seqlens`.
 
     Only the row axis is partitioned.
     """

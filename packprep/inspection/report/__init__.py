@@ -219,7 +219,7 @@ def _made(
 ) -> tuple[dict[str, Any] | None, dict[str, str]]:
     """Return the dataset's origin, or None, and source → day of the source's newest file.
 
-    If the day of a source is unknown, the reason stands in its place.
+    If the day of a source is unknown, the value is the reason.
     """
     plan: Mapping[str, Any] | None = None
     try:

@@ -322,7 +322,7 @@ def _original(
     stored: Segments | None,
     arrays: Any,
 ) -> tuple[dict[str, Any] | None, str]:
-    """Return (part with the segment's original tokens, ""), or (None, reason why there is none).
+    """Return (part with the segment's original tokens, ""), or (None, reason) if they are unknown.
 
     The flags mark the tokens that the objective corrupted.
     """
