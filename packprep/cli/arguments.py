@@ -188,7 +188,7 @@ def _recipes_in(inputs: list[str]) -> list[str]:
     """Return [recipe] if the input is a recipe, or [] if all inputs are data.
 
     Raises:
-        RecipeError: If there is no input, or a recipe next to other inputs.
+        RecipeError: If `inputs` is empty, or has a recipe and other inputs.
     """
     from packprep.errors import RecipeError
 
@@ -209,7 +209,11 @@ def _recipes_in(inputs: list[str]) -> list[str]:
 
 
 def _refuse_set_twice(options: dict[str, Any], assignments: Iterable[str]) -> None:
-    """Raise RecipeError if both an option and --set give the same key."""
+    """Check that no option and --set give the same key.
+
+    Raises:
+        RecipeError: If an option and --set give the same key.
+    """
     from packprep.errors import RecipeError
     from packprep.recipe import split_assignment
 

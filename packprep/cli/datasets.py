@@ -405,7 +405,7 @@ def _instead(view: str | None, option: str, goes_with: list[str]) -> str:
 def named_and_moved(values: list[str] | None) -> tuple[str | None, dict[str, str]]:
     """Parse the values of --source: return the NAME without a prefix, and source → prefix.
 
-    The name is None if all values have a prefix.
+    Without such a NAME, the first result is None.
     """
     from packprep.errors import RecipeError
 

@@ -70,7 +70,7 @@ def export_module(name: str) -> Any:
 
 
 def exports_with(option: str) -> str:
-    """Return the command-line arguments that select the exports with an option."""
+    """Return the arguments that select the exports with the given option, such as "--to hf"."""
     return (
         " or ".join(f"--to {name}" for name, export in EXPORTS.items() if export.option == option)
         or "no export"

@@ -432,7 +432,7 @@ def _check_coverage(check: ShardCheck) -> None:
     expected_start = np.zeros(len(order), np.int64)
     expected_start[1:] = np.where(goes_on, ordered.start + ordered.tokens, 0)[:-1]
     wrong = ordered.start != expected_start
-    if segments.trained is not None:  # Segments without a trained token are omitted.
+    if segments.trained is not None:  # The build omits untrained segments.
         wrong &= (ordered.start < expected_start) | ~_may_be_limited(check, ordered, goes_on)
     # With "decompose", datasets of other row lengths contain the tokens between the segments.
     if documents.long == "decompose":

@@ -467,7 +467,7 @@ def _check_kept(plan: Plan, shard: int, every: Locations, faults: Faults) -> Non
     The plan determines which documents `sample` keeps. For text files, it also determines which
     documents a fractional `repeat` keeps.
     """
-    # A fractional `repeat` excludes documents only from the last pass.
+    # The last pass keeps the fewest documents. If it keeps all of them, every pass does.
     if all(keeps_all(source, source.uses - 1) for source in plan.sources):
         return
     for file, use, which in _groups(every):
