@@ -1,6 +1,7 @@
-"""Find, read, check and extend a tokenizer.json, and build the one of the built-in byte vocabulary.
+"""Find, read, check and extend a tokenizer.json, and build the one for the byte vocabulary.
 
-A tokenizer.json is a file, is in a folder, comes from the Hugging Face Hub, or is built in.
+A recipe's `tokenizer` is the path of a tokenizer.json or of its folder, a name on the Hugging Face
+Hub, or "bytes" for the built-in byte vocabulary.
 """
 
 import contextlib
@@ -49,10 +50,10 @@ _TEKKEN = (
 )
 
 Beside = Sequence[Mapping[str, Any]]
-"""The content of each of HINT_FILES found next to a tokenizer: {"file", "digest", "roles"}.
+"""One entry per file of HINT_FILES that is next to a tokenizer.json: {"file", "digest", "roles"}.
 
-"roles" maps a special token's name (eos, bos, pad, mask) to its text. The text is None if the file
-declares null.
+"file" is the file's name and "digest" the digest of its content. "roles" maps eos, bos, pad and
+mask to the text of the token that the file declares. The text is None if the file declares null.
 """
 
 
@@ -65,8 +66,8 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, An
         base: The folder that a relative path starts from.
 
     Returns:
-        The bytes, and one entry per file of HINT_FILES that exists. An entry has the special tokens
-        eos, bos, pad and mask, as far as the file declares them.
+        The bytes, and one entry per file of HINT_FILES that exists. An entry names the tokens for
+        eos, bos, pad and mask that the file declares.
 
     Raises:
         VocabularyError: If no usable tokenizer.json is found, or if it lacks added tokens that the
@@ -119,9 +120,12 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, An
 
 
 def read_beside(name: str, base: Path, file: str) -> bytes | None:
-    """Return the bytes of a file next to the tokenizer.json of `load_tokenizer_json`, or None.
+    """Return the bytes of the file `file` next to a tokenizer.json, or None if it does not exist.
 
-    None means that the file does not exist.
+    `name` and `base` identify the tokenizer.json, as in `load_tokenizer_json`.
+
+    Raises:
+        VocabularyError: If the file cannot be read or fetched.
     """
     if name == "bytes":
         return None
@@ -164,9 +168,10 @@ def _read(path: Path) -> bytes:
 
 
 def _from_hub(name: str, path: Path) -> tuple[bytes, list[dict[str, Any]]]:
-    """Return the result of `load_tokenizer_json` from the Hub or its cache.
+    """Return the result of `load_tokenizer_json` for a name on the Hugging Face Hub.
 
-    `path` is the local path that was tried before.
+    Cached files are not fetched again. `path` is the local path that does not exist, for the error
+    message.
     """
     say(f"fetching tokenizer {name} from the Hugging Face Hub, unless it is cached", once=True)
     import huggingface_hub
@@ -196,9 +201,10 @@ def _from_hub(name: str, path: Path) -> tuple[bytes, list[dict[str, Any]]]:
 
 
 def hints_in(name: str, data: bytes) -> Mapping[str, Any]:
-    """Return the object in a file that Transformers writes next to a tokenizer.json.
+    """Parse a file that Transformers writes next to a tokenizer.json, and return its JSON object.
 
-    Return an empty mapping for other JSON.
+    `name` is the file's name and `data` its content. A file with other JSON, such as a list, gives
+    an empty mapping.
 
     Raises:
         VocabularyError: If the file is not JSON.
@@ -221,11 +227,12 @@ def _refuse_unlisted(
     Args:
         data: The bytes of the tokenizer.json.
         name: The tokenizer's name, for messages.
-        place: The path or name for loading the tokenizer with Transformers.
-        read: Returns the bytes of a file next to it, or None.
+        place: The path or Hub name that Transformers can load the tokenizer from, for the hint.
+        read: Returns the bytes of a file next to the tokenizer.json by its name, or None if the
+            file does not exist.
 
     Raises:
-        VocabularyError: If the neighbouring files declare added tokens that are missing.
+        VocabularyError: If the neighbouring files declare added tokens that tokenizer.json lacks.
     """
     files = {
         file: hints_in(file, found) for file in _ADDING_FILES if (found := read(file)) is not None
@@ -256,7 +263,10 @@ def _refuse_unlisted(
 
 
 def _beside(read: Callable[[str], bytes | None]) -> list[dict[str, Any]]:
-    """Return the content of the files that Transformers writes next to a tokenizer.json."""
+    """Return the `Beside` entries of the files next to a tokenizer.json.
+
+    `read` returns the bytes of such a file by its name, or None if the file does not exist.
+    """
     found: list[dict[str, Any]] = []
     for file in HINT_FILES:
         data = read(file)
@@ -279,15 +289,15 @@ def _beside(read: Callable[[str], bytes | None]) -> list[dict[str, Any]]:
 
 BYTES_VOCAB_SIZE = 528
 MOST_WORD_CHARACTERS = 1000
-"""Maximum characters per word of a WordPiece model.
+"""Maximum `max_input_chars_per_word` that a WordPiece model may have.
 
-The time of `tokenizers` grows with the cube of the length of a longer word. A word of 1000
+The time that `tokenizers` needs for a word grows with the cube of its length. A word of 1000
 characters takes half a second.
 """
 MOST_HOLES = 1 << 20
 """Maximum number of ids below vocab_size without a token.
 
-It bounds how much longer tables of ids are than the tokenizer.
+A table with an entry per id has at most this many more entries than the tokenizer has tokens.
 """
 BYTES_ROLES = {
     "pad": "<pad>",
@@ -317,10 +327,10 @@ class Token:
 
 @dataclass(frozen=True)
 class TokenTable:
-    """The tokens of a tokenizer, as `tokenizers` sees them."""
+    """The tokens of a tokenizer.json, by text and by id."""
 
-    ids: dict[str, int]  # text → id, model's own and added tokens
-    texts: dict[int, str]  # id → text
+    ids: dict[str, int]  # text → id of the model's own tokens and of added tokens
+    texts: dict[int, str]  # id → text of the same tokens
     added: dict[str, Token]  # text → entry of added_tokens
     n_ids: int  # greatest id + 1
     notes: tuple[str, ...]  # settings of the file that packprep ignores
@@ -329,7 +339,7 @@ class TokenTable:
 def bytes_tokenizer_json() -> bytes:
     """Return the tokenizer.json of the built-in byte vocabulary.
 
-    Ids 0–255 are the UTF-8 bytes, 256–521 are special tokens. All ids are below 528.
+    Ids 0–255 are the UTF-8 bytes and ids 256–521 are special tokens. Ids 522–527 have no token.
 
     id 256   257   258   259    260   261   262   263          264          265          266 … 521
        <pad> <bos> <eos> <mask> [NLU] [NLG] [S2S] <fim_prefix> <fim_middle> <fim_suffix>
@@ -373,7 +383,7 @@ def parse_tokenizer_json(data: bytes, name: str) -> Mapping[str, Any]:
     Do not modify the result, because it is cached. `name` is the name of the tokenizer in messages.
 
     Raises:
-        VocabularyError: If it is not a usable tokenizer.json.
+        VocabularyError: If `data` is not a usable tokenizer.json.
     """
     try:
         return _parse(data)
@@ -382,7 +392,7 @@ def parse_tokenizer_json(data: bytes, name: str) -> Mapping[str, Any]:
 
 
 class Outline(msgspec.Struct):
-    """The parts of a tokenizer.json that `parse_tokenizer_json` accepts, without its model."""
+    """The added tokens, decoder, normalizer and pre-tokenizer of a tokenizer.json."""
 
     added_tokens: list[dict[str, Any]] | None = None
     decoder: dict[str, Any] | None = None
@@ -391,22 +401,25 @@ class Outline(msgspec.Struct):
 
 
 def outline_of(data: bytes) -> Outline:
-    """Return the outline of a tokenizer.json.
+    """Parse the `Outline` of a tokenizer.json.
 
     The vocabulary is skipped, so a file of several megabytes is parsed quickly.
 
     Raises:
-        VocabularyError: If it is not a tokenizer.json.
+        VocabularyError: If `data` is not a tokenizer.json.
     """
     try:
         return msgspec.json.decode(data, type=Outline)
-    except ValueError:  # `json` reports the place of the error.
+    except ValueError:  # The message of `json` has the location.
         parsed = parse_tokenizer_json(data, "tokenizer.json")
         return Outline(parsed["added_tokens"], parsed.get("decoder"), parsed.get("normalizer"))
 
 
 class _Unusable(Exception):
-    """A tokenizer.json cannot be used; the message has the reason without the tokenizer's name."""
+    """An error for a tokenizer.json that cannot be used.
+
+    The message is the reason, without the tokenizer's name.
+    """
 
 
 @functools.lru_cache(maxsize=2)  # Parsing several megabytes of JSON takes a tenth of a second.
@@ -414,7 +427,7 @@ def _parse(data: bytes) -> Mapping[str, Any]:
     try:
         try:
             parsed = msgspec.json.decode(data)
-        except ValueError:  # `json` reports the place of the error.
+        except ValueError:  # The message of `json` has the location.
             parsed = json.loads(data)
             json.dumps(parsed, ensure_ascii=False).encode()  # fails for lone surrogates
     except (ValueError, RecursionError) as error:
@@ -449,7 +462,8 @@ def _parse(data: bytes) -> Mapping[str, Any]:
 def steps_of(part: Any, key: str) -> Iterator[Any]:
     """Yield the steps of a normalizer, pre-tokenizer or decoder, with sequences flattened.
 
-    `key` is the key that holds the steps of a sequence.
+    `key` is the key under which a Sequence lists its steps, such as "normalizers". None has no
+    steps.
     """
     if isinstance(part, dict) and part.get("type") == "Sequence":
         for inner in part.get(key) or ():
@@ -460,11 +474,11 @@ def steps_of(part: Any, key: str) -> Iterator[Any]:
 
 @functools.lru_cache(maxsize=2)
 def read_tokens(data: bytes, name: str) -> TokenTable:
-    """Return the tokens of a tokenizer.json, checked with `tokenizers`.
+    """Return the tokens of a tokenizer.json after checking their ids with `tokenizers`.
 
     `tokenizers` numbers added tokens itself, upward from the size of the vocabulary, and ignores
-    the ids in the file. If the vocabulary has a hole, it may encode <|endoftext|> as 100256
-    although the file and the model use 100257.
+    the ids in the file. If the vocabulary has a hole, `tokenizers` may encode <|endoftext|> as
+    100256 although the file and the model use 100257.
 
     Raises:
         VocabularyError: If `tokenizers` cannot load the file or would use other ids.
@@ -517,7 +531,10 @@ def read_tokens(data: bytes, name: str) -> TokenTable:
 
 
 def first_put_by_processor(data: bytes) -> int | None:
-    """Return the id that a tokenizer.json's post-processor puts before a text, or None."""
+    """Return the first id that a tokenizer.json's post-processor adds to an empty text, or None.
+
+    This is usually the id that the post-processor puts before a text, such as bos.
+    """
     from tokenizers import Tokenizer
 
     ids: list[int] = Tokenizer.from_buffer(data).encode("").ids
@@ -526,7 +543,10 @@ def first_put_by_processor(data: bytes) -> int | None:
 
 @contextlib.contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """Raise a panic of a Rust library, which is not an `Exception`, as a RuntimeError."""
+    """Convert a panic of a Rust library into a RuntimeError.
+
+    A panic is not an `Exception`, so `except Exception` would not catch it.
+    """
     try:
         yield
     except BaseException as error:
@@ -543,9 +563,10 @@ def library_version() -> str:
 
 
 def tokens_in_file(data: bytes, name: str) -> TokenTable:
-    """Return the tokens of a tokenizer.json quickly.
+    """Return the tokens of a tokenizer.json, without loading `tokenizers` if possible.
 
-    They come directly from the file if it has them, without the checks in `read_tokens`.
+    The tokens come directly from the file, without the checks in `read_tokens`. If the file has no
+    table of token → id, such as a Unigram model, the result is from `read_tokens`.
 
     Raises:
         VocabularyError: If the file is not usable.
@@ -590,10 +611,10 @@ def _table(parsed: Mapping[str, Any], model_ids: Mapping[str, int]) -> TokenTabl
 
 
 def extended_tokenizer_json(data: bytes, first_id: int, texts: Sequence[str], name: str) -> bytes:
-    """Return the tokenizer.json with `texts` as special added tokens, ids from `first_id` upward.
+    """Return the tokenizer.json with `texts` appended as special added tokens.
 
-    Keys and entries keep their order. So equal input gives equal bytes with any version of any
-    library.
+    Their ids count upward from `first_id`. Keys and entries keep their order, so equal input gives
+    equal bytes with any version of any library.
     """
     parsed = parse_tokenizer_json(data, name)
     return _dump({**parsed, "added_tokens": [*parsed["added_tokens"], *_entries(first_id, texts)]})
@@ -622,16 +643,16 @@ def without_last_tokens(data: bytes, count: int, name: str) -> bytes:
 def plain_tokenizer_json(
     data: bytes, special_ids: frozenset[int], with_special: bool = True
 ) -> bytes:
-    """Return the tokenizer.json for encoding text.
+    """Return the tokenizer.json that engines load to encode text.
 
-    The tokens in `special_ids` are marked special. Everything that adds, truncates, pads or
-    randomizes tokens is removed.
+    Truncation, padding, the post-processor and dropout are removed, because they add, drop or
+    randomize tokens.
 
     Args:
         data: The bytes of the tokenizer.json.
-        special_ids: Ids that are marked special.
-        with_special: Whether to keep special tokens among the added tokens. An engine searches
-            every text for each of them.
+        special_ids: The ids of added tokens to mark as special.
+        with_special: Whether to keep special tokens among the added tokens. Engines search every
+            text for all added tokens.
     """
     parsed = parse_tokenizer_json(data, "tokenizer.json")
     added = [
@@ -644,7 +665,7 @@ def plain_tokenizer_json(
         {**parsed["model"], "dropout": None} if "dropout" in parsed["model"] else parsed["model"]
     )
     vocabulary, merges = model.get("vocab"), model.get("merges")
-    if isinstance(vocabulary, dict):  # sorted, because libraries build trees from it
+    if isinstance(vocabulary, dict):  # Sort it, because libraries build trees from it.
         model = {**model, "vocab": dict(sorted(vocabulary.items()))}
     if isinstance(merges, list) and all(
         isinstance(pair, list)
@@ -652,7 +673,7 @@ def plain_tokenizer_json(
         and all(isinstance(p, str) and " " not in p for p in pair)
         for pair in merges
     ):
-        # This older form loads faster.
+        # The older form of a merge, "a b" instead of ["a", "b"], loads faster.
         model = {**model, "merges": list(map(" ".join, merges))}
     nothing = {"truncation": None, "padding": None, "post_processor": None}
     return msgspec.json.encode({**parsed, **nothing, "added_tokens": added, "model": model})
@@ -660,7 +681,7 @@ def plain_tokenizer_json(
 
 @remembered(list[tuple[str, int]], lambda data: (digest_of(data),))
 def added_tokens(data: bytes) -> list[tuple[str, int]]:
-    """Return (text, id) of each added token."""
+    """Return the (text, id) pair of each added token, in the order of the file."""
     return [
         (entry["content"], entry["id"])
         for entry in parse_tokenizer_json(data, "tokenizer.json")["added_tokens"]

@@ -1,14 +1,14 @@
 """Resolve the special tokens of a vocabulary, such as padding, mask and sentinels.
 
-A special token's purpose (eos, pad, mask, …) is called its role. A token for a role comes from the
-recipe's [specials], from the files next to the tokenizer, or from a well-known name. They are tried
-in this order. The declarations of the files are final: null means that the tokenizer has no such
-token. A well-known name counts only if tokenizer.json lists it in added_tokens as special. An
+A special token's purpose (eos, pad, mask, …) is called its role. The token for a role comes from
+the recipe's [specials], from the files next to the tokenizer, or from a well-known name. They are
+tried in this order. The declarations of the files are final: null means that the tokenizer has no
+such token. A well-known name counts only if tokenizer.json lists it in added_tokens as special. An
 ordinary token of the vocabulary never counts.
 
 A token is refused if [specials] gives it one role, the tokenizer itself gives it another, and the
-recipe uses both. For example, a mask token that is also the padding would be searched for among the
-padding. A sentinel must not be a token of ordinary text.
+recipe uses both. For example, if mask and pad were the same token, padding would look like masked
+positions. A sentinel must not be a token of ordinary text.
 """
 
 from collections import Counter
@@ -38,22 +38,25 @@ from packprep.tokenizer.file import (
 from packprep.tokenizer.missing_roles import RESERVED, Missing, listed, looks_special, missing_roles
 
 SHARED = {"eos", "bos", "pad"}
-"""The roles that one token may share, if eos is one of them."""
+"""The roles that one token may have at the same time, if eos is among them."""
 
 Players = Sequence[tuple[str, int]]  # (key in [specials], id) of tokens with a role
 
 
 def may_share(parts: set[str]) -> bool:
-    """Return whether one token may have all of these roles: only pad and bos may share with eos."""
+    """Return whether one token may have all of these roles at the same time.
+
+    A token may have several roles only if they are eos and one or both of pad and bos.
+    """
     return len(parts) < 2 or ("eos" in parts and parts <= SHARED)
 
 
 def refuse_two_roles(players: Players, own: Collection[str], tokens: TokenTable) -> None:
-    """Check that no token has two roles.
+    """Check that no token has two roles, except eos with pad or bos.
 
     Args:
-        players: The tokens and their roles.
-        own: Roles that the recipe does not set but the tokenizer has.
+        players: (key in [specials], id) of each token with a role.
+        own: The roles that [specials] does not set, so that the tokenizer's own tokens fill them.
         tokens: The tokens of the tokenizer.
 
     Raises:
@@ -79,9 +82,10 @@ def refuse_two_roles(players: Players, own: Collection[str], tokens: TokenTable)
 def refuse_ordinary_sentinels(sentinels: Sequence[int], tokens: TokenTable) -> None:
     """Check that ordinary text cannot produce a sentinel.
 
-    Text cannot produce special added tokens, other added tokens written like <this>, or tokens of
-    the model's own vocabulary with a reserved name. But an added token may be a run of spaces, and
-    a vocabulary for code has "<div>" as a word.
+    Accept special added tokens and other added tokens written like <this>. Also accept tokens of
+    the model's own vocabulary that are written like <this> and have a reserved name. Text may
+    produce any other token. For example, an added token may be a run of spaces, and a vocabulary
+    for code has "<div>" as a word.
 
     Raises:
         VocabularyError: If a sentinel is an ordinary token.
@@ -114,7 +118,7 @@ def refuse_ordinary_sentinels(sentinels: Sequence[int], tokens: TokenTable) -> N
 
 
 def ordinary_players(players: Players, tokens: TokenTable) -> Iterator[str]:
-    """Yield a note for each role with an ordinary token, which plain text can produce."""
+    """Yield a note for each role that has an ordinary token, which plain text can produce."""
     for key, id in players:
         text = tokens.texts[id]
         if text not in tokens.added and not looks_special(text):
@@ -179,7 +183,7 @@ class Needs:
 
     Attributes:
         roles: Names in ROLES. pad is always needed.
-        mode_tokens: Texts as the tasks write them.
+        mode_tokens: The texts of the mode tokens, as the tasks write them.
         sentinels: Number of sentinels that the longest segment would use. 0 means none.
     """
 
@@ -197,14 +201,14 @@ class Vocabulary:
         digest: The digest of `tokenizer_json`.
         vocab_size: All ids are below it.
         roles: Role → id. pad is always present.
-        sentinels: The k-th sentinel marks the k-th span.
+        sentinels: The ids of the sentinels. The k-th sentinel marks the k-th span.
         mode_tokens: Text as a task writes it → id.
         added_tokens: {"id", "text", "role"} of the tokens that packprep added. The role is a key of
             `specials()`.
         special_ids: The ids that are not ordinary text, ascending. They are special tokens, tokens
             with a role, and ids below `vocab_size` without a token.
         notes: Messages for the user.
-        beside: The data that was taken from files next to the tokenizer.
+        beside: The declarations in the files next to the tokenizer, as in `Beside`.
         media: Media kind → (start id, position id, end id) of its spans, sorted by kind. -1 means
             no token.
     """
@@ -247,7 +251,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class _Parts:
-    """The assignment of tokens to roles, as far as the tokenizer has the tokens."""
+    """The tokens that have a role, and the roles that lack a token."""
 
     roles: dict[str, int]
     sentinels: tuple[int, ...]
@@ -255,15 +259,15 @@ class _Parts:
     media: dict[str, tuple[int, int, int]]
     missing: tuple[Missing, ...]
     notes: tuple[str, ...]
-    found: dict[str, str]  # role → note on the token that was found for it
+    found: dict[str, str]  # role that [specials] does not set → note on its token
     players: Players  # all tokens with a role
 
 
 def resolve_vocabulary(tokenizer: str, base: Path, specials: Specials, needs: Needs) -> Vocabulary:
     """Return the vocabulary of a recipe's tokenizer with the special tokens that are needed.
 
-    With missing = "add", needed tokens that do not exist get ids from the end of the vocabulary
-    upward.
+    With missing = "add", needed tokens that do not exist are added. Their ids count upward from the
+    end of the vocabulary.
 
     Args:
         tokenizer: The recipe's `tokenizer`.
@@ -288,18 +292,18 @@ def resolve_again(
     specials: Specials,
     needs: Needs,
 ) -> Vocabulary:
-    """Return the vocabulary that a dataset's tokenizer.json was made with.
+    """Return the same vocabulary as `resolve_vocabulary`, from a dataset's tokenizer.json.
 
     Args:
         tokenizer_json: The dataset's tokenizer.json.
-        added: Number of tokens at its end that packprep added.
+        added: Number of added tokens at the end of `tokenizer_json` that packprep added.
         beside: The plan's record of the files next to the original tokenizer.
         tokenizer: The recipe's `tokenizer`, for messages.
         specials: The recipe's [specials].
         needs: The special tokens that the recipe needs.
 
     Raises:
-        VocabularyError: If these do not give a vocabulary.
+        VocabularyError: If the special tokens cannot be resolved, as in `resolve_vocabulary`.
     """
     return _resolved(
         without_last_tokens(tokenizer_json, added, tokenizer), beside, tokenizer, specials, needs
@@ -321,9 +325,12 @@ def resolve_again(
 def _resolved(
     data: bytes, beside: Beside, tokenizer: str, specials: Specials, needs: Needs
 ) -> Vocabulary:
-    """Resolve the vocabulary. `tokenizer` is its name for messages."""
+    """Resolve the special tokens of a tokenizer.json, and add missing ones if `specials` allows it.
+
+    `tokenizer` is the tokenizer's name in messages.
+    """
     is_bytes = data == bytes_tokenizer_json()
-    # The first of the files wins.
+    # If several files declare a role, the first file wins.
     hints: dict[str, str | None] = {
         role: text for file in reversed(beside) for role, text in file["roles"].items()
     }
@@ -408,10 +415,11 @@ def _resolved(
 def _texts_to_add(
     name: str, tokens: TokenTable, specials: Specials, parts: _Parts
 ) -> tuple[str, ...]:
-    """Return the texts of the tokens that fill the missing roles.
+    """Return the texts of the new tokens for the roles that lack a token.
 
     Raises:
-        VocabularyError: If they may not be added, or would exceed vocab_size.
+        VocabularyError: If [specials] does not allow new tokens, a new token cannot fill a role, or
+            the new ids would exceed vocab_size.
     """
     if specials.missing != "add" or not all(missing.add for missing in parts.missing):
         by_pattern = specials.sentinels is None or isinstance(specials.sentinels, str)
@@ -439,7 +447,12 @@ def _texts_to_add(
 def _parts(
     tokens: TokenTable, specials: Specials, needs: Needs, hints: Mapping[str, str | None]
 ) -> _Parts:
-    """Assign tokens to roles: first from the recipe, then sentinels, then tokens that are found."""
+    """Assign tokens to roles.
+
+    The roles are filled in this order: tokens that [specials] names, media tokens, sentinels, and
+    tokens that the tokenizer's files declare or that have a well-known name. Without a pad token,
+    eos is used for padding.
+    """
     mapped = specials.mode_tokens or {}
     wishes = {
         role: getattr(specials, role) for role in ROLES if getattr(specials, role) is not None
@@ -503,7 +516,13 @@ def _parts(
 def _media(
     tokens: TokenTable, specials: Specials
 ) -> tuple[dict[str, tuple[int, int, int]], list[Missing]]:
-    """Return the ids of each media kind, -1 for none, and the media tokens that are missing."""
+    """Return media kind → (start id, position id, end id), and the media tokens that are missing.
+
+    An id is -1 if [specials] gives "" or a missing token.
+
+    Raises:
+        VocabularyError: If the position token of a kind is also a start or end token.
+    """
     found, missing = {}, []
     for kind, values in sorted((specials.media or {}).items()):
         ids = []
@@ -534,7 +553,10 @@ def _id_of(value: str | int, tokens: TokenTable) -> int | None:
 
 
 def _names_to_add(tokens: TokenTable, roles: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return role → the first free well-known name, for roles without a token."""
+    """Return role → a tuple with the text of the token to add, or an empty tuple.
+
+    The text is the first well-known name that the tokenizer does not have.
+    """
     fim = [FIM_ROLES.index(role) for role in roles if role in FIM_ROLES]
     free_families = [
         family for family in WELL_KNOWN_FIM if not any(family[k] in tokens.ids for k in fim)
@@ -548,16 +570,17 @@ def _names_to_add(tokens: TokenTable, roles: Sequence[str]) -> dict[str, tuple[s
 
 
 def _is_special(name: str, tokens: TokenTable) -> bool:
-    """Return whether tokenizer.json lists a text among its added tokens as special."""
+    """Return whether tokenizer.json lists the text `name` among its added tokens as special."""
     return name in tokens.added and tokens.added[name].special
 
 
 def _not_found(
     role: str, lacking: Sequence[str], tokens: TokenTable, hints: Mapping[str, str | None]
 ) -> Missing:
-    """Describe a role without a token: the reason, texts that would fill it, and a known candidate.
+    """Describe why no token was found for a role, and which texts would fill it.
 
-    The candidate is a token with a well-known name that tokenizer.json lists as ordinary.
+    A token with a well-known name that tokenizer.json lists as ordinary is suggested in `instead`.
+    `lacking` has all roles without a token.
     """
     add = _names_to_add(tokens, lacking)[role]
     if role in hints:
@@ -608,7 +631,7 @@ def _not_there(
 def _sentinels(
     tokens: TokenTable, specials: Specials, needs: Needs, taken: Mapping[int, str]
 ) -> tuple[tuple[int, ...], list[Missing], list[str]]:
-    """Return the sentinels in order, the missing ones, and notes.
+    """Return the ids of the sentinels in order, what is missing, and notes for the user.
 
     `taken` maps ids that have another role to that role.
     """
@@ -649,9 +672,11 @@ def _sentinels_by_pattern(
     needs: Needs,
     taken: Mapping[int, str],
 ) -> tuple[tuple[int, ...], list[Missing], list[str]]:
-    """Return the result of `_sentinels` for a pattern.
+    """Return the result of `_sentinels` for a pattern such as "<extra_id_{}>".
 
-    `usable` has the texts of the tokens that may be sentinels.
+    With `as_many_as_needed`, use exactly `needs.sentinels` sentinels and report the rest as
+    missing. Otherwise use all tokens of the pattern, and report them as missing only if there are
+    none. `usable` has the texts of the tokens that may be sentinels.
     """
     if pattern.count("{}") != 1:
         raise VocabularyError(
@@ -699,10 +724,11 @@ def _found(
     needed: Collection[str],
     playing: dict[int, set[str]],
 ) -> Iterator[tuple[str, int, str]]:
-    """Yield role, id and the way it was found.
+    """Yield (role, id, how it was found) for each open role that the tokenizer has a token for.
 
-    A token that cannot be shared is skipped if its own role is not needed. For example, a mask
-    token is skipped if nothing is masked. The three fill-in-the-middle tokens come from one family.
+    A token that already has a role is skipped if the recipe does not need the new role and the two
+    cannot be shared. For example, eos is not also used as mask if nothing is masked. The three
+    fill-in-the-middle tokens come from one family of WELL_KNOWN_FIM.
 
     `playing` maps an id to its roles so far. It is updated.
     """
