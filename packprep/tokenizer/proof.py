@@ -3,8 +3,8 @@
 The comparison covers the ids of a text and its rejection. A text that makes the reference fail does
 not count as a difference.
 
-The test texts are generated from a key. They cover every Unicode category and script, and text that
-is difficult for regular expressions. Nothing is stored: characters come from unicodedata and
+The test texts are generated from a key and are not stored. They cover every Unicode category and
+script, and text that is difficult for regular expressions. Characters come from unicodedata and
 choices from the key. Text number i does not depend on how many texts are requested.
 """
 
@@ -173,16 +173,16 @@ SYMBOLS = (
     "\ue000",
 )  # fmt: skip
 _LAST_LISTED = (
-    0x33480  # Code points above are private use or unassigned, except tags and variation selectors.
+    0x33480  # Higher code points are private use or unassigned, except tags and variation selectors
 )
 
 
 @cache
 def characters() -> tuple[str, ...]:
-    """Return at least one code point per category and script in each block of 512 code points.
+    """Return one character per combination of script, category and block of 512 code points.
 
     Unassigned code points are included, surrogates are not. The script of a letter, mark or number
-    is the first word of its name.
+    is the first word of its name. Other characters have no script.
     """
     chosen: dict[tuple[int, str, str], str] = {}
     for code in (*range(_LAST_LISTED), *range(0xE0000, 0xE0200), 0xF0000, 0x10FFFD, sys.maxunicode):
@@ -199,13 +199,13 @@ def characters() -> tuple[str, ...]:
 def nasty_texts(
     key: int, begin: int, end: int, added: Sequence[str] = (), pieces: Sequence[str] = ()
 ) -> list[str]:
-    """Return the texts number begin … end − 1 for a key.
+    """Return the test texts with the numbers begin … end − 1.
 
     Most texts have fewer than a hundred characters, some have a few thousand. One text in 64
     contains a lone surrogate.
 
     Args:
-        key: The key.
+        key: Seeds the random generator of each text, together with its number.
         begin: Number of the first text.
         end: Number after the last text.
         added: Texts of added tokens.
@@ -218,12 +218,12 @@ def nasty_texts(
 
 
 def _nasty_text(draw: Random, added: Sequence[str], pieces: Sequence[str]) -> str:
-    """Return a text of up to 15 fragments."""
+    """Return a text of up to 15 random fragments."""
     of, below, parts = draw.choice, draw.randrange, list[str]()
     halved = below(64) == 0
     for _ in range(below(16)):
         character, kind = of(characters()), below(15)
-        if kind < 3:  # characters of any script, or mostly of one
+        if kind < 3:  # two characters, half of the time with nearby code points
             code = ord(character) + below(32)
             near = (
                 chr(code) if code <= sys.maxunicode and not 0xD800 <= code < 0xE000 else character
@@ -260,7 +260,7 @@ def _nasty_text(draw: Random, added: Sequence[str], pieces: Sequence[str]) -> st
 RATE = 2000  # One document in RATE is compared during a build.
 MAX_CHARACTERS = 256 << 10  # Only this many characters of a longer document are compared.
 NASTY_TEXTS = 3000
-_PIECES, _ADDED = 1000, 300  # numbers of tokens whose texts are used in nasty texts
+_PIECES, _ADDED = 1000, 300  # maximum numbers of the model's and of added tokens in test texts
 # Maximum length of an added token that gets a text, maximum overlap of two added tokens in
 # characters, and maximum number of texts with two overlapping tokens.
 _LONGEST, _OVERLAP, _OVERLAPPING = 1000, 32, 10_000
@@ -271,8 +271,8 @@ class EngineDifference(NamedTuple):
     """The results of an engine and its reference for one text, near their first difference."""
 
     text: str  # the text near the difference
-    character: int  # start of `text` in the whole text
-    token: int  # start of these ids in the whole list
+    character: int  # index of the first character of `text` in its document
+    token: int  # index of the first id of `ids` in the document's tokens
     ids: list[int] | str  # the engine's ids, or a description of its failure
     reference_ids: list[int] | str
 
@@ -308,7 +308,7 @@ def prove(engine: Engine, texts: Sequence[str], special_text: str, vocabulary: V
 
 
 def _proven_for(engine: Engine, special_text: str, vocabulary: Vocabulary) -> tuple | None:
-    """Return the cache key of a passed proof, or None if it cannot be cached.
+    """Return the cache key of a passed proof, or None if the proof cannot be cached.
 
     The key names the library files of the engine and of the reference.
     """
@@ -328,7 +328,7 @@ def _proven_for(engine: Engine, special_text: str, vocabulary: Vocabulary) -> tu
 
 @remembered(bool, _proven_for)
 def prove_on_nasty_text(engine: Engine, special_text: str, vocabulary: Vocabulary) -> bool:
-    """Run `prove` on the same generated texts for every build with this tokenizer.
+    """Run `prove` on the generated test texts, which are the same in every build with a tokenizer.
 
     Returns:
         True, so that the result can be cached.
@@ -353,9 +353,9 @@ def prove_on_nasty_text(engine: Engine, special_text: str, vocabulary: Vocabular
 def _characters_proven_for(
     engine: Engine, special_text: str, vocabulary: Vocabulary
 ) -> tuple | None:
-    """Return the result of `_proven_for`, extended by the digest of the code for characters.
+    """Return the cache key of `characters_are_proven`, or None if the result cannot be cached.
 
-    The result is None if `_proven_for` returns None.
+    The key is the key of `_proven_for` and the digest of the code in byte_tokens.py.
     """
     files = _proven_for(engine, special_text, vocabulary)
     return None if files is None else (*files, code_digest(byte_tokens.__file__))
@@ -363,10 +363,10 @@ def _characters_proven_for(
 
 @remembered(bool, _characters_proven_for)
 def characters_are_proven(engine: Any, special_text: str, vocabulary: Vocabulary) -> bool:
-    """Return whether an engine gives the reference's ids and characters.
+    """Return whether an engine gives the reference's ids and characters for the test texts.
 
-    The engine computes characters from the bytes of its tokens. The check covers texts with and
-    without special tokens.
+    The engine computes characters from the bytes of its tokens. Each text is encoded twice: with
+    and without treating the text of special tokens as those tokens.
     """
     if not engine.can_tell_characters():
         return False
@@ -376,7 +376,7 @@ def characters_are_proven(engine: Any, special_text: str, vocabulary: Vocabulary
             tokens = texts_of_tokens(engine.reference, vocabulary)
             texts = texts_with_added(vocabulary) + nasty_texts(1, 0, NASTY_TEXTS, *tokens)
             texts = [text for text in texts if _is_whole(text)]
-            # Tokens of SentencePiece write a space like this character.
+            # SentencePiece tokens contain the character SPACE for a space, so test it in texts too.
             texts += [text.replace(" ", SPACE) for text in texts[::10]]
             for chat in (False, True):
                 fast = engine.own_characters(texts, chat)
@@ -398,7 +398,10 @@ def _is_whole(text: str) -> bool:
 
 
 def texts_of_tokens(reference: Reference, vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
-    """Return texts of added tokens and texts of other tokens, each an even sample."""
+    """Return the texts of up to _ADDED added tokens and up to _PIECES other tokens.
+
+    Both are evenly spaced samples.
+    """
     table = tokens_in_file(vocabulary.tokenizer_json, "tokenizer.json")
     added = sorted(table.added)
     ids = sorted(set(table.texts) - {token.id for token in table.added.values()})
@@ -408,10 +411,10 @@ def texts_of_tokens(reference: Reference, vocabulary: Vocabulary) -> tuple[list[
 def texts_with_added(vocabulary: Vocabulary) -> list[str]:
     """Return a text for each added token, and texts with two overlapping added tokens.
 
-    In the first kind, the token is next to letters, spaces and itself. The second kind needs tokens
-    that start with the end of another token. For each such end, one special and one ordinary token
-    are used. An engine that does not search for special tokens finds the ordinary token across the
-    end of the special token.
+    A text of the first kind has the token next to letters, spaces and itself. A text of the second
+    kind joins two tokens where the end of the first token is the start of the second. For each such
+    end, one special and one ordinary second token are used. An engine that does not search for
+    special tokens finds the ordinary token, which starts inside the special token.
     """
     table = tokens_in_file(vocabulary.tokenizer_json, "tokenizer.json")
     added = [token for token in table.added.values() if len(token.text) <= _LONGEST]
@@ -433,15 +436,18 @@ def texts_with_added(vocabulary: Vocabulary) -> list[str]:
 
 
 def compared(file_key: np.uint64, positions: np.ndarray, use: int) -> np.ndarray:
-    """Return which documents at these positions are compared during a build, int64[k], ascending.
+    """Return the indices into `positions` of the documents to compare during a build.
 
-    They are the documents with u(file, position, pass) < 1 / RATE. The key and the counters are the
-    ones in `segment_key`, with another purpose.
+    A document is compared if u(file, position, pass) < 1 / RATE. The key and the counters of u are
+    those of `segment_key`, with the purpose PROOF.
 
     Args:
         file_key: Key of the file.
         positions: Positions of the documents in the file.
         use: Number of the pass.
+
+    Returns:
+        int64[k], ascending.
     """
     position = np.asarray(positions).astype(np.uint64)
     word = philox(
@@ -453,10 +459,12 @@ def compared(file_key: np.uint64, positions: np.ndarray, use: int) -> np.ndarray
 def difference(
     engine: Engine, text: str, tokens: Tokens, i: int, special_text: str, vocabulary: Vocabulary
 ) -> EngineDifference | None:
-    """Return how the reference's ids of a text differ from document i of `tokens`, or None.
+    """Compare document i of `tokens`, which `engine` made from `text`, with the reference.
 
-    `engine` made `tokens`. If the text has more than MAX_CHARACTERS, only its start is tokenized
-    again and compared.
+    If the text has more than MAX_CHARACTERS, only its start is tokenized again and compared.
+
+    Returns:
+        The first difference, or None.
     """
     assert engine.reference is not None
     if len(text) > MAX_CHARACTERS:
@@ -473,10 +481,13 @@ def difference(
 def chat_difference(
     engine: Engine, text: str, tokens: Tokens, i: int, chat: bool
 ) -> EngineDifference | None:
-    """Return how the reference's ids or characters of a text differ, or None.
+    """Compare an engine's ids and characters for a text with the reference.
 
-    Document i of `tokens` has the ids, which were encoded with characters. The engine encodes the
-    text again for its characters. `chat` is as in `encode_with_characters`.
+    `engine` made the ids of document i of `tokens` during the build. It encodes the text again
+    here, because `tokens` may lack characters. `chat` is as in `encode_with_characters`.
+
+    Returns:
+        The first difference, or None.
     """
     assert engine.reference is not None
     fast = engine.encode_with_characters([text], chat)
@@ -506,7 +517,7 @@ def _other_characters(
 
 
 def fault(engine: Engine, error: EngineFault) -> EngineDifference:
-    """Return the failure of an engine as a difference."""
+    """Return an engine's failure on a text as an `EngineDifference`."""
     assert engine.reference is not None
     text = error.text[: 2 * _AROUND_CHARACTERS]
     expected = engine.reference.encode([text])[0][: 2 * _AROUND_IDS].tolist()
@@ -514,7 +525,7 @@ def fault(engine: Engine, error: EngineFault) -> EngineDifference:
 
 
 def _only(tokens: Tokens, i: int) -> Tokens:
-    """Return the tokens of document i."""
+    """Return document i of `tokens` as the only document, with index 0."""
     ids = tokens.ids[tokens.offsets[i] : tokens.offsets[i + 1]]
     return Tokens(
         ids,

@@ -5,7 +5,8 @@ ids     99 97 102 195 169 266            of the built-in vocabulary of bytes
 pieces  c  a  f   é       <extra_id_0>
 bytes   63 61 66  c3  a9  "<extra_id_0>"
 ```
-Only tokens that share a character form one piece. The bytes of a special token are its own text.
+A piece is one token, or several tokens that share a character. The bytes of a special token are its
+own text.
 """
 
 import json
@@ -22,9 +23,9 @@ from packprep.format.digests import digest_of
 from packprep.tokenizer.file import bytes_tokenizer_json, outline_of, steps_of, tokens_in_file
 
 MOST_CHARACTERS = 1 << 16
-"""Maximum length of the text that a decoder may make of a token.
+"""Maximum number of characters that a decoder may make of a token.
 
-A decoder step that would exceed it is skipped.
+A "Replace" step that may exceed it is skipped.
 """
 TEXT, SPECIAL, BYTES = "text", "special", "bytes"
 
@@ -34,7 +35,7 @@ class TextPiece(NamedTuple):
 
     Attributes:
         text: The decoded text for TEXT. The token's own text for SPECIAL. Escaped bytes such as
-            "\\xe2\\x82" for BYTES, which are not valid text here.
+            "\\xe2\\x82" for BYTES, because these bytes are not valid UTF-8.
         ids: The token ids.
         kind: TEXT, SPECIAL or BYTES.
     """
@@ -45,7 +46,9 @@ class TextPiece(NamedTuple):
 
 
 class TokenTexts:
-    """The text of every token of a tokenizer.json, with the spaces at segment starts unchanged.
+    """The text of every token of a tokenizer.json, as in the middle of a document.
+
+    A decoder trims the space at the start of a text. These texts keep that space.
 
     `tokens` maps each id that will be requested to its token as written in the tokenizer.json. None
     means every token of the file.
@@ -114,7 +117,7 @@ class TokenTexts:
         return token.encode()
 
     def pieces(self, ids: Iterable[int]) -> list[TextPiece]:
-        """Return the ids as pieces, in order. Every id is in one of them."""
+        """Split ids into pieces, in order. Every id is in exactly one piece."""
         found: list[TextPiece] = []
         run: list[int] = []  # tokens whose bytes end inside a character
         pending = b""
@@ -143,7 +146,7 @@ class TokenTexts:
     def without_added_space(self, text: str) -> str:
         """Return the start of a document's text without the space that the tokenizer added there.
 
-        The result gives the same ids.
+        Encoding the result gives the same ids.
         """
         # Only Prepend adds a space before another space.
         alone = text.startswith(" ") and not text.startswith("  ")
