@@ -28,8 +28,8 @@ class Tokens(NamedTuple):
         offsets: int64[n + 1].
         rejected: (index of the document, reason, detail), ascending. The reason is one of
             TEXT_REASONS or "lone_surrogate". A rejected document has no tokens.
-        characters: int64[total, 2], the characters [begin, end) of each token in its document, or
-            None if they were not requested.
+        characters: int64[total, 2], the range [begin, end) of each token in characters of its
+            document. None if characters were not requested.
     """
 
     ids: np.ndarray
@@ -61,9 +61,10 @@ def tokenize(
         vocabulary: The vocabulary.
         characters: Whether to return the characters of each token.
         chat: Requires `characters`. The texts come from a chat template, which writes real special
-            tokens. For each text, it lists the strings that come from messages and not from the
-            template. Unless `special_text` is "special", the text of a special token in one of
-            these strings rejects the document. Otherwise the whole text would contain the token.
+            tokens. For each text, `chat` lists the strings that come from messages and not from the
+            template. A document is rejected if one of these strings contains the text of a special
+            token, because the engine would encode it as that token. With `special_text` "special",
+            this is allowed.
 
     Returns:
         The tokens and the rejected documents.
@@ -109,7 +110,7 @@ _Rejected = dict[int, tuple[str, str]]  # index of a document → reason, detail
 def _encoded(
     engine: Engine, texts: Sequence[str], rejected: Collection[int], characters: bool, is_chat: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Return (ids, offsets, characters) of the texts, with rejected texts empty.
+    """Return (ids, offsets, characters) of the texts, as if rejected texts were empty.
 
     Raise the tokenizer's own errors, also for a text with lone surrogates.
     """
@@ -129,13 +130,14 @@ def _failing(
     is_chat: bool,
     error: Exception,
 ) -> _Rejected:
-    """Return the texts that the tokenizer fails on, after it failed on all of them together.
+    """Find the texts that the tokenizer fails on.
 
-    Texts that are already rejected are skipped.
+    The tokenizer failed with `error` on all texts together. Texts that are already rejected are
+    skipped.
 
     Raises:
-        EngineFault: If the engine's reference accepts a text.
-        PlanError: If the plan's own engine, which is not available, may accept a text.
+        EngineFault: If the engine's reference accepts a text that the engine fails on.
+        PlanError: If the plan's own engine, which is not available, may accept such a text.
         MemoryError: If memory ran out, which is not the text's fault.
         OSError: If the system failed, which is not the text's fault.
     """
@@ -177,7 +179,11 @@ def _failing(
 def _turned_away(
     texts: Sequence[str], chat: Sequence[Sequence[str]] | None, plain: "_PlainText | None"
 ) -> _Rejected:
-    """Return the texts with lone surrogates or with a special token's text that is not allowed."""
+    """Reject texts with lone surrogates, and texts with a special token's text that is not allowed.
+
+    For chats, only the strings from messages are searched for such text. If `plain` is None, it is
+    allowed.
+    """
     rejected = _with_half_characters(texts)
     if plain is None:
         return rejected
@@ -193,7 +199,7 @@ def _turned_away(
 
 
 def _with_half_characters(texts: Sequence[str]) -> _Rejected:
-    """Return the texts with lone surrogates, which no engine accepts because of UTF-8."""
+    """Reject texts with lone surrogates, which engines cannot encode because UTF-8 lacks them."""
     rejected = {}
     for i, text in enumerate(texts):
         try:
@@ -213,9 +219,9 @@ class _PlainText:
     """The special tokens that plain text must not contain.
 
     Attributes:
-        forbidden: bool[vocab_size].
-        forbidden_in_chat: bool[vocab_size], the forbidden ids that a template cannot mean. They are
-            tokens of the model and not added tokens.
+        forbidden: bool[vocab_size], whether an id is forbidden.
+        forbidden_in_chat: bool[vocab_size], the same without added tokens, because a chat template
+            writes added tokens.
         texts: id → text of the special tokens.
         ordinary: The longest half-open range of ids without a forbidden id.
     """
@@ -227,13 +233,13 @@ class _PlainText:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """The pattern of any special token's text."""
+        """The pattern that matches the text of any special token."""
         return any_of(self.texts.values())
 
     def places(self, ids: np.ndarray, in_chat: bool) -> np.ndarray:
-        """Return the positions of forbidden ids, int64[k]."""
-        # Most vocabularies have the forbidden ids at the top. Then one or two passes replace a
-        # lookup.
+        """Return the indices into `ids` of forbidden ids, int64[k]."""
+        # Most vocabularies have the forbidden ids at the top. Then the minimum and maximum of the
+        # ids replace a lookup of each id.
         first, end = self.ordinary
         if not len(ids) or ((not first or ids.min() >= first) and ids.max() < end):
             return np.zeros(0, np.int64)

@@ -9,7 +9,7 @@ from packprep.recipe import as_toml
 from packprep.tokenizer.file import TokenTable
 
 RESERVED = re.compile("reserved|unused|extra_id|place.?holder|dummy", re.IGNORECASE)
-"""A pattern in the names of tokens that are reserved for later use: <unused_1>, [unused1]."""
+"""A pattern that matches the names of reserved tokens, such as <unused_1> or [unused1]."""
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Missing:
     Attributes:
         key: The key in [specials].
         why: The reason, with the tokens that were searched for.
-        add: Texts of new tokens that would fill the role. Empty if a new token cannot, as for an
-            unknown id.
+        add: Texts of new tokens that would fill the role. It is empty if no new token can fill it,
+            for example if the recipe gives an id without a token.
         wanted: Number of tokens that the role needs.
         instead: A token of the tokenizer that is known to have this role, or "".
     """
@@ -40,9 +40,9 @@ def missing_roles(
     spare_sentinels: Sequence[int],
     vocab_size: int,
 ) -> VocabularyError:
-    """Return the error that lists everything that tokenizer `name` is missing.
+    """Return the error that lists all roles for which tokenizer `name` has no token.
 
-    It also lists unused reserved tokens and recipe lines to paste.
+    The message also lists unused reserved tokens and recipe lines to paste.
 
     Args:
         name: The tokenizer's name.
@@ -127,7 +127,10 @@ def _lines_from_reserved(
     tokens: TokenTable,
     missing: Sequence[Missing],
 ) -> tuple[list[str], bool]:
-    """Return TOML lines that give existing tokens the missing roles, and whether they suffice."""
+    """Return TOML lines that give existing tokens the missing roles.
+
+    The second result says whether every missing role gets at least one token.
+    """
     singles = [part for part in missing if part.key not in ("sentinels", "media")]
     # Media tokens are inside a table, so these lines cannot set them.
     can_be_all = not any(part.key == "media" for part in missing)
@@ -154,7 +157,11 @@ def _lines_from_reserved(
 
 
 def _consecutive(ids: Sequence[int], count: int) -> Sequence[int]:
-    """Return the first `count` consecutive ids, all ids if fewer and consecutive, or nothing."""
+    """Return the first `count` ids in a row that are consecutive numbers.
+
+    If there are fewer ids than `count`, return all of them if they are consecutive. Otherwise
+    return an empty list.
+    """
     count = min(count, len(ids))
     for k in range(len(ids) - count + 1):
         if count and ids[k + count - 1] - ids[k] == count - 1:
@@ -167,6 +174,6 @@ def _toml_key(key: str) -> str:
 
 
 def listed(items: Iterable[str], most: int = 5) -> str:
-    """Return the first items, and how many more there are."""
+    """Join the first `most` items for a message, and say how many more there are."""
     texts = list(items)
     return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")

@@ -1,4 +1,4 @@
-"""Encode texts into flat ids with an engine.
+"""List the engines that encode texts, select them for a recipe's `engine`, and load them.
 
 The reference engine is the `tokenizers` library. All other engines give the same ids, only faster.
 A recipe's fingerprint does not depend on the engine.
@@ -13,8 +13,6 @@ fastokens     `fastokens`: byte-level BPE and SentencePiece BPE
 shapes        which tokenizers these engines accept
 byte_tokens   the characters of BPE tokens, from the bytes of the tokens
 ```
-This module lists the engines, selects the candidates for a recipe's `engine`, and loads a plan's
-engine.
 """
 
 import contextlib
@@ -40,12 +38,14 @@ class EngineKind:
 
     Attributes:
         package: The package to install.
-        version: Returns the installed version, or None if it is not installed.
-        refusal: Returns the reason why it does not accept a vocabulary, or None. It does not load
-            the engine.
-        load: Loads the engine, or raises `EngineRefusal` if it does not accept the tokenizer.
-        proven: Whether it must be compared with the reference before it is trusted and during the
-            build.
+        version: Returns the installed version of the engine, or None if the engine is not
+            installed.
+        refusal: Returns the reason why the engine does not accept a vocabulary, or None. It does
+            not load the engine.
+        load: Loads the engine, or raises `EngineRefusal` if the engine does not accept the
+            tokenizer.
+        proven: Whether the engine must be compared with the reference before its first use and
+            during the build.
     """
 
     package: str
@@ -140,9 +140,10 @@ def refused(name: str, why: str) -> RecipeError:
 
 
 def begin_loading(requested: str, vocabulary: Vocabulary, special_text: str) -> None:
-    """Start to load the most likely engine for the recipe's `engine` in the background.
+    """Start to load the first candidate for the recipe's `engine` in a background thread.
 
-    `loaded` waits for it and reports all errors. Libraries load large vocabularies without the GIL.
+    `loaded` waits for the thread and reports all errors. Libraries load large vocabularies without
+    the GIL.
     """
     with contextlib.suppress(PackprepError):
         name = candidates(requested, vocabulary)[0]
@@ -155,7 +156,9 @@ def begin_loading(requested: str, vocabulary: Vocabulary, special_text: str) -> 
 
 
 def loaded(name: str, vocabulary: Vocabulary, special_text: str) -> Engine:
-    """Return an engine, and cache the last one, because a large vocabulary takes a second to load.
+    """Load an engine, or return it from the cache, which has the last engine.
+
+    A large vocabulary takes a second to load.
 
     Raises:
         EngineRefusal: If the engine does not accept the vocabulary.
@@ -178,7 +181,7 @@ _loading: dict[tuple[EngineKind, Vocabulary, str], Future[Engine]] = {}
 def engine_in_words(engine: Engine, requested: str, vocabulary: Vocabulary) -> str:
     """Describe an engine for messages.
 
-    Say which engine it is, its speed for tokenizing only, why no faster engine is used, and what
+    Name the engine and its speed for tokenizing only, say why no faster engine is used, and what
     would help. `requested` is the recipe's `engine`.
     """
     rate = f"tokenizing about {engine.rate} MB/s of text per core"
@@ -214,7 +217,7 @@ def engine_in_words(engine: Engine, requested: str, vocabulary: Vocabulary) -> s
 def engine_facts(name: str) -> dict[str, str]:
     """Return a plan's entry for its engine: {"name", "version"}.
 
-    A proven engine also has the version of the "reference" that it is compared with.
+    If the engine must be compared with the reference, "reference" has the version of the reference.
     """
     version = ENGINES[name].version()
     assert version is not None
@@ -225,8 +228,8 @@ def engine_facts(name: str) -> dict[str, str]:
 def load_engine(engine: Mapping[str, str], vocabulary: Vocabulary, special_text: str) -> Engine:
     """Return the engine of a plan, or the reference as its replacement.
 
-    The reference replaces an engine that is compared with it, if this installation has another
-    version of the engine or none.
+    The reference replaces an engine if it was compared with that engine, and this installation
+    lacks the engine or has another version of it.
 
     Args:
         engine: The plan's entry, as returned by `engine_facts`.

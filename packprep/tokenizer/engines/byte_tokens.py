@@ -3,7 +3,7 @@
     text     n  a  ï     v  e        bytes 6e 61 c3 af 76 65
     tokens   na    Ã  ¯     ve       bytes 6e 61 │ c3 │ af │ 76 65
     begins   0     2  2     3        a token that starts inside a character begins at that character
-    ends     2     3  3     5        and one that ends inside a character ends behind it
+    ends     2     3  3     5        a token that ends inside a character ends after that character
 
 Tokens of SentencePiece BPE have ▁ for a space, and `<0xC3>` for a byte. A space that the tokenizer
 adds has no byte in the text. It counts as part of the character after it:
@@ -39,10 +39,10 @@ Encoded = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Ids, offsets and characters as in `Engine.encode_with_characters`."""
 
 NOWHERE, AT_TEXT_START, AT_SECTION_STARTS = "nowhere", "at text start", "at section starts"
-"""Where a tokenizer adds a space.
+"""The three possible answers to where a tokenizer adds a space.
 
-A section is a part of the text without added tokens. At the start of a text, no space is added
-before another space or before an added token.
+A section is a part of the text without added tokens. AT_TEXT_START adds no space before another
+space or before an added token.
 """
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 # The characters that the library's `lstrip` and `rstrip` strip. `str.isspace` has four more.
@@ -53,13 +53,13 @@ _SPACES = frozenset(
 
 
 def byte_tokens_of(tokenizer_json: bytes, tokens: Mapping[int, str]) -> "ByteTokens | None":
-    """Return the bytes of the tokens of byte-level BPE, or of SentencePiece BPE with byte_fallback.
+    """Return the table with the bytes of all tokens, or None if there is no such table.
 
-    None means that the tokenizer adds spaces in a way that is not supported.
+    The tokenizer is byte-level BPE, or SentencePiece BPE with byte_fallback. None means that it
+    adds spaces in a way that is not supported.
 
     Args:
-        tokenizer_json: A tokenizer of a shape that `not_byte_level_bpe` or `not_sentencepiece_bpe`
-            accepts.
+        tokenizer_json: A tokenizer that `not_byte_level_bpe` or `not_sentencepiece_bpe` accepts.
         tokens: id → token as written in the model's vocabulary.
     """
     parsed = parse_tokenizer_json(tokenizer_json, "tokenizer.json")
@@ -88,8 +88,9 @@ def byte_tokens_of(tokenizer_json: bytes, tokens: Mapping[int, str]) -> "ByteTok
     for id, text in added.items():
         if SPACE not in text:
             texts[id] = text.encode()
-        # The model may also give such a token for spaces, as Gemma's does. After an added space, a
-        # token of the model would look like an added token, which no added space precedes.
+        # This added token has ▁ in its text, as in Gemma, and the model may also make it from
+        # spaces. Then it may start with an added space, which a real added token never does. The
+        # id does not tell these two cases apart, so a text with this token goes to the reference.
         elif added_space != NOWHERE:
             texts.pop(id, None)
     _drop_overlapping(texts, parsed)
@@ -97,9 +98,9 @@ def byte_tokens_of(tokenizer_json: bytes, tokens: Mapping[int, str]) -> "ByteTok
 
 
 def _drop_overlapping(texts: dict[int, bytes], parsed: Mapping[str, Any]) -> None:
-    """Remove the bytes of added tokens with spaces at an end, if other added tokens strip spaces.
+    """Remove added tokens that start or end with a space, if any added token strips spaces.
 
-    A space may then belong to both tokens.
+    The tokens are removed from `texts`, because a space between two of them could belong to both.
     """
     added = parsed["added_tokens"]
     if any(token.get("lstrip") or token.get("rstrip") for token in added):
@@ -109,10 +110,10 @@ def _drop_overlapping(texts: dict[int, bytes], parsed: Mapping[str, Any]) -> Non
 
 
 class _Stripping(NamedTuple):
-    """The added tokens of a tokenizer, some of which strip the spaces around them.
+    """The added tokens of a tokenizer, if some of them strip the spaces around them.
 
     Attributes:
-        pattern: Any added token.
+        pattern: A pattern that matches the text of any added token.
         ids: text → id of the tokens that strip.
         left: The texts of the tokens that strip on the left.
         right: The texts of the tokens that strip on the right.
@@ -124,7 +125,11 @@ class _Stripping(NamedTuple):
     right: Collection[str]
 
     def ranges(self, text: str) -> list[tuple[int, int, int, int]]:
-        """Return (begin, begin of its text, end of its text, end) of each token that strips."""
+        """Return a tuple (begin, text begin, text end, end) per occurrence of a token that strips.
+
+        All four are indices into `text`. The stripped spaces are between the outer and the inner
+        ones.
+        """
         found, last = [], 0
         for match in self.pattern.finditer(text):
             begin, end = match.span()
@@ -143,8 +148,8 @@ class _Stripping(NamedTuple):
 def _stripping(parsed: Mapping[str, Any]) -> _Stripping | None:
     """Return the added tokens that strip spaces, or None if there are none.
 
-    None also means that some added token is searched in normalized text. A space that it leaves may
-    then look like one that is stripped.
+    Return None also if some added token is searched in normalized text. In such text, a space that
+    remains may look like a stripped space.
     """
     added = parsed["added_tokens"]
     if any(token.get("normalized") for token in added):
@@ -158,7 +163,10 @@ def _stripping(parsed: Mapping[str, Any]) -> _Stripping | None:
 
 
 def _added_space(parsed: Mapping[str, Any]) -> str | None:
-    """Return where SentencePiece BPE adds a space, or None if that is not supported."""
+    """Return where SentencePiece BPE adds a space, or None if the tokenizer's way is not supported.
+
+    The result is NOWHERE, AT_TEXT_START or AT_SECTION_STARTS.
+    """
     normalizers = steps_of(parsed.get("normalizer"), "normalizers")
     if any(step.get("type") == "Prepend" for step in normalizers):
         return AT_SECTION_STARTS
@@ -170,9 +178,10 @@ def _added_space(parsed: Mapping[str, Any]) -> str | None:
 
 
 class CharactersFromBytes:
-    """An engine whose library does not report the characters of tokens.
+    """A base class of engines with a library that does not report the characters of tokens.
 
-    A subclass has the attributes below, and the method `own_characters`.
+    A subclass sets the attributes below, and has the methods `own_characters` and
+    `can_tell_characters`.
     """
 
     _vocabulary: Vocabulary
@@ -189,23 +198,23 @@ class CharactersFromBytes:
 
     @lazy
     def _tells_characters(self) -> bool:
-        """Return whether characters that are computed from bytes passed their proof."""
+        """Return whether the characters computed from bytes equal the reference's on test texts."""
         from packprep.tokenizer.proof import characters_are_proven
 
         return characters_are_proven(self, self._special_text, self._vocabulary)
 
     @lazy
     def _byte_tokens(self) -> "ByteTokens | None":
-        """Return the bytes of all tokens, or None if characters do not follow from them."""
+        """Return the result of `byte_tokens_of` for the vocabulary."""
         return byte_tokens_of(self._vocabulary.tokenizer_json, self.reference.vocabulary())
 
     def own_characters(self, texts: Sequence[str], chat: bool) -> Encoded:
-        """Return ids, offsets and characters from the bytes of tokens."""
+        """Return ids, offsets and characters, computed from the bytes of tokens."""
         raise NotImplementedError
 
 
 class ByteTokens:
-    """The bytes of all tokens of a vocabulary."""
+    """A table with the bytes of all tokens of a vocabulary."""
 
     def __init__(
         self,
@@ -217,7 +226,7 @@ class ByteTokens:
         """Create the table.
 
         Args:
-            texts: id → bytes. Tokens without bytes are never equal to a text.
+            texts: id → bytes. A text with a token that is not in `texts` never equals its tokens.
             added: The ids of added tokens.
             added_space: Where the tokenizer adds a space.
             stripping: The added tokens that strip spaces.
@@ -225,7 +234,7 @@ class ByteTokens:
         size = max([*texts, *added], default=-1) + 1
         # The last entry is for ids beyond the vocabulary. No text in UTF-8 has a byte 0xFF.
         self._texts = np.full(size + 1, b"\xff\xff", np.object_)
-        # How many characters start in each token, and whether the token starts inside a character.
+        # Number of characters that start in each token, and whether it starts inside a character.
         self._starts = np.zeros(size + 1, np.int64)
         self._is_inside = np.zeros(size + 1, np.bool_)
         if ids := [id for id, text in texts.items() if text]:
@@ -252,11 +261,13 @@ class ByteTokens:
     ) -> Encoded:
         """Return ids, offsets and characters of texts.
 
+        The reference encodes the texts with bytes that differ from the bytes of their tokens.
+
         Args:
             texts: n texts without lone surrogates.
             encoded: The ids and offsets of all texts.
-            by_reference: The numbers of the texts that the reference encodes.
-            reference: The reference, which also encodes all texts that differ from their tokens.
+            by_reference: Indices of other texts that the reference must encode.
+            reference: The reference.
             chat: As in `Engine.encode_with_characters`.
         """
         characters, untold = self.characters(texts, *encoded)
@@ -269,7 +280,7 @@ class ByteTokens:
     def characters(
         self, texts: Sequence[str], ids: np.ndarray, offsets: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the characters of texts' tokens.
+        """Compute the characters of the texts' tokens from the bytes of these tokens.
 
         Args:
             texts: n texts without lone surrogates.
@@ -277,9 +288,9 @@ class ByteTokens:
             offsets: int64[n + 1], the start of each text in `ids`.
 
         Returns:
-            The characters [begin, end) of each token in its text, int64[total, 2]. Also the texts
-            with bytes that differ from their tokens' bytes, int64[k]. The characters of these texts
-            are wrong.
+            Two arrays. The first, int64[total, 2], has the range [begin, end) of each token in
+            characters of its text. The second, int64[k], has the indices of texts with bytes that
+            differ from the bytes of their tokens. The ranges of these texts are wrong.
         """
         ids = np.minimum(ids.astype(np.int64), len(self._texts) - 1)
         after_space = self._after_added_space(texts, ids, offsets)
@@ -307,16 +318,16 @@ class ByteTokens:
     def _move_stripped(
         self, text: str, tokens: bytes, strips: np.ndarray, characters: np.ndarray
     ) -> bool:
-        """Correct the characters of a text's tokens for stripped spaces.
+        """Correct the characters of a text's tokens for stripped spaces, if the bytes agree.
 
         Return whether the text without stripped spaces equals the bytes of its tokens.
 
         Args:
             text: The text.
             tokens: The bytes of its tokens.
-            strips: Which tokens strip spaces, bool[n].
-            characters: The characters of each token in the text without stripped spaces. They are
-                overwritten.
+            strips: bool[n], whether a token strips spaces.
+            characters: int64[n, 2], the characters of each token in the text without stripped
+                spaces. The array is overwritten with the characters in `text`.
         """
         assert self._stripping is not None
         ranges = self._stripping.ranges(text)
@@ -339,8 +350,9 @@ class ByteTokens:
     ) -> np.ndarray:
         """Return which tokens start with a space that the tokenizer added, bool[total].
 
-        It may be too many, because an added token may have matched with the space around it. It is
-        never too few. If a text then equals its tokens' bytes, it is right.
+        The result may mark too many tokens, because an added token may have matched with the space
+        around it. It never marks too few. For a text that equals the bytes of its tokens, it is
+        right.
         """
         first = np.zeros(len(ids) + 1, np.bool_)
         if self._added_space == AT_TEXT_START:
@@ -353,9 +365,9 @@ class ByteTokens:
 
 
 def _merged(fast: Encoded, slow: Encoded, which: np.ndarray) -> Encoded:
-    """Return `fast` with the texts numbered `which` replaced by those in `slow`.
+    """Return `fast` with the texts at the indices `which` replaced by the texts of `slow`.
 
-    `slow` contains only these texts.
+    `slow` contains only these texts, in the same order.
     """
     parts: list[tuple[np.ndarray, np.ndarray]] = []
     numbers = {int(i): k for k, i in enumerate(which)}

@@ -11,8 +11,9 @@ import numpy as np
 class Engine(Protocol):
     """An engine that encodes texts without lone surrogates into ids.
 
-    It does not add, cut or pad anything. An engine is loaded for a vocabulary and a `special_text`,
-    which says how to treat the text of a special token: "text", "special" or "reject".
+    The engine does not add, cut or pad anything. It is loaded for a vocabulary and a
+    `special_text`, which says how to treat the text of a special token: "text", "special" or
+    "reject".
     """
 
     @property
@@ -23,7 +24,7 @@ class Engine(Protocol):
 
     @property
     def library(self) -> Sequence[str]:
-        """The library files that produce the ids, or nothing if they are unknown."""
+        """The library files that produce the ids, empty if they are unknown."""
         ...
 
     @property
@@ -52,7 +53,7 @@ class Engine(Protocol):
         """Encode texts into ids, offsets and characters.
 
         The ids are int32[total] and the offsets int64[n + 1]. The characters are int64[total, 2],
-        the range [begin, end) of each token in its text.
+        the range [begin, end) of each token in characters of its text.
 
         Args:
             texts: n texts without lone surrogates.
@@ -70,18 +71,19 @@ class Reference(Engine, Protocol):
     """A trusted engine that knows the texts of tokens."""
 
     def texts_of(self, ids: Sequence[int]) -> list[str]:
-        """Return the decoded text of each token, as far as it is valid text."""
+        """Return the decoded text of each token, with U+FFFD for invalid UTF-8."""
         ...
 
 
 class EngineRefusal(Exception):
-    """An engine does not accept a tokenizer; the message has the reason."""
+    """An error for a tokenizer that an engine does not accept, with the reason as its message."""
 
 
 def cannot_load(error: Exception) -> EngineRefusal:
     """Return the refusal of a library that fails on a tokenizer.
 
-    It has only the first line of the library's message, because some libraries add code locations.
+    It quotes only the first line of the library's message, because some libraries add code
+    locations.
     """
     return EngineRefusal(
         f"it cannot load it ({(str(error).strip().splitlines() or ['no message'])[0]})"
@@ -89,7 +91,7 @@ def cannot_load(error: Exception) -> EngineRefusal:
 
 
 class EngineFault(Exception):
-    """An engine failed on a text that its reference accepts."""
+    """An error for a text that an engine fails on and its reference accepts."""
 
     def __init__(self, text: str, detail: str):
         super().__init__(detail)

@@ -43,12 +43,12 @@ _ONE_THREAD = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS")
 class FastEngine(CharactersFromBytes):
     """The engine `fastokens` with one thread, because packprep scales with processes.
 
-    The library does not report the characters of its tokens. They follow from the bytes of the
-    tokens, or the reference computes them. If the tokenizer has patterns that ignore
-    case, the reference also encodes the texts that contain one of _FOLDED.
+    The library does not report the characters of its tokens. They are computed from the bytes of
+    the tokens, or by the reference. If the tokenizer has patterns that ignore case, the reference
+    also encodes the texts that contain a character of _FOLDED.
 
     Raises:
-        EngineRefusal: If it does not accept the tokenizer.
+        EngineRefusal: If the engine does not accept the tokenizer.
     """
 
     name = NAME
@@ -62,8 +62,8 @@ class FastEngine(CharactersFromBytes):
             from fastokens import _native as library
         except ImportError as error:
             raise EngineRefusal(f"it cannot be imported ({error})") from error
-        # With this, the text of a special token is ordinary text and the library does not search
-        # for it.
+        # With _split, the library does not search for special tokens and treats their text as
+        # ordinary text.
         self._split, self._vocabulary = special_text != "special", vocabulary
         self._special_text = special_text
         plain = plain_of(vocabulary, special_text, with_special=not self._split)
@@ -91,7 +91,7 @@ class FastEngine(CharactersFromBytes):
     def _encode_apart(
         self, texts: Sequence[str], odd: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Encode like `encode`, but use the reference for the texts with the numbers in `odd`."""
+        """Encode texts, with the reference for the texts at the indices in `odd`."""
         rest = list(texts)
         for i in odd:
             rest[i] = ""
@@ -151,7 +151,7 @@ class FastEngine(CharactersFromBytes):
 
 
 def _with_folded(texts: Sequence[str]) -> list[int]:
-    """Return the numbers of the texts that contain one of _FOLDED."""
+    """Return the indices of the texts that contain a character of _FOLDED."""
     one, other = _FOLDED
     return [
         i for i, text in enumerate(texts) if not text.isascii() and (one in text or other in text)
@@ -162,9 +162,10 @@ def _with_folded(texts: Sequence[str]) -> list[int]:
 def refusal(vocabulary: Vocabulary) -> str | None:
     """Return the reason why this tokenizer's components rule out the library, or None.
 
-    None means that the library may be proven. The library itself accepts more tokenizers. Without
-    ByteLevel or byte_fallback, it merges across characters that the vocabulary does not have. With
-    byte_fallback, it gives tokens with such a character although no merge makes them.
+    None means that the library may be compared with the reference. The library itself accepts more
+    tokenizers, but may give wrong ids for them. Without ByteLevel or byte_fallback, it merges
+    across characters that the vocabulary does not have. With byte_fallback, it produces tokens that
+    contain such a character, although no merge makes them.
     """
     parsed = parse_tokenizer_json(vocabulary.tokenizer_json, "tokenizer.json")
     if parsed["model"].get("byte_fallback"):

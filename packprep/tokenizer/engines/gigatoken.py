@@ -1,7 +1,7 @@
 """The engine `gigatoken` for SentencePiece BPE with byte_fallback.
 
-It is about 10 times as fast as the reference. It encodes one text at a time. The library's batches
-use a thread pool, which hangs in a forked process.
+The library is about 10 times as fast as the reference. It encodes one text at a time here, because
+its batches use a thread pool, which hangs in a forked process.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,21 +20,21 @@ from packprep.tokenizer.roles import Vocabulary
 
 NAME = "gigatoken"
 MOST_IDS = 1 << 27
-"""The library is loaded again after this many ids, which takes up to 0.7 s.
+"""Number of encoded ids after which the library is loaded again, which takes up to 0.7 s.
 
-It caches every word, at 3 to 20 bytes per id. This limits the cache to 400 MB for prose or 2.7 GB
-for random letters.
+The library caches every word, at 3 to 20 bytes per id. MOST_IDS limits its cache to 400 MB for
+prose or 2.7 GB for random letters.
 """
 
 
 class GigatokenEngine(CharactersFromBytes):
     """The engine `gigatoken`.
 
-    The library does not report the characters of its tokens. They follow from the bytes of the
-    tokens, or the reference computes them.
+    The library does not report the characters of its tokens. They are computed from the bytes of
+    the tokens, or by the reference.
 
     Raises:
-        EngineRefusal: If it does not accept the tokenizer.
+        EngineRefusal: If the engine does not accept the tokenizer.
     """
 
     name = NAME
@@ -71,7 +71,7 @@ class GigatokenEngine(CharactersFromBytes):
         return self._encode(texts, self._special_text == "special")
 
     def _encode(self, texts: Sequence[str], with_special: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Encode texts with or without the special tokens, as in `encode`."""
+        """Encode texts as in `encode`, with or without the special tokens."""
         tokenizer = self._tokenizer(with_special)
         found = [tokenizer.encode(text) for text in texts]
         self._ids += sum(map(len, found))
@@ -103,7 +103,7 @@ class GigatokenEngine(CharactersFromBytes):
 def refusal(vocabulary: Vocabulary) -> str | None:
     """Return the reason why this tokenizer's components rule out the library, or None.
 
-    None means that the library may be proven. The library also accepts byte-level BPE, but differs
-    there on code points that are new in Unicode 17.
+    None means that the library may be compared with the reference. The library also accepts
+    byte-level BPE, but its ids then differ for code points that are new in Unicode 17.
     """
     return not_sentencepiece_bpe(parse_tokenizer_json(vocabulary.tokenizer_json, "tokenizer.json"))

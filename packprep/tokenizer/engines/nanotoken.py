@@ -12,21 +12,20 @@ from packprep.tokenizer.roles import Vocabulary
 
 NAME = "nanotoken"
 CACHED_WORDS = 1 << 17
-"""Maximum number of words that the library caches, and of pieces between spaces.
+"""Maximum number of words that the library caches, and of texts between two spaces.
 
-This takes less than 32 MiB and is as fast as no limit.
+The cache takes less than 32 MiB and is as fast as a cache without limit.
 """
 
 
 class WordPieceEngine:
     """The engine `nanotoken`.
 
-    It runs on the calling thread, because its thread pool does not survive a fork.
-
-    The library does not report the characters of its tokens, so the reference computes them.
+    The library runs on the calling thread, because its thread pool does not survive a fork. It does
+    not report the characters of its tokens, so the reference computes them.
 
     Raises:
-        EngineRefusal: If it does not accept the tokenizer.
+        EngineRefusal: If the engine does not accept the tokenizer.
     """
 
     name = NAME

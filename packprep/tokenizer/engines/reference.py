@@ -1,6 +1,6 @@
 """The reference engine: the `tokenizers` library, which accepts any tokenizer.json.
 
-If a normalizer would expand a text to gigabytes, this is detected without expanding it.
+If a normalizer would expand a text to gigabytes, the engine detects this without expanding it.
 """
 
 import json
@@ -16,11 +16,11 @@ from packprep.tokenizer.file import outline_of, plain_tokenizer_json, steps_of
 from packprep.tokenizer.roles import Vocabulary
 
 MOST_CHARACTERS, MOST_GROWTH = 1 << 20, 16
-"""A normalizer may expand a text to this many characters, or to this multiple of its length."""
+"""A normalizer may expand a text to the greater of this size and this multiple of its length."""
 
 
 class NormalizerLimit(Exception):
-    """A normalizer makes a text longer than allowed."""
+    """An error for a text that the tokenizer's normalizer would make longer than allowed."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -29,9 +29,10 @@ class NormalizerLimit(Exception):
 
 
 def most_of_one(step: Any) -> int:
-    """Return the maximum number of characters that a normalizer or decoder step makes from one.
+    """Return the maximum number of characters that a step makes from one character.
 
-    Only steps with a text in the file ("Prepend" and "Replace") can make more than one.
+    `step` is a step of a normalizer or decoder. Only steps with a text in the file ("Prepend" and
+    "Replace") can make more than one.
     """
     kind = step.get("type") if isinstance(step, dict) else None
     if kind == "Prepend":
@@ -43,7 +44,7 @@ def most_of_one(step: Any) -> int:
 
 
 class NormalForms:
-    """The length of texts after the normalizer of a tokenizer.json."""
+    """An estimator of the lengths of texts after the normalizer of a tokenizer.json."""
 
     def __init__(self, normalizer: Mapping[str, Any] | None):
         steps = [*steps_of(normalizer, "normalizers")]
@@ -73,14 +74,14 @@ class NormalForms:
 class _Step(NamedTuple):
     table: Mapping[str, Any]
     normalizer: Any
-    # Like `normalizer`, with an empty replacement for its pattern. None for other kinds of steps.
+    # `normalizer` with an empty replacement for its pattern. None for steps that do not replace.
     without: Any
-    with_one: Any  # like `without`, with one character as replacement
+    with_one: Any  # like `without`, but with one character as replacement
 
     def length(self, form: str) -> int:
         """Return the length of a text after this step, without computing the text.
 
-        For the library's own steps, return the length of the input.
+        For steps other than "Prepend" and "Replace", return the length of the input.
         """
         if self.table["type"] == "Prepend":  # It is prepended to each part between added tokens.
             return len(form) * (1 + len(self.table["prepend"]))
@@ -110,9 +111,9 @@ BATCH_CHARACTERS = 1 << 20
 class ReferenceEngine:
     """The `tokenizers` library without post-processor, truncation, padding and dropout.
 
-    `in_place_of` names a plan's engine that this one replaces, and the reason. If it is empty, this
-    is the plan's own engine. If this engine replaces another one and fails on a text, the text is
-    not rejected, because the other engine may accept it.
+    `in_place_of` names a plan's engine that this engine replaces, and the reason. An empty string
+    means that this is the plan's own engine. A text that the replacement fails on is not rejected
+    but stops the build, because the plan's engine may accept it.
     """
 
     name = "reference"
@@ -132,7 +133,7 @@ class ReferenceEngine:
         self._forms = NormalForms(outline_of(vocabulary.tokenizer_json).normalizer)
 
     def texts_of(self, ids: Sequence[int]) -> list[str]:
-        """Return the decoded text of each token, as far as it is valid text.
+        """Return the decoded text of each token, with U+FFFD for invalid UTF-8.
 
         Raise the errors of the decoder, including panics.
         """
@@ -192,7 +193,7 @@ class ReferenceEngine:
 def plain_of(vocabulary: Vocabulary, special_text: str, with_special: bool = True) -> bytes:
     """Return the tokenizer.json that engines load.
 
-    Tokens with a role are marked special in it, unless `special_text` is "special". `with_special`
+    Unless `special_text` is "special", tokens with a role are marked special in it. `with_special`
     says whether to keep the special tokens.
     """
     special_ids = frozenset() if special_text == "special" else frozenset(vocabulary.special_ids)
@@ -200,9 +201,10 @@ def plain_of(vocabulary: Vocabulary, special_text: str, with_special: bool = Tru
 
 
 def _batches(texts: Sequence[str], forms: NormalForms) -> Iterator[Sequence[str]]:
-    """Yield batches of consecutive texts of about BATCH_CHARACTERS.
+    """Yield batches of consecutive texts with about BATCH_CHARACTERS each.
 
-    The encodings of the library take many times the memory of their ids.
+    Batches limit the memory, because the library's encodings take many times the memory of their
+    ids.
 
     Raises:
         NormalizerLimit: If the normalizer expands a text beyond the limit.

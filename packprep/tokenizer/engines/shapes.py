@@ -1,7 +1,7 @@
 """Check the components of a tokenizer.json that decide which fast engines may be tried on it.
 
-Each function returns None if the tokenizer has a shape. Otherwise it returns the reason, in words
-that can follow "because".
+Each `not_…` function returns None if the tokenizer has the shape in the function's name. Otherwise
+it returns the reason, in words that can follow "because".
 """
 
 import math
@@ -23,8 +23,9 @@ _AFTER_SPACES = {
 
 
 def not_byte_level_bpe(parsed: Mapping[str, Any]) -> str | None:
-    """Return why this is not BPE of bytes after pattern splits, with NFC or no normalizer, or None.
+    """Return the reason why a tokenizer is not byte-level BPE, or None if it is.
 
+    Byte-level BPE here has NFC or no normalizer, splits the text with patterns, and merges bytes.
     GPT-2, GPT-4, Llama 3, Qwen, DeepSeek and most later tokenizers have this shape.
     """
     model = parsed["model"]
@@ -46,10 +47,12 @@ def not_byte_level_bpe(parsed: Mapping[str, Any]) -> str | None:
 
 
 def not_sentencepiece_bpe(parsed: Mapping[str, Any], metaspace: bool = True) -> str | None:
-    """Return why this is not SentencePiece BPE with byte_fallback and ▁ for spaces, or None.
+    """Return the reason why a tokenizer is not SentencePiece BPE, or None if it is.
 
-    Llama 2, Gemma, Mistral up to v0.3, Phi-3 and Yi have this shape. `metaspace` says whether the
-    pre-tokenizer Metaspace may replace the spaces. The proof checks whether it splits.
+    SentencePiece BPE has byte_fallback and replaces spaces by ▁. Llama 2, Gemma, Mistral up to
+    v0.3, Phi-3 and Yi have this shape. `metaspace` says whether the pre-tokenizer Metaspace may do
+    the replacement. Its option to split is not checked here, but only by the comparison with the
+    reference.
     """
     model = parsed["model"]
     if not model.get("byte_fallback") and model.get("type") == "BPE":
@@ -82,7 +85,7 @@ def not_sentencepiece_bpe(parsed: Mapping[str, Any], metaspace: bool = True) -> 
 
 
 def not_of_own_characters(parsed: Mapping[str, Any]) -> str | None:
-    """Return why some token has a character that is not a token itself, or None.
+    """Return a reason if some token has a character that is not itself a token, otherwise None.
 
     Added tokens that are not special are ignored.
     """
@@ -107,7 +110,7 @@ def _not_bpe(parsed: Mapping[str, Any], without: tuple[str, ...]) -> str | None:
         if model.get(key):
             return f"its model has {key} = {model[key]!r}"
     grown = math.prod(map(most_of_one, steps_of(parsed.get("decoder"), "decoders")))
-    # The texts of the proof are made from decoded tokens, so their size must be limited.
+    # The comparison with the reference uses decoded tokens as texts, so their size is limited.
     if grown > MOST_GROWTH:
         return f"its decoder may make {grown} characters of one"
     return None
