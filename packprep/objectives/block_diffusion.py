@@ -10,8 +10,9 @@ A noised block attends to its own slots and to the clean blocks before it.
     prefix −1: attention follows block_mask
 
 BD3-LM (Arriola et al. 2025) draws one level per block from a clipped range, with loss weight 1 /
-level. Blocks count inside the segment, bos and mode token included; the last may be short.
-`BlockSchedule` of `dataset/epochs/noise.py` has the schedules of other models:
+level. Blocks are counted from the segment's first slot, which may be bos or the mode token. The
+last block may be shorter. `BlockSchedule` of `dataset/epochs/noise.py` also has the schedules of
+other models, as in the code named here:
 
     noise "position"        Nemotron-Labs-Diffusion, by NeMo Automodel 0.7.0's corrupt_blockwise
     noise "all", shift      I-DLM (Yu et al. 2026), by its corrupt_all_masked and IDLMLoss
@@ -34,7 +35,7 @@ _DEFAULTS = {parameter.name: parameter.default for parameter in SCHEDULE.paramet
 
 
 def check(parameters: Mapping[str, Any], where: str) -> None:
-    """Check that no parameters exclude each other.
+    """Check that the parameters can be combined.
 
     Args:
         parameters: The task's parameters.
@@ -85,12 +86,12 @@ def check(parameters: Mapping[str, Any], where: str) -> None:
 
 
 def roles(parameters: Mapping[str, Any]) -> frozenset[str]:
-    """Return the mask, unless no slot becomes the mask."""
+    """Return {"mask"} if slots can become the mask, otherwise an empty set."""
     return SCHEDULE.needs(parameters) & {"mask"}
 
 
 def resolve(parameters: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
-    """Return nothing to store, and check that ordinary ids can be drawn.
+    """Check that ordinary ids can be drawn, and return an empty dict, because nothing is stored.
 
     Args:
         parameters: The task's parameters.
@@ -110,7 +111,7 @@ def resolve(parameters: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
 
 
 def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
-    """Return the wanted and the realized mean share of the tokens that is noised, which are equal.
+    """Return the wanted and the realized mean share of noised tokens, which are equal.
 
     Args:
         task: The task.
@@ -124,7 +125,7 @@ def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
 
 
 def mean_weight(task: Task) -> float:
-    """Return 1 / mean level, or 1 without weighting."""
+    """Return the mean loss weight of a trained slot: 1 / mean level, or 1 without weighting."""
     return 2.0 / sum(level_range(task.parameters)) if task.parameters["weighting"] == "1/p" else 1.0
 
 

@@ -1,4 +1,4 @@
-"""causal: every slot predicts the next one.
+"""causal: every slot predicts the token of the next slot.
 
 tokens      10  11  12  13
 slots       10  11  12  13
@@ -25,7 +25,7 @@ def render(task: Task, columns: BodySlots, tokens: np.ndarray, rows: np.ndarray)
 
 
 def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Copy the body back.
+    """Copy the tokens back from the rows.
 
     Args:
         task: The task.

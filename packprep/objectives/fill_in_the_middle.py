@@ -50,14 +50,14 @@ def _is_rearranged(key, rate):
 
 @kernel
 def _mark_rearranged(key, rate, rearranged):
-    """Write whether each segment is rearranged."""
+    """Write to `rearranged` whether each segment is rearranged."""
     for i in range(key.shape[0]):
         rearranged[i] = _is_rearranged(key[i], rate)
 
 
 @kernel(inline=True)
 def _moved_back(tokens, begin, cut, n, continues):
-    """Return the cut, moved back to the start of a character."""
+    """Return the cut, moved back to the start of the character that it is inside of."""
     if cut < n:
         while cut > 0 and continues.shape[0] > 0 and continues[tokens[begin + cut]]:
             cut -= 1
@@ -68,7 +68,7 @@ def _moved_back(tokens, begin, cut, n, continues):
 def _cuts(key, n, spm_rate, epoch):
     """Return two different cuts in ascending order, and whether the suffix comes first.
 
-    The cuts are uniform over the pairs of 0 … n.
+    The cuts are uniform over the pairs of numbers 0 … n.
     """
     purpose = CUT_POINTS if epoch == 0 else REDRAWN_CUT_POINTS
     cut, other_cut = integer(key, purpose, 4, n + 1, epoch), integer(key, purpose, 8, n, epoch)
@@ -105,7 +105,7 @@ def _render(tokens, columns, cutting, rows):
 
 @kernel(inline=True)
 def _token(rows, body, i):
-    """Return token i of a body."""
+    """Return the token with index i of the original text, from its rearranged body."""
     slot, n, begin, end = body
     if i < begin:
         return rows[slot + 1 + i]
@@ -114,7 +114,10 @@ def _token(rows, body, i):
 
 @kernel
 def _stays(rows, body, cut, drawn_cut, continues):
-    """Return whether a drawn cut is moved back to `cut`, the start or end of the middle."""
+    """Return whether text_safe moves a drawn cut back to `cut`.
+
+    `cut` is the start or the end of the middle in `body`.
+    """
     if cut == drawn_cut and (cut == 0 or cut == body.n or continues.shape[0] == 0):
         return True
     if cut != drawn_cut and (drawn_cut == body.n or continues.shape[0] == 0):
@@ -131,9 +134,9 @@ def _stays(rows, body, cut, drawn_cut, continues):
 def _restore(rows, columns, cutting, out, fits):
     """Read the tokens of bodies from the flat rows.
 
-    text_safe only moves cuts back. So the search starts at the drawn cuts and goes backwards. It
-    takes the first cuts where the special tokens match and no character starts between them and the
-    drawn cuts.
+    text_safe only moves cuts back, so the search starts at the drawn cuts and goes backwards. It
+    takes the first pair of cuts with the special tokens at the right slots. No character may start
+    between a cut and the cut that was drawn.
     """
     bodies, continues = columns.bodies, cutting.continues
     for i in range(bodies.n.shape[0]):
@@ -143,7 +146,7 @@ def _restore(rows, columns, cutting, out, fits):
             for j in range(n):
                 out[first_token + j] = rows[slot + j]
             continue
-        # Search the cuts from the drawn ones back.
+        # Search backwards from the drawn cuts.
         drawn_begin, drawn_end, suffix_first = _cuts(
             bodies.key[i], n, cutting.spm_rate, bodies.epoch
         )
@@ -168,7 +171,7 @@ def _restore(rows, columns, cutting, out, fits):
 
 
 def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
-    """Return n, and 3 more for the special tokens of a rearranged segment.
+    """Return the slots of each body: n, and 3 more for the special tokens if it is rearranged.
 
     Args:
         task: The task.
@@ -183,14 +186,14 @@ def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
 
 
 def most_body_slots(task: Task, n: int) -> int:
-    """Return n + 3, or n if no segment is rearranged.
+    """Return the most slots of a body: n + 3, or n if the task rearranges no segment.
 
     Args:
         task: The task.
         n: Tokens of a body.
 
     Returns:
-        The most slots of a body of n tokens.
+        The number of slots.
     """
     return n + (3 if task.parameters["rate"] > 0 else 0)
 
@@ -202,7 +205,7 @@ def _cutting_of(task: Task) -> _Cutting:
 
 
 def render(task: Task, columns: BodySlots, tokens: np.ndarray, rows: np.ndarray) -> None:
-    """Write the parts in their order, with the special tokens.
+    """Write the bodies: rearranged segments with their special tokens, other segments unchanged.
 
     Args:
         task: The task.
@@ -214,7 +217,7 @@ def render(task: Task, columns: BodySlots, tokens: np.ndarray, rows: np.ndarray)
 
 
 def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Put the middle back into the text.
+    """Read the tokens of segments from their bodies, in the original order.
 
     Args:
         task: The task.

@@ -6,10 +6,10 @@
     loss_mask     1   0   1   0   1   1
     prefix 6: every slot sees every other
 
-A segment's candidates are masked with the same probability p. LLaDA (Nie et al. 2025) and MDLM
-(Sahoo et al. 2024) draw t ~ U(0, 1) and use p = (1 − ε) t + ε with loss weight 1 / p. BERT's
-masking has one level, .15, and shares 80/10/10. An exact count masks k = max(⌊ratio · candidates⌋,
-1) candidates without replacement, and p is k / candidates.
+A segment's candidates are the slots that may be masked. They are masked with the same probability
+p. LLaDA (Nie et al. 2025) and MDLM (Sahoo et al. 2024) draw t ~ U(0, 1) and use p = (1 − ε) t + ε
+with loss weight 1 / p. BERT's masking has one level, .15, and shares 80/10/10. An exact count masks
+k = max(⌊ratio · candidates⌋, 1) candidates without replacement, and p is k / candidates.
 """
 
 from collections.abc import Mapping
@@ -23,12 +23,12 @@ from packprep.objectives.objective import Objective, Task
 
 
 def roles(parameters: Mapping[str, Any]) -> frozenset[str]:
-    """Return the mask, unless no slot becomes the mask."""
+    """Return {"mask"} if slots can become the mask, otherwise an empty set."""
     return SCHEDULE.needs(parameters) & {"mask"}
 
 
 def check(parameters: Mapping[str, Any], where: str) -> None:
-    """Check for a range without masks, and for options that exact_count excludes.
+    """Check that noise_range allows masks, and that the options can be combined with exact_count.
 
     Args:
         parameters: The task's parameters.
@@ -55,7 +55,7 @@ def check(parameters: Mapping[str, Any], where: str) -> None:
 
 
 def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
-    """Return the wanted and the realized mean share of the tokens that is masked.
+    """Return the wanted and the realized mean share of masked tokens.
 
     The realized share is (1 − ε) · wanted + ε, with ε = 0 for an exact count.
 
@@ -73,7 +73,7 @@ def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
 
 
 def mean_weight(task: Task) -> float:
-    """Return 1 / mean p, or 1 without weighting.
+    """Return the mean loss weight of a masked slot: 1 / mean p, or 1 without weighting.
 
     Each masked slot has weight 1 / p, and a share p of the slots is masked.
     """

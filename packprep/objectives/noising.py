@@ -7,6 +7,9 @@ signatures. `dataset/epochs/noise.py` computes levels, probabilities and weights
     mask           here                       dataset/epochs/noise.py
     flip           here                       dataset/epochs/noise.py
     noise_blocks   here                       dataset/epochs/noise.py
+
+The candidates of a segment are neighbouring slots that may be noised, numbered from 0. A hit is a
+candidate that is noised.
 """
 
 import math
@@ -28,7 +31,7 @@ _MANTISSA, _HALF = ((1 << 52) - 1, 1022 << 52)
 
 
 class _Replacement(NamedTuple):
-    """The replacement of a noised slot: the mask, an ordinary token, or the token that it has."""
+    """The replacement of a noised slot: the mask, an ordinary token, or its unchanged token."""
 
     mask_below: Any  # uint64: a word below this value writes the mask
     ordinary_below: Any  # uint64: another word below this value writes an ordinary token
@@ -44,8 +47,8 @@ class _Buffers(NamedTuple):
     top: np.ndarray  # uint8[longest + 64]: high byte of each candidate's threshold
     hit: np.ndarray  # uint8[longest + 64]: 1 where a candidate is noised
     allowed: np.ndarray  # uint8[longest]: 1 where a candidate may be noised
-    order: np.ndarray  # int64[longest]: candidates by their word
-    time: np.ndarray  # float64[longest]: when a candidate arrives
+    order: np.ndarray  # int64[longest]: candidates, sorted by their random word
+    time: np.ndarray  # float64[longest]: arrival time of each candidate
 
 
 @kernel(inline=True)
@@ -88,7 +91,7 @@ def _hit_below(key, count, before, block_length, threshold, epoch, buffers):
     """
     high, top, hit = buffers.words.view(np.uint8), buffers.top, buffers.hit
     philox_blocks(key, NOISE, epoch, (count + 15) >> 4, buffers.words)
-    # The high byte of each threshold goes next to the high byte of each uniform.
+    # Write the high byte of each candidate's threshold to `top`.
     begin = np.int64(0)
     while begin < count:
         block = (before + begin) // block_length
@@ -159,7 +162,7 @@ def _hit_exact_count(key, count, ratio, epoch, buffers):
 
 @kernel(inline=True)
 def _mark_trainable(begin, count, trainable, allowed):
-    """Set allowed[j] = 1 if candidate j may be trained. Without `trainable`, all may."""
+    """Set allowed[j] = 1 if candidate j may be trained. An empty `trainable` allows all."""
     first_slot = np.uint64(begin)
     if trainable.shape[0] == 0:
         allowed[:count] = 1
@@ -170,7 +173,7 @@ def _mark_trainable(begin, count, trainable, allowed):
 
 @kernel(inline=True)
 def _exclude_mask(begin, count, tokens, mask_id, flags):
-    """Clear flags[j] where candidate j is a mask in the text, because it teaches nothing."""
+    """Clear flags[j] if the text has the mask at candidate j, since nothing can be learnt there."""
     first_slot = np.uint64(begin)
     for j in range(np.uint64(count)):
         flags[j] &= tokens[first_slot + j] != mask_id
@@ -245,7 +248,7 @@ def mask(
     ids: NoiseIds,
     epoch: int = 0,
 ) -> np.ndarray | None:
-    """Write the noise of `noise.mask`.
+    """Write the same noise as `noise.mask`, with a compiled kernel.
 
     Args:
         target: As in `noise.mask`.
@@ -288,7 +291,7 @@ def _flip(target, threshold, loss_on_all, ids, epoch):
         trained = allowed if loss_on_all else hit
         for j in range(np.uint64(n)):
             loss_mask[np.uint64(begin) + j] |= trained[j]
-        # Replace each by another token, drawn from a list without the token.
+        # Replace each hit by another token, drawn from the ordinary tokens except its own.
         philox_blocks(key, REPLACEMENT, epoch, (n + 3) >> 2, words)
         for begin_of_64 in range(0, n, 64):
             hit_bits = _bits(hit, begin_of_64, n)
@@ -306,7 +309,7 @@ def _flip(target, threshold, loss_on_all, ids, epoch):
 def flip(
     target: Target, threshold: np.ndarray, loss_on_all: bool, ids: NoiseIds, epoch: int = 0
 ) -> None:
-    """Write the noise of `noise.flip`.
+    """Write the same noise as `noise.flip`, with a compiled kernel.
 
     Args:
         target: As in `noise.flip`.
@@ -397,7 +400,8 @@ def _power_of_half(x):
 def _hit_soonest(key, count, before, level, schedule, epoch, buffers):
     """Set hit[j] = 1 iff candidate j is among the first of its block to arrive.
 
-    A block with n candidates has round(level · n) hits. Ties are broken by index.
+    Candidate i of a block arrives at an exponential random time, divided by a power of two that
+    grows with i. A block with n candidates has round(level · n) hits. Ties are broken by index.
     """
     time, hit, block_length = buffers.time, buffers.hit, schedule.block_length
     philox_blocks(key, NOISE_LOW, epoch, (count + 3) >> 2, buffers.words)
@@ -418,7 +422,7 @@ def _hit_soonest(key, count, before, level, schedule, epoch, buffers):
 
 @kernel(inline=True)
 def _draw_levels(key, schedule, epoch, words, level, threshold):
-    """Write the level of each block of a segment, and its threshold."""
+    """Write the level and the threshold of each block of a segment."""
     low, high, blocks = schedule.low, schedule.high, level.shape[0]
     if low < high:
         philox_blocks(key, NOISE_LEVEL, epoch, (blocks + 3) >> 2, words)
@@ -470,7 +474,7 @@ def _noise_blocks(target, blocks, schedule, replacement, epoch, level):
 def noise_blocks(
     target: Target, schedule: BlockSchedule, ids: NoiseIds, epoch: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Write the noise of `noise.noise_blocks`.
+    """Write the same noise as `noise.noise_blocks`, with a compiled kernel.
 
     Args:
         target: As in `noise.noise_blocks`.
@@ -485,7 +489,7 @@ def noise_blocks(
     _check(target)
     assert (target.before + target.segments.count <= target.length).all()
     blocks = -(-target.length // schedule.block_length)
-    level = np.empty(int(blocks.sum()), np.float32)  # float32 is exact for multiples of 2⁻²⁴ to 1
+    level = np.empty(int(blocks.sum()), np.float32)  # exact for multiples of 2⁻²⁴ up to 1
     # Recipes may have integers here, which would compile another variant.
     floats: Any = {name: float(getattr(schedule, name)) for name in ("low", "high", "half_life")}
     shares = (0.0, 1.0, 0.0) if schedule.uniform else (1.0, 0.0, 0.0)
@@ -511,7 +515,7 @@ def _replacement(
 
 
 def _with_flags(target: Target) -> Target:
-    """Return the target with an empty array instead of None, so that one variant is compiled."""
+    """Return the target with an empty `trainable` for None, so that only one kernel is compiled."""
     return target if target.trainable is not None else target._replace(trainable=_NO_FLAGS)
 
 

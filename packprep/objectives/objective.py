@@ -34,7 +34,7 @@ class Ids:
         fim: Ids before prefix, middle and suffix of fill_in_the_middle.
         special: Ids that are not ordinary text.
         continues: uint8[vocab_size], 1 for a token that begins inside a UTF-8 character. It is
-            empty where no token does.
+            empty if the vocabulary has no such token.
     """
 
     vocab_size: int
@@ -62,11 +62,11 @@ class Task:
         objective: Its objective.
         weight: Its share of the segments, relative to the other tasks.
         parameters: All parameters of the objective, with defaults filled in.
-        mode_token: Id of the token that begins its segments, or −1 without a token.
+        mode_token: Id of the mode token in its segments, or −1 without a mode token.
         ids: The ids that it writes.
         resolved: Values that the plan computed once and stores, such as thresholds.
-        keeps_prefix: Whether prefixes have one length in every epoch, as rows with an encoder and
-            a decoder sequence need.
+        keeps_prefix: Whether a segment's prefix has the same length in every epoch. Rows with an
+            encoder and a decoder sequence need this.
     """
 
     name: str
@@ -161,7 +161,7 @@ class TaskTable(NamedTuple):
     in_place: np.ndarray  # bool: tokens are noised and predicted at the same position
     shift: np.ndarray  # bool: a same-position task predicts the token of the next slot
     mode: np.ndarray  # int64: slots of the mode token, 0 or 1
-    mode_token: np.ndarray  # int64: its id, or -1
+    mode_token: np.ndarray  # int64: id of the mode token, or -1
     copies: np.ndarray  # int64: copies of a segment's tokens, 2 for [x_t ; x_0]
     block_length: np.ndarray  # int64: slots of a block, 0 without blocks
     input_eos: np.ndarray  # int64: slots of an eos that ends the inputs, 0 or 1
@@ -169,7 +169,7 @@ class TaskTable(NamedTuple):
 
     @classmethod
     def of(cls, tasks: Sequence[Task]) -> "TaskTable":
-        """Return a table with the properties of tasks, an entry for each task."""
+        """Return the table of tasks, with one entry per task in each array."""
         return cls(
             np.array([task.in_place for task in tasks], np.bool_),
             np.array([task.shift for task in tasks], np.bool_),
@@ -195,41 +195,44 @@ class Objective:
     """One way to turn a segment's tokens into slots.
 
     Next-token objectives have `render` and `restore`, and predict the next token at each slot.
-    Same-position objectives have `noise`. Tokens keep their positions, and labels are the original
-    tokens. In tasks with the parameter `shift`, labels are the tokens of the next slot.
+    Same-position objectives have `noise`. Their tokens keep their positions, and the label of a
+    slot is its original token. In tasks with the parameter `shift`, the label is the original token
+    of the next slot.
 
     Attributes:
         name: The name in recipes.
-        attention: The attention pattern of its segments: "causal"; "prefix", which is
-            bidirectional between bos, mode token and `body_prefix`; "bidirectional"; or
+        attention: The attention pattern of its segments. "causal"; "prefix", which is bidirectional
+            in bos, mode token and the first `body_prefix` slots of the body; "bidirectional"; or
             "block_diffusion", for segments with two copies of their tokens.
         parameters: The keys of `[[tasks]]` that it reads.
         constant: Whether a body has its tokens plus a constant number of slots, so that segments
             may be cut anywhere (`concat`).
         supervised: Whether documents with loss_spans or messages may draw it.
         body_slots: (task, bodies) → int64[m], the length formula. None: the number of tokens.
-        most_body_slots: (task, n) → the most slots of a body of n tokens; it never falls as n
-            grows. None: n.
+        most_body_slots: (task, n) → the most slots of a body of n tokens, which must not decrease
+            with n. None: n.
         render: (task, columns, tokens, rows) writes the bodies from the flat tokens to the flat
             rows.
         restore: (task, columns, rows, out) reads the bodies from the flat rows and writes each
             segment's tokens to out[begin : begin + n]. It returns bool[m]: whether a body has the
             form that its header describes.
-        most_sides: (task, n) → the most slots of a body of n tokens in the prefix and after it;
-            neither falls as n grows. None: rows have no encoder and decoder sequence.
+        most_sides: (task, n) → the most slots of a body of n tokens in the prefix and after it.
+            Both numbers must not decrease with n. None: rows have no encoder and decoder sequence.
         body_prefix: (task, bodies) → int64[m], the slots of each body in the prefix. None: 0.
-        token_slots: (task, bodies) → int64[m, 2], a pivot and a shift. Tokens from the pivot on
-            are `shift` slots later. Needed with `supervised`. None: no shift.
-        noise: The draw of a schedule in `dataset/epochs/noise.py`, with a compiled writer.
+        token_slots: (task, bodies) → int64[m, 2], a pivot and a shift. Tokens from the pivot on are
+            `shift` slots later. Needed with `supervised` if the body has added slots. None: no
+            shift.
+        noise: Draws and writes the noise: a schedule's `draw` in `dataset/epochs/noise.py`, with a
+            compiled writer.
         mean_weight: (task) → the expected loss weight of a trained slot. None: 1.
         resolve: (parameters, ids) → values that the plan stores, such as thresholds.
         most_tokens: (task) → the most tokens of a segment in a row of any length.
-        sentinels: (parameters, n) → how many sentinels a segment of n tokens can take.
+        sentinels: (parameters, n) → how many sentinels a segment of n tokens can use.
         added: The ledger's kind for the slots that a body has beyond its tokens: "sentinel" or
             "fim".
         roles: (parameters) → the special tokens that the vocabulary must have.
-        forecast: (task, n) → figures that the plan prints for segments of n tokens:
-            name → (wanted, realised).
+        forecast: (task, n) → figures that the plan prints for segments of n tokens: name → (wanted,
+            realised).
         check: (parameters, where) raises RecipeError for parameters that exclude each other.
 
     Example:
@@ -274,7 +277,7 @@ class Objective:
 
     @property
     def copies(self) -> int:
-        """The number of copies of a segment's tokens: 2 for [x_t ; x_0], otherwise 1."""
+        """The number of copies of a segment's tokens: 2 for block_diffusion, otherwise 1."""
         return RULES[self.attention].copies
 
     @property

@@ -20,7 +20,7 @@ from packprep.randomness import PIVOT, REDRAWN_PIVOT
 
 
 def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
-    """Return n, and 1 more each for the prefix's eos and for the sentinel, where they exist.
+    """Return the slots of each body: n, and 1 more each for eos and sentinel if the task has them.
 
     Args:
         task: The task.
@@ -33,7 +33,7 @@ def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
 
 
 def most_body_slots(task: Task, n: int) -> int:
-    """Return the slots of a body of n tokens, which all such bodies have.
+    """Return the slots of a body of n tokens, which do not depend on the pivot.
 
     Args:
         task: The task.
@@ -120,7 +120,7 @@ def _pivots_of(task: Task, bodies: Bodies) -> np.ndarray:
 
 
 def body_prefix(task: Task, bodies: Bodies) -> np.ndarray:
-    """Return the tokens before each pivot, and 1 more for an eos that ends them.
+    """Return the slots of each prefix: the tokens before the pivot, and 1 more if eos ends them.
 
     Args:
         task: The task.
@@ -133,7 +133,7 @@ def body_prefix(task: Task, bodies: Bodies) -> np.ndarray:
 
 
 def token_slots(task: Task, bodies: Bodies) -> np.ndarray:
-    """Return each pivot, and the shift of the tokens from there on.
+    """Return each body's pivot, and the number of slots inserted before the pivot's token.
 
     Args:
         task: The task.
@@ -148,13 +148,13 @@ def token_slots(task: Task, bodies: Bodies) -> np.ndarray:
 
 
 def _ids_at_pivot(task: Task) -> np.ndarray:
-    """Return the special tokens at the pivot, eos and the sentinel, int32[0 … 2]."""
+    """Return the ids to insert at the pivot: eos and the sentinel if written, int32[0 … 2]."""
     eos = [task.ids.eos] if task.parameters["eos_after_inputs"] else []
     return np.array([*eos, *task.ids.sentinels[: int(task.parameters["sentinel"])]], np.int32)
 
 
 def render(task: Task, columns: BodySlots, tokens: np.ndarray, rows: np.ndarray) -> None:
-    """Copy the tokens, with eos and the sentinel at the pivot.
+    """Copy the tokens, and insert eos and the sentinel at the pivot if the task writes them.
 
     Args:
         task: The task.
@@ -167,7 +167,7 @@ def render(task: Task, columns: BodySlots, tokens: np.ndarray, rows: np.ndarray)
 
 
 def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Copy the body back without the special tokens.
+    """Copy the tokens back from the rows, without the special tokens at the pivot.
 
     Args:
         task: The task.
@@ -185,7 +185,7 @@ def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -
 
 
 def sentinels(parameters: Mapping[str, Any], n: int) -> int:
-    """Return 1 if a sentinel ends the prefix, otherwise 0.
+    """Return 1 if the task writes a sentinel at the pivot, otherwise 0.
 
     Args:
         parameters: The task's parameters.

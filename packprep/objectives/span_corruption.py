@@ -47,7 +47,7 @@ class _Spans(NamedTuple):
 
     density: float
     mean_length: float
-    most_spans: int  # one less than the sentinels under a roll, which may cut a span in two
+    most_spans: int  # number of sentinels, minus 1 under a roll, which may cut a span in two
     roll: bool
     sentinels: np.ndarray  # int32[k]
     eos: int  # id of the eos that ends the inputs, or −1 without one
@@ -74,7 +74,7 @@ class _Buffers(NamedTuple):
 class _Runs(NamedTuple):
     """The runs of one segment. All numbers are int64."""
 
-    count: Any  # runs of both kinds
+    count: Any  # text runs and noise runs
     first_is_noise: Any  # 0 or 1
     noise_runs: Any
     noise_tokens: Any
@@ -90,7 +90,7 @@ class _Sides(NamedTuple):
 
 @kernel(inline=True)
 def _span_counts(n_tokens, noise_density, mean_span_length, max_spans):
-    """Return `span_counts`."""
+    """Return the result of `span_counts`."""
     n = max(np.int64(n_tokens), np.int64(2))
     n_noise = min(max(np.int64(np.rint(np.float64(n) * noise_density)), np.int64(1)), n - 1)
     n_spans = np.int64(np.rint(np.float64(n_noise) / mean_span_length))
@@ -101,7 +101,7 @@ def _span_counts(n_tokens, noise_density, mean_span_length, max_spans):
 def span_counts(
     n_tokens: int, noise_density: float, mean_span_length: float, max_spans: int | None = None
 ) -> tuple[int, int]:
-    """Return the number of noise tokens and of spans of a segment, in float64.
+    """Return the numbers of noise tokens and spans of a segment, computed in float64.
 
     With n = max(n_tokens, 2), and rounding half to even:
 
@@ -129,7 +129,7 @@ def span_counts(
 def max_tokens_for(
     slots: int, noise_density: float, mean_span_length: float, max_spans: int | None = None
 ) -> int:
-    """Return the largest n whose segment fits into `slots` slots, or 0 if none fits.
+    """Return the largest number of tokens that fit into a segment of `slots` slots, or 0.
 
     The segment has a mode token and no bos, eos or roll.
 
@@ -160,8 +160,8 @@ def max_tokens_for(
 def _split_by_roll(n, n_noise, n_spans, key):
     """Return whether the rotation cuts a span.
 
-    n_noise − n_spans of the n offsets cut a span. Their number does not depend on the spans'
-    lengths.
+    The rotation offset is uniform over n values. Exactly n_noise − n_spans of the offsets cut a
+    span, whatever the lengths of the spans.
     """
     return integer(key, ROLL, 0, n, 0) < n_noise - n_spans
 
@@ -177,7 +177,7 @@ def _noise_and_runs(bodies, spans, noise, runs):
 
 
 def _spans_of(task: Task) -> _Spans:
-    """Return how a task draws spans."""
+    """Return the `_Spans` of a task."""
     parameters, sentinels = task.parameters, task.ids.sentinels
     roll = parameters["random_roll"]
     return _Spans(
@@ -191,12 +191,12 @@ def _spans_of(task: Task) -> _Spans:
 
 
 def _ended(task: Task) -> int:
-    """Return 1 where eos ends the inputs, otherwise 0."""
+    """Return 1 if eos ends the inputs, otherwise 0."""
     return int(task.parameters["eos_after_inputs"])
 
 
 def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
-    """Return n + 2 · runs, and 1 more for an eos of the inputs.
+    """Return the slots of each body: n + 2 · runs, and 1 more if eos ends the inputs.
 
     A run's tokens and its sentinel move to the targets, and a second sentinel stays in the inputs.
 
@@ -213,14 +213,16 @@ def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
 
 
 def most_body_slots(task: Task, n: int) -> int:
-    """Return n + 2 · (n_spans + 1 under a roll), and 1 more for an eos of the inputs.
+    """Return the most slots of a body of n tokens: n + 2 · runs, and 1 more if eos ends the inputs.
+
+    There is a run per span, and under a roll one more.
 
     Args:
         task: The task.
         n: Tokens of a body.
 
     Returns:
-        The most slots of a body of n tokens.
+        The number of slots.
     """
     return sum(most_sides(task, n))
 
@@ -228,8 +230,8 @@ def most_body_slots(task: Task, n: int) -> int:
 def most_sides(task: Task, n: int) -> tuple[int, int]:
     """Return the most slots of a body's inputs and of its targets.
 
-    The inputs have n − n_noise + runs slots, and 1 more for an eos. The targets have n_noise + runs
-    slots. A roll may add one run to the spans.
+    The inputs have n − n_noise + runs slots, and 1 more if eos ends them. The targets have n_noise
+    + runs slots. There is a run per span, and under a roll one more.
 
     Args:
         task: The task.
@@ -245,9 +247,9 @@ def most_sides(task: Task, n: int) -> tuple[int, int]:
 
 
 def most_tokens(task: Task) -> int:
-    """Return the most tokens that a segment can have while there is one sentinel per span.
+    """Return the most tokens of a segment for which the sentinels suffice, one per span.
 
-    The number is unlimited if too_many_spans is "lower".
+    If too_many_spans is "lower", there is no limit and the result is _NO_LIMIT.
     """
     density, mean, max_spans = _spans_of(task)[:3]
     if task.parameters["too_many_spans"] == "lower":
@@ -288,8 +290,8 @@ def _compose(total, parts, stream, buffers, lengths, first):
         cut = np.uint64(1 + below(first_word, stream.key, stream.purpose, i, last, stream.epoch))
         cut ^= (cut ^ last) & -np.uint64(chosen[cut])  # `last` if the cut is taken
         chosen[cut] = 1
-    # List the flags, eight at a time, since their number cannot be predicted. The next eight
-    # overwrite the surplus.
+    # List the flagged cut points. The loop always writes eight, because the CPU cannot predict
+    # their number. The next eight overwrite the surplus.
     count = np.int64(1)
     for begin in range(0, total, 64):
         bits = flags_as_bits(chosen, begin)
@@ -341,9 +343,9 @@ def _draw_runs(n, key, epoch, spans, buffers):
 def _roll(n, runs, key, epoch, buffers):
     """Rotate the runs of `buffers.unrolled` into `buffers.lengths`, and return the `_Runs`.
 
-    `inside` of the n offsets are strictly inside a noise run. An offset below `inside` selects one
-    of them and cuts the run. Any other offset selects number offset − inside of the remaining
-    offsets.
+    The rotation may start at n positions. `inside` of them are strictly inside a noise run, so that
+    the rotation cuts this run. A drawn offset below `inside` is the index of such a position. From
+    any other offset, `inside` is subtracted to get the index of one of the other positions.
     """
     unrolled, lengths = buffers.unrolled, buffers.lengths
     offset = integer(key, ROLL, 0, n, 0)
@@ -353,7 +355,7 @@ def _roll(n, runs, key, epoch, buffers):
     if epoch != 0:  # The new offset is of the same kind, so that the segment keeps its length.
         kind_size = inside if cuts_span else n - inside
         remaining = integer(key, REDRAWN_ROLL, 0, kind_size, epoch)
-    # Find the run that contains the start of the rotation, and how many of its tokens precede it.
+    # Find the run where the rotation starts, and the number of its tokens before the start.
     first_run, skipped = (np.int64(0), np.int64(0))
     while True:
         if first_run & 1:
@@ -365,7 +367,7 @@ def _roll(n, runs, key, epoch, buffers):
             break
         remaining -= offsets
         first_run += 1
-    # Copy the runs from there on, those before it, and the skipped tokens.
+    # Copy the runs from `first_run` on, then the runs before it, then the skipped tokens.
     lengths[0] = unrolled[first_run] - skipped
     count = np.int64(1)
     for i in range(first_run + 1, runs.count):
@@ -390,9 +392,11 @@ def _sides(first_slot, n, runs, eos):
 
 @kernel(inline=True)
 def _write_runs(tokens, begin, lengths, runs, sentinels, out, sides):
-    """Write the inputs, text and one sentinel per noise run, and the targets, sentinels and noise.
+    """Write the inputs of one body to `out`, then its targets.
 
-    All inputs are written first, since copies of short runs may write beyond their end.
+    The inputs are the text runs, with a sentinel in place of each noise run. The targets are the
+    noise runs, with a sentinel before each. All inputs are written first, since copies of short
+    runs may write beyond their end.
     """
     first_is_noise, end = runs.first_is_noise, sides.end
     # Inputs.
@@ -467,7 +471,9 @@ def _restore(rows, columns, spans, out, fits):
 
 
 def body_prefix(task: Task, bodies: Bodies) -> np.ndarray:
-    """Return the slots of the inputs: text tokens, one sentinel per run, and perhaps eos.
+    """Return the slots of each body's inputs.
+
+    They are the text tokens, one sentinel per noise run, and eos if it ends the inputs.
 
     Args:
         task: The task.
@@ -494,7 +500,7 @@ def render(task: Task, columns: BodySlots, tokens: np.ndarray, rows: np.ndarray)
 
 
 def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Put the spans back into the text.
+    """Read the tokens of segments from their inputs and targets, in the original order.
 
     Args:
         task: The task.
@@ -519,7 +525,7 @@ def _write_masked(tokens, lengths, runs, sentinels, out, sides):
 def render_with_mask(
     tokens: np.ndarray, mask: np.ndarray, sentinels: np.ndarray, mode_token: int | None = None
 ) -> tuple[np.ndarray, int]:
-    """Return the slots of a segment whose noise mask is given.
+    """Return the slots of a segment with a given noise mask.
 
     Args:
         tokens: int[L].

@@ -37,7 +37,9 @@ It is causal and has no mode token.
 
 
 def complete(recipe: Recipe, made_with: Any = None) -> Recipe:
-    """Return the recipe with every task's parameters in their types and with defaults.
+    """Return the recipe with all task parameters, converted to their types and checked.
+
+    Parameters that a task does not set get their defaults.
 
     Args:
         recipe: The recipe.
@@ -101,9 +103,10 @@ def needs_of(recipe: Recipe) -> tuple[frozenset[str], tuple[str, ...], int]:
     """Return the special tokens that a completed recipe needs from a vocabulary.
 
     Returns:
-        The special tokens that documents and tasks write (eos, bos, pad, mask, fim_prefix, …). The
-        mode tokens in the order of the tasks, each once. The number of sentinels that the longest
-        segment of any task could use.
+        A tuple (roles, mode_tokens, sentinels). `roles` has the special tokens that documents and
+        tasks write: eos, bos, pad, mask, fim_prefix, … `mode_tokens` has each mode token once, in
+        the order of the tasks. `sentinels` is the number of sentinels that the longest segment of
+        any task could use.
     """
     roles = {"pad"}
     if recipe.documents.eos_after_document:
@@ -133,10 +136,10 @@ def role_id(ids: Ids, role: str) -> int:
 
     Args:
         ids: The ids that objectives write.
-        role: Its name, for example "eos" or "fim_prefix".
+        role: Name of the special token, for example "eos" or "fim_prefix".
 
     Returns:
-        The id, or −1 if the tokenizer has none.
+        The id, or −1 if the tokenizer has no such token.
     """
     fim = dict(zip(("fim_prefix", "fim_middle", "fim_suffix"), ids.fim, strict=True))
     return fim[role] if role in fim else getattr(ids, role)
@@ -237,10 +240,12 @@ def _check_roles(task: Task) -> None:
 
 
 def _check_capacity(recipe: Recipe, task: Task) -> None:
-    """Check that the shortest rows can hold the two parts of a cut document.
+    """Check that a segment in the shortest rows is long enough for long documents to be cut.
+
+    It must hold 2 · min_tail − 1 content tokens.
 
     Raises:
-        RecipeError: If they cannot.
+        RecipeError: If it holds fewer.
     """
     documents, sides = recipe.documents, recipe.packing.sides
     bos, eos = int(documents.prepend_bos), int(documents.eos_after_document)
@@ -281,7 +286,7 @@ def capacity(recipe: Recipe, task: Task, bos: int, eos: int) -> int:
 
 
 def _tighter(task: Task, sides: tuple[int, int], n: int, bos: int, eos: int) -> str:
-    """Return the side, "encoder" or "decoder", that n tokens exceed by the larger factor."""
+    """Return which sequence, "encoder" or "decoder", n tokens exceed by the larger factor."""
     assert task.objective.most_sides is not None
     prefix, continuation = task.objective.most_sides(task, n)
     encoder_slots, decoder_slots = prefix + bos + task.mode, continuation + eos
@@ -320,7 +325,8 @@ def pieces_of_a_row(recipe: Recipe, task: Task) -> int:
 def inner_capacity(recipe: Recipe, task: Task, bos: int) -> int:
     """Return the most content tokens of a chunk that is not the last of its document.
 
-    The limit is a row's share of `pieces_of_a_row`, but at least two minimum tails.
+    Such a chunk gets an equal part of a row that `pieces_of_a_row` chunks share. It may have at
+    least 2 · min_tail − 1 tokens if `capacity` allows that.
 
     Args:
         recipe: A completed recipe.
@@ -347,8 +353,8 @@ def capacities(recipe: Recipe, tasks: Sequence[Task]) -> tuple[np.ndarray, np.nd
         tasks: The tasks.
 
     Returns:
-        int64[tasks, 2, 2], `capacity` by task, bos and eos; int64[tasks, 2], `inner_capacity` by
-        task and bos.
+        Two arrays: int64[tasks, 2, 2] with `capacity` by task, bos and eos, and int64[tasks, 2]
+            with `inner_capacity` by task and bos.
     """
     last = [
         [[capacity(recipe, task, bos, eos) for eos in (0, 1)] for bos in (0, 1)] for task in tasks
@@ -376,9 +382,8 @@ def thresholds(recipe: Recipe, supervised: bool = False) -> np.ndarray:
     exact = [Fraction(task.weight) for task in recipe.tasks]
     whole = math.lcm(*(weight.denominator for weight in exact))
     table = np.zeros((len(recipe.sources), len(names)), np.int64)
-    rows: dict[
-        tuple[str, ...] | None, list[int]
-    ] = {}  # the row of thresholds for each choice of tasks
+    # A source's `tasks` → its row of thresholds.
+    rows: dict[tuple[str, ...] | None, list[int]] = {}
     for s, source in enumerate(recipe.sources):
         if source.tasks not in rows:
             drawn = (
@@ -400,8 +405,8 @@ def thresholds(recipe: Recipe, supervised: bool = False) -> np.ndarray:
 def own_marks(recipe: Recipe, task: Task) -> np.ndarray:
     """Return the ids that only the task may write into its segments.
 
-    These are sentinels and the special tokens of fill_in_the_middle. The same token in a text would
-    be read as one that the task wrote.
+    They are sentinels and the special tokens of fill_in_the_middle. If a text contained such an id,
+    it would be read as a token that the task wrote.
 
     Args:
         recipe: A completed recipe.
@@ -423,14 +428,14 @@ def own_marks(recipe: Recipe, task: Task) -> np.ndarray:
 
 
 Marks = tuple[np.ndarray, np.ndarray]
-"""Ascending ids of `own_marks` that no document of a source may contain.
+"""Two ascending arrays with ids of `own_marks` that a source's documents must not contain.
 
-The second array is for supervised documents.
+The first array is for plain documents, the second for documents with loss_spans or messages.
 """
 
 
 def marks_of_sources(recipe: Recipe, tasks: Sequence[Task]) -> list[Marks]:
-    """Return for each source the ids of `own_marks` of the tasks that its documents may draw.
+    """Return, per source, the `own_marks` of all tasks that the source's documents may draw.
 
     Args:
         recipe: A completed recipe.
@@ -451,15 +456,15 @@ def marks_of_sources(recipe: Recipe, tasks: Sequence[Task]) -> list[Marks]:
 
 
 def check_supervised(recipe: Recipe, source: int) -> None:
-    """Check that a source with loss_spans or messages can train them.
+    """Check that a source's documents with loss_spans or messages can be trained.
 
     Args:
         recipe: A completed recipe.
         source: Index of the source.
 
     Raises:
-        RecipeError: If the source draws no task that supports them, or if documents.long is
-            "decompose".
+        RecipeError: If the source draws no task that supports such documents, or if documents.long
+            is "decompose".
     """
     if not thresholds(recipe, supervised=True)[source, -1]:
         or_media = ", or media," if recipe.specials.media else ""
@@ -482,15 +487,17 @@ def check_supervised(recipe: Recipe, source: int) -> None:
 
 
 def check_loss_weighting(recipe: Recipe, source: int, is_supervised: bool) -> None:
-    """Check that the weights of a source's documents can be scaled by documents or turns.
+    """Check that the recipe's `documents.loss_weighting` can be applied to a source.
 
     Args:
-        recipe: The recipe, with `documents.loss_weighting`.
-        source: The source's number.
-        is_supervised: Whether documents in its calibration sample say what is trained.
+        recipe: The recipe.
+        source: Index of the source.
+        is_supervised: Whether documents in the source's calibration sample have messages,
+            loss_spans or masks.
 
     Raises:
-        RecipeError: If no document says it, or if a task's expected loss depends on its noise.
+        RecipeError: If loss_weighting is not "token" and the source is not supervised, or the
+            expected loss of one of its tasks depends on the noise.
     """
     weighting = recipe.documents.loss_weighting
     if weighting == "token":
@@ -518,10 +525,10 @@ FAR_WEIGHTS = 100.0
 
 
 def unequal_weights(tasks: Sequence[Task]) -> list[str]:
-    """Return a warning if the tasks' mean loss weights differ by a factor above FAR_WEIGHTS.
+    """Return a list with a warning if the tasks' mean loss weights differ by more than FAR_WEIGHTS.
 
-    The task with the smallest weight would train almost nothing. The list is empty without a
-    warning.
+    FAR_WEIGHTS is a factor. The task with the smallest weight would train almost nothing. Without a
+    warning, the list is empty.
     """
     weights = {
         t.name: t.objective.mean_weight(t) if t.objective.mean_weight else 1.0
@@ -539,7 +546,7 @@ def unequal_weights(tasks: Sequence[Task]) -> list[str]:
 
 
 def draw_of(name: str) -> Callable[..., Noised]:
-    """Return the draw of a same-position objective, with its compiled writer."""
+    """Return the function that draws and writes the noise of a same-position objective."""
     draw = REGISTRY[name].noise
     assert draw is not None
     return draw
@@ -563,7 +570,7 @@ def move(
         body_slots: int64[m], the slots of each body.
         epoch: The epoch whose randomness is used.
         rows: The flat rows, changed in place.
-        check: Raises an error for the segments that are marked in a mask, bool[m].
+        check: Takes flags, bool[m], and raises an error if a segment is flagged.
 
     Returns:
         int64[m], each body's slots in the prefix, or None if the objective has no prefix.
@@ -587,12 +594,12 @@ def move(
 
 
 def in_place_rules(tasks: Sequence[Task]) -> list[str]:
-    """Return the attention patterns of the same-position tasks."""
+    """Return the attention pattern of each same-position task."""
     return [task.objective.attention for task in tasks if task.in_place]
 
 
 def task_table(tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """Return the manifest's `tasks`, the properties that all segments of a task share."""
+    """Return the manifest's `tasks`: one entry per task, with its properties."""
     return [
         {
             "name": task.name,

@@ -34,8 +34,8 @@ _NODES = 96
 def flip_probability(mu: np.ndarray, drawable: int) -> np.ndarray:
     """Return the probability that the noised argmax is another token.
 
-    It is P = ∫ φ(x − µ) (1 − Φ(x)^(V−1)) dx, with V ids that can be drawn. V = 2 gives Φ(−µ/√2).
-    The error of the trapezoidal rule is far below 1e-12 at this step.
+    It is P = ∫ φ(x − µ) (1 − Φ(x)^(V−1)) dx, with V ids that can be drawn. V = 2 gives Φ(−µ/√2). P
+    is computed by the trapezoidal rule, with an error far below 1e-12.
 
     Args:
         mu: µ, an array of any shape.
@@ -88,7 +88,7 @@ def flip_rate(schedule: str, level: np.ndarray, drawable: int) -> np.ndarray:
     P is analytic in µ, so its interpolation at Chebyshev nodes converges geometrically.
 
     Args:
-        schedule: "flip", whose level is the probability, or a schedule of `mu_of`.
+        schedule: A schedule of `mu_of`, or "flip" if the level itself is the probability.
         level: float64[k].
         drawable: The number of ids that can be drawn.
 
@@ -120,8 +120,9 @@ def resolve(parameters: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
         ids: The ids that objectives write.
 
     Returns:
-        flip_thresholds, ⌊P · 2⁴⁰⌋ of each level. flip_rate, the mean of P over the levels. alpha,
-        (P_keep − 1/V) V / (V − 1) at both ends of the range.
+        A dict with three keys. "flip_thresholds" has ⌊P · 2⁴⁰⌋ for evenly spaced levels.
+        "flip_rate" is the mean of P over these levels. "alpha" has (P_keep − 1/V) V / (V − 1) at
+        both ends of noise_range, with P_keep = 1 − P.
 
     Raises:
         RecipeError: If the vocabulary has fewer than two ordinary tokens.
@@ -147,7 +148,7 @@ def resolve(parameters: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
 
 
 def check(parameters: Mapping[str, Any], where: str) -> None:
-    """Check that tokens can flip in the range of levels.
+    """Check that tokens can flip at the levels of noise_range.
 
     Args:
         parameters: The task's parameters.
@@ -179,7 +180,7 @@ def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
 
 
 def mean_weight(task: Task) -> float:
-    """Return the mean weight over the levels."""
+    """Return the mean loss weight over the levels."""
     if task.parameters["weighting"] == "none":
         return 1.0
     low, high = task.parameters["noise_range"]
