@@ -1,6 +1,6 @@
 """Readers of conversations and other supervised documents.
 
-They return texts, trained characters, media spans and trained tokens.
+They return a document's text, trained characters and media spans, and then its trained tokens.
 
 ```
 record ─► layouts ─► messages ─► turns, parts ─► supervision ─► text, trained spans

@@ -34,10 +34,13 @@ from packprep.tokenizer.engines.engine import Engine
 from packprep.tokenizer.roles import Vocabulary
 
 NEVER, ANYWHERE, BEST, NEW_TEXT = 0, 1, 2, 3
-"""Ranks of the positions at which a document may be cut. A chunk ends at the last position of the
-highest rank in its reach. A document's next text begins at NEW_TEXT, where a cut is always made."""
+"""Ranks of the positions at which a document may be cut.
+
+A chunk ends at the last position of the highest rank in its reach. NEW_TEXT is the start of a
+document's next text, where a cut is always made.
+"""
 END_OF_HISTORY = 4
-"""A number added to the rank of the position up to which a text repeats an earlier one."""
+"""A number that is added to a rank if a text repeats an earlier text up to this position."""
 _EVERYWHERE = np.iinfo(np.int64).max
 
 
@@ -46,31 +49,31 @@ class Training(NamedTuple):
 
     A chunk that begins at token `at` trains its tokens of span k if at < turns[k, 1] or turns[k, 0]
     < at. In the first case, the chunk has a part of the message that the span answers. In the
-    second case, the answer was cut inside, and the chunk has the rest of it.
+    second case, an earlier chunk has the start of the answer, and this chunk has the rest.
     """
 
-    # uint8[D]: 1 where the document limits what is trained; all of the others is trained
+    # uint8[D]: 1 if the document limits what is trained; otherwise all its tokens are trained
     supervised: np.ndarray
     span_offsets: np.ndarray  # int64[D + 1]
-    # int64[k, 2]: half-open trained ranges, ascending; touching ones differ in message or weight
+    # int64[k, 2]: half-open trained ranges, ascending; touching ranges differ in message or weight
     spans: np.ndarray
     weights: np.ndarray  # float32[k]: of the spans, above 0
-    turn: np.ndarray  # int64[k]: the number of the first span of the span's message
+    turn: np.ndarray  # int64[k]: the number of the first span of the same message
     # int64[k, 2]: the first trained token of the span's message; the end of the answered message
     turns: np.ndarray
     cut_offsets: np.ndarray  # int64[D + 1]
     cuts: np.ndarray  # int64[c]: the first tokens of messages after the first, ascending
     ranks: np.ndarray  # uint8[c]: NEVER … NEW_TEXT, END_OF_HISTORY added
-    # int64[D]: leading tokens, of system message and tools, that a document's later pieces repeat
+    # int64[D]: number of leading tokens (system message and tools) that later chunks repeat
     system: np.ndarray
     eos_weight: np.ndarray  # float32[D]: the weight of the end of the text; 0 if it is untrained
-    document_weight: np.ndarray  # float32[D]: the record's weight, which the other weights contain
+    document_weight: np.ndarray  # float32[D]: the record's weight, a factor of the other weights
     place_offsets: np.ndarray  # int64[D + 1]
-    places: MediaPlaces  # of media
+    places: MediaPlaces  # the media spans of all documents
 
 
 class Trained(NamedTuple):
-    """One document's part of `Training`. `limited` is as in its conversation."""
+    """The trained tokens of one document, in the form of `Training`."""
 
     spans: np.ndarray  # int64[k, 2]
     weights: np.ndarray  # float32[k]
@@ -82,7 +85,7 @@ class Trained(NamedTuple):
     places: MediaPlaces = NO_PLACES
     limited: bool = True
     document_weight: float = 1.0
-    split_starts: int = 0  # spans of characters whose first one lies inside a token
+    split_starts: int = 0  # number of spans of characters that start inside a token
 
 
 _NOTHING_TRAINED = Trained(
@@ -97,10 +100,10 @@ _NOTHING_TRAINED = Trained(
 
 
 def counted_begins(characters: np.ndarray, blocks: Sequence[int]) -> np.ndarray:
-    """Return the character from which each token counts, int64[n], ascending.
+    """Return the character that decides whether each token is trained, int64[n], ascending.
 
-    A token counts from its first character, or from the start of the first {% generation %} block
-    that begins inside it.
+    It is the token's first character. If a {% generation %} block begins inside the token, it is
+    the start of the first such block.
 
     Args:
         characters: The characters of each token, int64[n, 2].
@@ -121,8 +124,8 @@ def trained_tokens(
 
     Args:
         conversation: The document.
-        begins: The character from which each token counts, int64[n], ascending.
-        places: Its places of media.
+        begins: The result of `counted_begins`, int64[n], ascending.
+        places: The document's media spans.
     """
     text = conversation.text
     spans = np.array(conversation.spans, np.int64).reshape(-1, 2)
@@ -158,22 +161,22 @@ def _labels_of_tokens(
     weights: np.ndarray,
     places: MediaPlaces,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the message of each trained token and its weight, int64[n] and float32[n].
+    """Return each token's message and weight, int64[n] and float32[n].
 
-    The message of other tokens is −1.
+    An untrained token has the message −1 and the weight 0.
 
     Args:
         conversation: The document.
-        begins: The character from which each token counts, int64[n].
-        spans: Its trained characters, int64[k, 2].
+        begins: The result of `counted_begins`, int64[n].
+        spans: The document's trained characters, int64[k, 2].
         weights: The weight of each span, float32[k].
-        places: Its places of media, which are never trained.
+        places: The document's media spans, which are never trained.
     """
     boundaries = np.array(conversation.boundaries, np.int64)
     message = np.zeros(len(begins), np.int64)
     if conversation.roles:
         message = np.searchsorted(boundaries, begins, side="right")
-    # The number of the last span that begins at or before a token, or −1. Span −1 is empty.
+    # The last span that begins at or before each token, or −1. Span −1 is empty.
     span = np.searchsorted(spans[:, 0], begins, side="right") - 1
     message = np.where(begins < np.append(spans[:, 1], 0)[span], message, -1)
     for begin, end in places.spans.tolist():
@@ -183,7 +186,7 @@ def _labels_of_tokens(
 
 
 def _equal_ranges(message: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Return the ranges of trained tokens of equal message and weight, int64[k, 2]."""
+    """Return the ranges of trained tokens with equal message and weight, int64[k, 2]."""
     changes = np.diff(message, prepend=-1, append=-1) != 0
     changes |= np.diff(weight, prepend=np.float32(0), append=np.float32(0)) != 0
     edges = np.flatnonzero(changes)
@@ -192,9 +195,9 @@ def _equal_ranges(message: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 def _system_tokens(conversation: Conversation, begins: np.ndarray, places: MediaPlaces) -> int:
-    """Return how many leading tokens later chunks repeat.
+    """Return the number of leading tokens that later chunks repeat.
 
-    A place of media is never repeated.
+    It is 0 if these tokens have a media span, which is never repeated.
     """
     count = int(np.searchsorted(begins, conversation.system_end)) if conversation.system_end else 0
     return 0 if len(places.spans) and places.spans[0, 0] < count else count
@@ -212,7 +215,7 @@ def _cut_positions(
 
     If roles are known, a cut at a user's message is BEST. A cut is NEVER made between a trained
     turn and the message that it answers, which is the nearest earlier message of a user or a tool.
-    Nor may a cut leave only what later chunks repeat.
+    A cut is also NEVER made inside or right after the tokens that later chunks repeat.
 
     ```
     messages       system  user  assistant  user  assistant
@@ -224,12 +227,12 @@ def _cut_positions(
     ```
 
     Args:
-        roles: The role of each message, or () where they are unknown.
+        roles: The role of each message, or () if they are unknown.
         first_tokens: The first token of each message after the first, int64[m].
         spans: Ranges of trained tokens, int64[k, 2].
         message_of_span: The message of each span, int64[k].
         system: Number of tokens that later chunks repeat.
-        begins: The character from which each token counts, int64[n].
+        begins: The result of `counted_begins`, int64[n].
     """
     n = len(begins)
     cuts = np.unique(first_tokens[(first_tokens > 0) & (first_tokens < n)]).astype(np.int64)
@@ -254,7 +257,7 @@ def _cut_positions(
 def _all_trained(
     conversations: Sequence[Conversation], lengths: np.ndarray, places: Sequence[MediaPlaces]
 ) -> list[Trained]:
-    """Return the trained tokens of documents that are trained except for their places of media."""
+    """Return the trained tokens of documents in which only media spans are untrained."""
     ranges, offsets = ranges_beside(places, lengths)
     of_document = np.array(
         [one.weights[0] if one.weights else 1.0 for one in conversations], np.float32
@@ -277,10 +280,10 @@ def _all_trained(
 
 
 def trained_by_weight(weights: Mapping[int, float], lengths: np.ndarray) -> dict[int, Trained]:
-    """Return the trained tokens of token documents that have only a weight.
+    """Return the trained tokens of token documents that have only a weight, by document number.
 
     Args:
-        weights: The weight of each such document by its number.
+        weights: Document number → weight.
         lengths: The number of tokens of each document, int64[n].
     """
     own = [
@@ -295,12 +298,11 @@ def trained_by_weight(weights: Mapping[int, float], lengths: np.ndarray) -> dict
 
 
 def all_supervised(trained: Mapping[int, Trained], lengths: np.ndarray) -> dict[int, Trained]:
-    """Return the trained tokens of all documents. Every document counts as supervised.
-
-    A document that says nothing about its training is trained whole.
+    """Return the trained tokens of all n documents, by number. All of them count as supervised.
 
     Args:
-        trained: The trained tokens of documents that say something, by number.
+        trained: Document number → trained tokens. Documents that are missing here are trained
+            whole.
         lengths: Tokens of each document, int64[n].
     """
     others = [i for i in range(len(lengths)) if i not in trained]
@@ -311,7 +313,7 @@ def all_supervised(trained: Mapping[int, Trained], lengths: np.ndarray) -> dict[
 
 
 def trained_by_tokens(weights: np.ndarray, of_document: float, n: int) -> Trained | None:
-    """Return the trained tokens of a document whose tokens have weights.
+    """Return the trained tokens of a document with a weight per token.
 
     The result is None if all weights are 1.
 
@@ -346,7 +348,7 @@ class _Group(NamedTuple):
     documents: list[int]  # their numbers, ascending
     tokens: Tokens
     places: Mapping[int, MediaPlaces] = MappingProxyType({})  # by document
-    # by document of several texts: where each text ends, int64[t]
+    # document with several texts → where each text ends, int64[t]
     text_ends: Mapping[int, np.ndarray] = MappingProxyType({})
 
 
@@ -365,11 +367,11 @@ def tokenize_supervised(
     Args:
         engine: The tokenizer's engine.
         texts: The text of each document.
-        conversations: The conversation of each supervised document by its number.
+        conversations: Document number → conversation of each supervised document.
         special_text: As in the recipe.
         vocabulary: The vocabulary.
-        uncut_tokens: The most tokens of documents that are never cut, so that the starts of
-            messages do not matter.
+        uncut_tokens: Documents of at most this length in tokens are never cut, so the starts of
+            their messages are not needed.
     """
     how = engine, special_text, vocabulary
     if not conversations:
@@ -405,7 +407,7 @@ def _tokenize_texts(
     vocabulary: Vocabulary,
     characters: bool,
 ) -> _Group:
-    """Tokenize documents without a chat template, in pieces between their places of media."""
+    """Tokenize documents without a chat template, in pieces between their media spans."""
     places = [conversations[i].places if i in conversations else () for i in documents]
     pieces = [
         piece
@@ -428,7 +430,7 @@ def _tokenize_chats(
     special_text: str,
     vocabulary: Vocabulary,
 ) -> _Group:
-    """Tokenize chats text by text, with the special tokens of their template."""
+    """Tokenize the texts of chats, with the special tokens that their template writes."""
     parts = [part for i in documents for part in conversations[i].parts or (conversations[i],)]
     strings = [part.strings for part in parts]
     tokens = tokenize(
@@ -489,9 +491,9 @@ def _joined_groups(groups: Sequence[_Group], count: int) -> Tokens:
 
 
 def _joined_parts(tokens: Tokens, counts: Sequence[int]) -> tuple[Tokens, list[np.ndarray]]:
-    """Return the tokens of documents of several texts, and where each text ends in its document.
+    """Join the tokens of each document's texts, and return the end of each text in its document.
 
-    A document is rejected if one of its texts is.
+    A document is rejected if one of its texts is rejected.
 
     Args:
         tokens: The tokens of the texts.
@@ -517,15 +519,15 @@ def _joined_parts(tokens: Tokens, counts: Sequence[int]) -> tuple[Tokens, list[n
 def _trained_parts(
     parts: Sequence[Conversation], ids: np.ndarray, characters: np.ndarray, ends: np.ndarray
 ) -> Trained:
-    """Return the trained tokens of a document of several texts.
+    """Return the trained tokens of a document with several texts.
 
-    If all texts begin with the same system message, later chunks of a text repeat it.
+    If all texts begin with the same system message, a later chunk of any of them repeats it.
 
     Args:
         parts: The texts.
         ids: The ids of all texts, int64[n].
         characters: The characters of each token in its text, int64[n, 2].
-        ends: The end of each text, int64[t].
+        ends: The end of each text in `ids`, int64[t].
     """
     own: list[Trained] = []
     for part, begin, end in zip(parts, (0, *ends), ends, strict=False):
@@ -572,7 +574,7 @@ def _trained_parts(
 
 
 def history_tokens(training: Training) -> np.ndarray:
-    """Return how many tokens of each document repeat one of its earlier texts, int64[D]."""
+    """Return how many tokens of each document repeat tokens of its earlier texts, int64[D]."""
     tokens = np.zeros(len(training.supervised), np.int64)
     document = np.repeat(np.arange(len(tokens)), np.diff(training.cut_offsets))
     begins_text = training.ranks == NEW_TEXT
@@ -587,13 +589,14 @@ def training_columns(
     documents: int,
     long_answers: str = "continue",
 ) -> Training:
-    """Return the columns of `documents` documents.
+    """Return the `Training` of `documents` documents.
 
     Args:
-        trained: The trained tokens of supervised documents by number. Others are trained whole.
+        trained: Document number → trained tokens, of supervised documents. Other documents are
+            trained whole.
         documents: Number of documents.
-        long_answers: As in a recipe. With "untrained", the rest of an answer that was cut inside is
-            untrained.
+        long_answers: As in a recipe. With "untrained", a chunk does not train an answer that an
+            earlier chunk begins.
     """
     order = sorted(trained)
     rows = [_NOTHING_TRAINED, *(trained[i] for i in order)]

@@ -5,14 +5,15 @@ text        <|im_start|>user↵2+2?<|im_end|>↵<|im_start|>assistant↵4<|im_en
 begins                                      ^
 trained                                                           ^^^^^^^^^^^^
 ```
-Message 1 begins at the first mark. Its turn and its end are trained, without its header.
+Message 1 begins at the first mark. Its turn and the text that ends it are trained, without its
+header.
 
 {% generation %} blocks of a template mark trained text. Without such blocks, a turn begins after
 the generation prompt, and ends where the next message begins. The template's own text between two
-messages shows both (`markup.py`). Where it does not, two renderings are compared: the messages up
-to an assistant's turn, and the messages before it with the generation prompt. Some templates
-rewrite earlier turns, for example to drop reasoning. Placeholders find the turns of such templates
-(`placeholders.py`).
+messages shows both positions (`markup.py`). If it does not, two renderings are compared: the
+messages up to an assistant's turn, and the messages before this turn with the generation prompt.
+Some templates rewrite earlier turns, for example to drop reasoning. Placeholders find the turns of
+such templates (`placeholders.py`).
 """
 
 import json
@@ -46,8 +47,10 @@ from packprep.conversations.placeholders import (
 from packprep.recipe import DocumentKeys
 
 MOST_BY_PREFIXES = 128
-"""The most messages of a conversation whose prefixes are all rendered first. Placeholders need
-fewer renderings for longer conversations."""
+"""Maximum number of messages for which all prefixes of a conversation are rendered first.
+
+For longer conversations, placeholders are tried first, because they need fewer renderings.
+"""
 _ADVICE = "; a template with {% generation %} blocks would say itself what is trained"
 
 # `ChatTemplate.render` with a template, tools and variables
@@ -56,9 +59,9 @@ Span = tuple[int, int, int]  # begin, end, number of the message
 
 
 class NotIncremental(Exception):
-    """An error for a message whose characters are not certain.
+    """An error for a message whose characters in the text are not certain.
 
-    Further messages change the text before these characters.
+    For example, the template changes the text of earlier messages when messages are added.
     """
 
 
@@ -68,9 +71,10 @@ class Turns(NamedTuple):
     Attributes:
         text: The text.
         trained: (begin, end, message number) of trained characters, ascending and not overlapping.
-        begins: The first character of each message after the first, where it is certain.
-        system_end: Number of characters of the leading system message, the tools and their markup,
-            or 0 without them.
+        begins: Message number → its first character, for messages after the first. Messages with an
+            uncertain start are missing.
+        system_end: Number of characters of the leading system message, the tools and the template's
+            text around them. 0 without them.
         changes: Ranges that are trained differently from their turns, as `find_changes` returns
             them.
     """
@@ -96,7 +100,8 @@ def find_turns(
         dialogue: The dialogue.
         variables: Variables that the template reads next to messages and tools.
         settings: The recipe's table `documents`.
-        with_begins: Whether to find where messages begin. If false, the result may be without it.
+        with_begins: Whether to find where messages begin. If false, `begins` of the result may be
+            empty.
 
     Raises:
         NotIncremental: If the characters of a message are not certain.
@@ -118,17 +123,17 @@ def dialogues_with_own_history(
     variables: Mapping[str, Any],
     settings: DocumentKeys,
 ) -> list[Dialogue]:
-    """Return dialogues whose texts have the template's own history before each trained message.
+    """Split a dialogue so that each trained message follows the history that its template writes.
 
-    This is the history that the template writes for the trained message.
+    Templates may write earlier messages differently when further messages follow.
 
     ```
     messages    user  assistant·1  user  assistant·2        the template drops earlier reasoning
     dialogues   user  assistant·1                           trains 1
                 user  assistant·1  user  assistant·2        trains 2
     ```
-    A dialogue ends with a trained message. It also trains earlier messages whose texts its own text
-    extends. The errors are the same as for `find_turns`.
+    Each dialogue ends with a trained message. If its text only continues the text of an earlier
+    dialogue, one dialogue trains the messages of both. The errors are the same as for `find_turns`.
     """
     wanted = trained_messages(dialogue, settings)
     # A message of weight 0 is only history.
@@ -153,7 +158,7 @@ def dialogues_with_own_history(
 
 
 def _trained_from(dialogue: Dialogue, first: int, count: int, wanted: Sequence[bool]) -> Dialogue:
-    """Return the first `count` messages of a dialogue, trained from message `first` on."""
+    """Return the first `count` messages of a dialogue, without training before message `first`."""
     return replace(
         dialogue,
         messages=dialogue.messages[:count],
@@ -174,8 +179,9 @@ def _rendered_chat(
 ) -> tuple["_Chat", list[tuple[int, int]] | None]:
     """Return a rendered conversation and the ranges of its {% generation %} blocks.
 
-    The second value is None without such blocks. If a dialogue has marked parts and the template
-    fails on a list of parts, the template gets the texts of the parts joined into one string.
+    The ranges are None if the template has no such blocks. If a dialogue has marked parts and the
+    template fails on a list of parts, the template gets the texts of the parts joined into one
+    string.
     """
     from packprep.conversations.template_limits import TemplateLimit
 
@@ -193,7 +199,7 @@ def _rendered_chat(
 
 
 def _with_joined_parts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with each list of texts joined."""
+    """Return the messages with each content that is a list of texts joined into a string."""
     return [
         {**message, "content": "".join(texts)}
         if isinstance(message.get("content"), list)
@@ -210,7 +216,7 @@ def _rendered_messages(
     settings: DocumentKeys,
     messages: list[dict[str, Any]],
 ) -> tuple["_Chat", list[tuple[int, int]] | None]:
-    """Return the result of `_rendered_chat` for one form of a dialogue's messages."""
+    """Return the result of `_rendered_chat` for the given form of a dialogue's messages."""
     from packprep.conversations.template_limits import TemplateLimit
 
     tools = dialogue.tools
@@ -240,9 +246,9 @@ def _rendered_messages(
 
 
 def _trained_alone(chat: "_Chat", blocks: list[tuple[int, int]] | None) -> list[Span] | None:
-    """Return the trained characters without finding where all messages begin.
+    """Return the trained ranges without finding where all messages begin, or None.
 
-    The result is None where `_found` is needed.
+    None means that `_found` is needed.
     """
     from packprep.conversations.template_limits import TemplateLimit
 
@@ -268,9 +274,9 @@ def _trained_alone(chat: "_Chat", blocks: list[tuple[int, int]] | None) -> list[
 
 
 def _with_objects(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """Return the messages with JSON arguments of tool calls as objects.
+    """Return the messages with JSON strings in the arguments of tool calls parsed into objects.
 
-    The result is None if no arguments are JSON.
+    The result is None if no arguments are such strings.
     """
     changed, is_changed = [], False
     for message in messages:
@@ -288,7 +294,7 @@ def _with_objects(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | 
 
 
 def _object_of(text: Any) -> dict[str, Any] | None:
-    """Return the object in a JSON text, or None for another text."""
+    """Return the object in a JSON text, or None if `text` is not the JSON of an object."""
     if not isinstance(text, str) or not text.lstrip().startswith("{"):
         return None
     try:
@@ -299,9 +305,10 @@ def _object_of(text: Any) -> dict[str, Any] | None:
 
 
 def _quotes_arguments(messages: Sequence[dict[str, Any]], text: str) -> bool:
-    """Return whether a template wrote arguments that are a JSON text in quotes.
+    """Return whether the text has the JSON arguments of a tool call as a quoted string.
 
-    Such a template expects an object. Transformers writes the quotes, and a model would learn them.
+    A template that writes them like this expects an object. Transformers writes the quotes, and a
+    model would learn them.
     """
     for message in messages:
         for call in message.get("tool_calls", ()):
@@ -317,11 +324,11 @@ def _quotes_arguments(messages: Sequence[dict[str, Any]], text: str) -> bool:
 def _with_contents(
     rendered: Callable[..., tuple[str, Any]], messages: Sequence[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], str, Any]:
-    """Return the messages with a content each, their text and blocks.
+    """Add a content to messages without one, and return the messages, their text and blocks.
 
-    Some templates need a content next to tool_calls. It is null where the template takes that,
-    because some write calls only then. Otherwise it is empty. A template that leaves out a call is
-    refused.
+    Some templates need a content next to tool_calls. The added content is null if the template
+    accepts null, because some templates write tool calls only then. Otherwise it is an empty
+    string. A template that leaves out a call is refused.
     """
     from packprep.conversations.template_limits import TemplateLimit
 
@@ -342,7 +349,7 @@ def _with_contents(
 def _as_read(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message as Transformers gives it to templates.
 
-    The message has no nulls, and has its reasoning under each name.
+    The message has no nulls, and has its reasoning as both "thinking" and "reasoning_content".
     """
     given = {key: value for key, value in message.items() if value is not None}
     said = [given[key] for key in ("reasoning_content", "thinking", "reasoning") if key in given]
@@ -350,7 +357,7 @@ def _as_read(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trained_messages(dialogue: Dialogue, settings: DocumentKeys) -> list[bool]:
-    """Return whether each message is trained."""
+    """Return for each message whether it is trained, by its own mark or by the recipe."""
     taken = [
         message["role"] in settings.trained_roles
         and (settings.train_on_tool_calls or not message.get("tool_calls"))
@@ -368,14 +375,14 @@ def trained_messages(dialogue: Dialogue, settings: DocumentKeys) -> list[bool]:
 
 @dataclass(frozen=True)
 class _Chat:
-    """A conversation whose turns are searched."""
+    """A rendered conversation, with helpers that render it again to find its turns."""
 
     template: ChatTemplate
     render: Render  # with tools and variables
     messages: list[dict[str, Any]]
     tools: list[Any] | None
-    taken: tuple[str, ...]  # all strings, with the template's source
-    wanted: list[bool]  # of each message, whether it is trained
+    taken: tuple[str, ...]  # all strings of the record, and the template's source
+    wanted: list[bool]  # whether each message is trained
     text: str
     dialogue: Dialogue  # as the record has it
 
@@ -386,7 +393,7 @@ class _Chat:
 
     @cached_property
     def markup(self) -> Markup | None:
-        """Return what the template writes around messages, or None where that is not certain."""
+        """Return what the template writes around messages, or None if that is not certain."""
         variables = self.render.keywords["variables"]  # type: ignore[attr-defined]
         render = partial(self.template.render, variables=variables, go_on=True)
         markup: Markup | None = self.template.remembered(
@@ -408,15 +415,15 @@ class _Chat:
         return lambda k, prompt=False: render(self.messages[:k], prompt=prompt)
 
     def remember(self) -> Remember:
-        """Return a function that remembers renderings of these tools and variables."""
+        """Return a function that caches renderings with these tools and variables."""
         render = self.render.keywords  # type: ignore[attr-defined]
         key = repr((render["tools"], render["variables"]))
         return lambda of_messages, make: self.template.remembered((key, of_messages), make)
 
     def anew(self) -> Render:
-        """Return a function that renders for one way of finding turns.
+        """Reset the template's limits, and return a function that renders messages.
 
-        All of its renderings share one limit.
+        All renderings of this function together must stay within the limits.
         """
         self.template.begin()
         return partial(self.render, go_on=True)
@@ -458,12 +465,12 @@ def _found(chat: _Chat, blocks: list[tuple[int, int]] | None) -> Turns:
 
 
 class _Told(NamedTuple):
-    """The results of renderings.
+    """The positions that renderings show.
 
     begins  as in `Turns`
-    spans   trained ranges; None where they are not needed or not certain
-    why     the error where they are not certain
-    laid    placeholders over the text, where they are needed and fit
+    spans   trained ranges; None if they are not needed or not certain
+    why     the error if the trained ranges are not certain
+    laid    placeholders with their positions in the text, if they are needed and fit
     """
 
     begins: dict[int, int]
@@ -473,7 +480,9 @@ class _Told(NamedTuple):
 
 
 def _told(chat: _Chat, with_spans: bool, others: bool) -> _Told:
-    """Return the results of rendering prefixes, and of placeholders where prefixes are not enough.
+    """Return the positions that prefixes show, and placeholders where prefixes are not enough.
+
+    A prefix is a rendering of the first messages.
 
     Args:
         chat: The rendered conversation.
@@ -505,7 +514,7 @@ def _told(chat: _Chat, with_spans: bool, others: bool) -> _Told:
 
 
 def _told_by_prefixes(chat: _Chat, with_spans: bool) -> _Told:
-    """Return the results of rendering the messages' prefixes."""
+    """Return the positions that renderings of the first k messages show."""
     begins: dict[int, int] = {}
     try:
         prefix = chat.prefixes()
@@ -528,7 +537,7 @@ def _told_by_prefixes(chat: _Chat, with_spans: bool) -> _Told:
 
 
 def _told_by_placeholders(chat: _Chat, told: _Told, needed: bool) -> _Told:
-    """Return earlier results with the results of placeholders added.
+    """Return earlier results, completed by the positions of placeholders.
 
     Args:
         chat: The rendered conversation.
@@ -552,11 +561,11 @@ def _told_by_placeholders(chat: _Chat, told: _Told, needed: bool) -> _Told:
 
 
 def _begins(prefix: Callable[..., str], count: int, text: str) -> dict[int, int]:
-    """Return the first character of each message after the first, as far as prefixes show it.
+    """Return message number → its first character, for messages after the first.
 
-    A prefix is a rendering of the messages before a message. Some templates cannot render a
-    prefix. Others render it differently, for example templates that write the system message into
-    the user's.
+    A message's start is known if the text starts with the rendering of the messages before it. Some
+    templates cannot render these messages. Others render them differently, for example templates
+    that write the system message into the user's.
     """
     begins: dict[int, int] = {}
     for k in range(1, count):
@@ -569,8 +578,8 @@ def _begins(prefix: Callable[..., str], count: int, text: str) -> dict[int, int]
 class _Begins(dict[int, int]):
     """A mapping from a message's index to its first character, computed on demand.
 
-    Its items are those that `_begins` returns, without messages that begin at the same character
-    as the message before them.
+    It has the items that `_begins` returns, except messages with the same first character as the
+    message before.
     """
 
     def __init__(self, prefix: Callable[..., str], text: str):
@@ -597,9 +606,10 @@ class _Begins(dict[int, int]):
 
 
 def _by_markup(chat: _Chat) -> list[Span] | None:
-    """Return the trained ranges of the wanted messages, which are all an assistant's.
+    """Return the trained ranges of the wanted messages, or None.
 
-    The result is None where the template's markup does not show all of them.
+    All wanted messages must be an assistant's. None means that the template's markup does not show
+    all ranges.
     """
     from packprep.conversations.template_limits import TemplateLimit
 
@@ -641,7 +651,10 @@ def _by_prefixes(
     begins: Mapping[int, int],
     wanted: Sequence[bool],
 ) -> list[Span]:
-    """Return the trained ranges of the wanted messages, which are all an assistant's."""
+    """Return the trained ranges of the wanted messages, which must all be an assistant's.
+
+    `prefix` renders the first k messages.
+    """
     spans = []
     for k in (k for k, want in enumerate(wanted) if want):
         asked = prefix(k, prompt=True)
@@ -665,9 +678,9 @@ def _by_prefixes(
 def _laid(chat: _Chat) -> Placeholders | None:
     """Return placeholders that fit the text, or None.
 
-    Placeholders for all strings are tried first, blank strings included. The next attempts leave
-    out messages that are not trained, and then the names of tool calls, which some templates
-    compare.
+    The first attempt replaces all strings with placeholders, including blank strings. The next
+    attempts leave out messages that are not trained, and then the names of tool calls, which some
+    templates compare.
     """
     render, marks, remember = chat.anew(), free_characters(chat.taken, 2), chat.remember()
     everybody = [True] * len(chat.messages)
@@ -697,7 +710,7 @@ def _laid(chat: _Chat) -> Placeholders | None:
 
 
 def _ascending(begins: Mapping[int, int]) -> dict[int, int]:
-    """Return the starts of messages, except starts before an earlier message."""
+    """Return the starts of messages, without a start that precedes the start of an earlier one."""
     kept: dict[int, int] = {}
     last = 0
     for k, at in begins.items():
@@ -736,7 +749,7 @@ def _with_blocks(
 ) -> tuple[str, list[tuple[int, int]]]:
     """Return the text and the ranges of its {% generation %} blocks.
 
-    Characters that are not in `taken` mark the blocks.
+    During rendering, two characters that are not in `taken` mark the blocks.
     """
     opening, closing = free_characters(taken, 2)
     pieces: list[str] = []
@@ -772,11 +785,11 @@ def _owned(
     messages: Sequence[Mapping[str, Any]],
     wanted: Sequence[bool] | None = None,
 ) -> list[Span]:
-    """Return the wanted blocks with the message of each."""
+    """Return (begin, end, message number) of the blocks of wanted messages."""
     speakers = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
     if len(blocks) == len(speakers) or not speakers:
         owners = speakers
-    else:  # by position: in the message, or in messages without a start of their own
+    else:  # A block belongs to the first assistant's message from the last known start on.
         owners = []
         for begin, _ in blocks:
             first = max((k for k, at in begins.items() if at <= begin), default=0)
@@ -803,7 +816,7 @@ def _first_begin(
 def _system_end(
     messages: Sequence[dict[str, Any]], text: str, end: int, tools: Sequence[Any] | None = None
 ) -> int:
-    """Return where the system message and tools end, or 0 if they are not before `end`."""
+    """Return `end` if text[:end] has the system message or the tools' names, otherwise 0."""
     if messages[0]["role"] in SYSTEM:
         said = texts_of(messages[0])
     else:
