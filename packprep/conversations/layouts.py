@@ -9,9 +9,9 @@ prompt_completion   two texts, or two lists of messages   only the completion is
 alpaca              instruction, input, output            user: instruction↵↵input
                                                           assistant: output
 ```
-Readers determine the layout of a record (`sources/formats/fields.py`) and return its fields as the
-file has them. `train` and `weight` of a message or a part are removed, so that no template sees
-them. `ref` and `tokens` of a part of media are removed too.
+The layout of a record is determined earlier (`sources/formats/fields.py`), and its fields are as in
+the file. `train` and `weight` of a message or a part are removed, so that no template sees them.
+`ref` and `tokens` of a part of media are removed too.
 """
 
 import json
@@ -57,7 +57,7 @@ MOST_WEIGHT = float(np.finfo(np.float32).max)
 
 
 class Mark(NamedTuple):
-    """A part's own choice of its training.
+    """The training marks of a part of a message.
 
     train   whether its characters are trained; None follows the message
     weight  multiplies the weight of its message
@@ -73,15 +73,15 @@ class Dialogue:
 
     Attributes:
         messages: One or more objects with a role and a content. The content is null, a string, or a
-            list of parts of text or media. Other keys are there only with a value that is not null.
-            No message has train or weight.
+            list of parts of text or media. Other keys are never null. The keys train and weight are
+            removed.
         tools: The tools that the assistant may call, or None if the record does not mention tools.
         kwargs: The record's chat_template_kwargs, which override the recipe's.
         train: Whether each message is trained. None follows the recipe.
-        weights: The weight of each message, finite and ≥ 0, multiplied by the record's weight.
-        media: The parts of media, in order.
-        parts: The marks of each message's parts, with () for a message without marks. () if no
-            message has marks.
+        weights: The weight of each message times the record's weight, finite and ≥ 0.
+        media: The media spans of all messages, in order.
+        parts: For each message, the marks of its parts, or () if none of its parts has a mark. ()
+            if no message has marks.
         weight: The record's weight.
     """
 
@@ -95,7 +95,7 @@ class Dialogue:
     weight: float = 1.0
 
     def marks_of(self, k: int) -> tuple[Mark, ...]:
-        """Return the marks of a message's parts, or () where no part has a mark."""
+        """Return the marks of a message's parts, or () if no part has a mark."""
         return self.parts[k] if self.parts else ()
 
     def trains_part(self, k: int) -> bool:
@@ -104,7 +104,7 @@ class Dialogue:
 
 
 class _Bad(Exception):
-    """A fault of a record, with the detail of its reject."""
+    """An error for a faulty record. Its message is the detail of the reject."""
 
 
 def read_layout(
@@ -112,8 +112,9 @@ def read_layout(
 ) -> Dialogue | Supervision | Problem:
     """Return the dialogue of a record, or a text with loss_spans, or the reason of a reject.
 
-    A text with loss_spans is returned where no template is needed. A record with messages and a
-    text or loss_spans is a reject, because either choice would train what nobody asked for.
+    A prompt and a completion that are texts give a text with loss_spans, which needs no template. A
+    record with messages is rejected if it also has a text or loss_spans, because it is not clear
+    which of them to train.
 
     Args:
         given: A record with a layout.
@@ -243,7 +244,9 @@ def _dialogue(
     kinds: Sequence[str],
     untrained: int = 0,
 ) -> Dialogue:
-    """Return the dialogue of a list of messages, after the record's `system` where it has one.
+    """Return the dialogue of a list of messages.
+
+    If the record has a `system`, it becomes the first message.
 
     Args:
         given: Messages with role and content, or with from and value.
@@ -322,7 +325,7 @@ def _take_marks(message: dict[str, Any], what: str) -> tuple[bool | None, float]
 
 
 def _take_part_marks(message: dict[str, Any], what: str, kinds: Sequence[str]) -> tuple[Mark, ...]:
-    """Remove and return the marks of a checked message's parts, or () where no part has a mark.
+    """Remove and return the marks of a checked message's parts, or () if no part has a mark.
 
     Raises:
         _Bad: If a part with a mark has no characters.
@@ -348,7 +351,7 @@ _MARK_KEYS = {"train", "training", "loss", "weight", "loss_weight", *_UNREAD_MAR
 
 
 def _taken_off(message: dict[str, Any], what: str, kinds: Sequence[str]) -> list[MediaPlace]:
-    """Remove ref and tokens from a message's parts of media, and return the places.
+    """Remove ref and tokens from a message's parts of media, and return the media spans.
 
     Raises:
         BadMedia: If an entry is invalid.
@@ -373,7 +376,7 @@ def _taken_off(message: dict[str, Any], what: str, kinds: Sequence[str]) -> list
 
 
 def _from_sharegpt(message: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return a message of from and value as a message of role and content, with its marks."""
+    """Convert a message with from and value into one with role and content, with its marks."""
     own = dict(message)
     sender, value = own.pop("from"), own.pop("value", None)
     role = ROLES.get(sender.lower()) if isinstance(sender, str) else None
@@ -414,7 +417,7 @@ def _calls(value: str) -> list[dict[str, Any]] | None:
 
 
 def _check(message: dict[str, Any], what: str, kinds: Sequence[str]) -> None:
-    """Raise _Bad unless the fields of a message that templates read have the right types."""
+    """Raise _Bad if a field that templates read in a message has a wrong type."""
     if not isinstance(message.get("role"), str) or not message["role"]:
         raise _Bad(f"{what}: role is {_kind(message.get('role'))}; a text is wanted")
     for key in ("name", "tool_call_id", "reasoning_content", "thinking"):
@@ -470,9 +473,9 @@ def _kwargs(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_json(record: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a field, parsed where it is a JSON text.
+    """Return the value of a field, parsed if it is a JSON text.
 
-    Tables hold values of several types as JSON texts.
+    Tables store values of several types as JSON texts.
     """
     value = record.get(key)
     try:

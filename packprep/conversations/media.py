@@ -1,6 +1,7 @@
 """A reader of the media spans in documents.
 
-A media span has the slots of a picture, a sound or a film. Only the trainer has the pixels.
+A media span, or place, has the slots of a picture, a sound or a film. Only the trainer has the
+pixels.
 
 ```
 record      {"text": "A cat.", "media": [{"at": 2, "tokens": 3, "ref": "cat.jpg", "kind": "image"}]}
@@ -8,10 +9,10 @@ recipe      specials.media = {image = ["<begin>", "<slot>", "<end>"]}
 ids         A ·  <begin> <slot> <slot> <slot> <end>  cat .
 place       spans [2, 7)   first 3   tokens 3   kind 0   ref cat.jpg
 ```
-Text between two places is tokenized separately, as Transformers' processors do, which put a special
-token there. A chat template writes a part with one slot token, which is repeated as often as the
-part says. Begin and end tokens next to the slots belong to the place. A slot token anywhere else
-rejects the document, because each slot has its ref.
+Text between two media spans is tokenized separately. Transformers' processors also do this, because
+they put a special token between the texts. A chat template writes a part of media with one slot
+token, which is repeated as often as the part says. Begin and end tokens next to the slots belong to
+the media span. A slot token anywhere else rejects the document, because each slot has its ref.
 """
 
 import json
@@ -35,9 +36,9 @@ OF_PART = ("ref", "tokens")
 
 
 class MediaPlace(NamedTuple):
-    """A place of media in a document.
+    """A media span of a document before tokenization.
 
-    `at` is the number of characters before it, or −1 where a chat template chooses the position.
+    `at` is the number of characters before it, or −1 if a chat template chooses the position.
     """
 
     kind: str
@@ -47,30 +48,33 @@ class MediaPlace(NamedTuple):
 
 
 class BadMedia(Exception):
-    """A fault of a document's places, with the detail of its reject."""
+    """An error for an invalid media span. Its message is the detail of the reject."""
 
 
 class MediaPlaces(NamedTuple):
-    """The places of one document, or of several documents in order, [k] each, by token numbers."""
+    """The media spans of one document or of several documents in order, with k entries per array.
+
+    Positions are token numbers in the document.
+    """
 
     spans: (
         np.ndarray
-    )  # int64[k, 2]: the range with begin and end tokens, which is never cut, noised or trained
+    )  # int64[k, 2]: ranges with begin and end tokens, which are never cut, noised or trained
     first: np.ndarray  # int64: the first slot
     tokens: np.ndarray  # int64: slots
-    kind: np.ndarray  # int64: number of the kind, by name
+    kind: np.ndarray  # int64: index of the kind among the sorted names of kinds
     ref_offsets: np.ndarray  # int64[k + 1]
-    refs: np.ndarray  # uint8: UTF-8
+    refs: np.ndarray  # uint8: the refs in UTF-8, concatenated
 
     def at(self, which: np.ndarray) -> "MediaPlaces":
-        """Return the places of these numbers, in this order."""
+        """Return the media spans with the indices `which`, in this order."""
         lengths = np.diff(self.ref_offsets)[which]
         bytes_of = np.repeat(self.ref_offsets[which], lengths) + ranks(lengths)
         spans, first, tokens, kind = (column[which] for column in self[:4])
         return MediaPlaces(spans, first, tokens, kind, offsets_of(lengths), self.refs[bytes_of])
 
     def of(self, begin: int, end: int) -> "MediaPlaces":
-        """Return the places from number `begin` to `end`, as views."""
+        """Return the media spans begin … end − 1, as views."""
         own, offsets = slice(begin, end), self.ref_offsets[begin : end + 1]
         first = offsets[0]
         refs = self.refs[first : offsets[-1]]
@@ -91,7 +95,7 @@ NO_PLACES = MediaPlaces(
 
 
 def joined(parts: Sequence[MediaPlaces]) -> MediaPlaces:
-    """Return the places of documents in order."""
+    """Join the media spans of several documents, in order."""
     every = (NO_PLACES, *parts)
     spans, first, tokens, kind = (
         np.concatenate(column) for column in zip(*(part[:4] for part in every), strict=True)
@@ -111,7 +115,7 @@ def joined(parts: Sequence[MediaPlaces]) -> MediaPlaces:
 
 
 def read_media(entries: Any, text: str, kinds: Sequence[str]) -> tuple[MediaPlace, ...]:
-    """Return the places in a record's `media`, and no places where it is missing.
+    """Return the media spans of a record's `media`, which may be missing.
 
     Raises:
         BadMedia: If an entry is invalid.
@@ -160,13 +164,13 @@ def read_slots(entry: Mapping[str, Any], where: str) -> tuple[int, str]:
 
 
 def refuse_many(places: Sequence[MediaPlace]) -> None:
-    """Raise BadMedia for more slots than a document may have."""
+    """Raise BadMedia if media spans have more slots than a document may have."""
     if (slots := slots_of(places)) > MAX_DOCUMENT_TOKENS:
         raise BadMedia(f"{slots} slots; at most {MAX_DOCUMENT_TOKENS}")
 
 
 def slots_of(places: Sequence[MediaPlace]) -> int:
-    """Return the number of slots of a document's places, not counting the tokens around them."""
+    """Return the number of slots of media spans, without their begin and end tokens."""
     return sum([place.tokens for place in places])
 
 
@@ -178,7 +182,7 @@ def ranges_beside(
     The ranges are int64[k, 2], and the offsets are int64[n + 1].
 
     Args:
-        places: The places of each document.
+        places: The media spans of each document.
         lengths: The number of tokens of each document, int64[n].
     """
     many = np.array([len(own.first) for own in places], np.int64)
@@ -192,12 +196,12 @@ def ranges_beside(
 
 
 def content_of(places: Sequence[MediaPlace]) -> bytes:
-    """Return the bytes of a document's places for a source's digest."""
+    """Return a document's media spans as bytes, for a source's digest."""
     return json.dumps(places).encode()
 
 
 def pieces_of(text: str, places: Sequence[MediaPlace]) -> list[str]:
-    """Return the pieces of a text before, between and after its places."""
+    """Return the pieces of a text before, between and after its media spans."""
     bounds = [0, *(place.at for place in places), len(text)]
     return [text[begin:end] for begin, end in zip(bounds, bounds[1:], strict=False)]
 
@@ -211,7 +215,7 @@ _BESIDE = ("Look", " at 2 cats, ", "und\n  dies", "x ")
 
 @lru_cache(maxsize=4)
 def refuse_other_beginnings(engine: Any, vocabulary: Vocabulary) -> None:
-    """Check that a tokenizer gives a text the same ids next to a special token as alone.
+    """Check that a special token does not change the ids of the texts next to it.
 
     Otherwise a text with media spans cannot be tokenized as a model's processor tokenizes it.
 
@@ -236,22 +240,22 @@ def refuse_other_beginnings(engine: Any, vocabulary: Vocabulary) -> None:
 def put_in(
     tokens: Tokens, places: Sequence[Sequence[MediaPlace]], vocabulary: Vocabulary
 ) -> tuple[Tokens, dict[int, MediaPlaces]]:
-    """Return the documents' tokens with their places, and the places by document.
+    """Insert the tokens of media spans, and return the tokens and the spans by document number.
 
     A rejected piece rejects its document.
 
     Args:
-        tokens: The tokens of the pieces of documents that `pieces_of` returns.
-        places: The places of each document.
+        tokens: The tokens of all pieces that `pieces_of` returns for the documents.
+        places: The media spans of each document.
         vocabulary: The vocabulary.
     """
     tokens = refuse_strays(tokens, vocabulary)
     count = np.array([len(of_document) for of_document in places], np.int64)
     flat = [place for of_document in places for place in of_document]
     document = owners(count)
-    # The piece before each place. A document has one piece more than places.
+    # The piece before each media span. A document has one piece more than media spans.
     piece = np.arange(len(flat)) + document
-    # Insert begin, slot and end token of each place at the end of its piece.
+    # Insert begin, slot and end token of each media span at the end of the piece before it.
     ids = _ids_of_kinds(flat, vocabulary)
     is_token = ids >= 0
     insert_at = np.repeat(tokens.offsets[piece + 1], is_token.sum(axis=1))
@@ -262,7 +266,8 @@ def put_in(
     first_piece = offsets_of(count + 1)
     inserted = np.bincount(document, is_token.sum(axis=1), len(places)).astype(np.int64)
     offsets = tokens.offsets[first_piece] + offsets_of(inserted)
-    # Characters of pieces count from the piece. An inserted token is at its place.
+    # Characters count from the start of the piece. Make them count from the start of the document.
+    # An inserted token gets the position of its media span.
     characters = tokens.characters
     if characters is not None:
         begins = [
@@ -279,7 +284,7 @@ def put_in(
 def _rejected_documents(
     tokens: Tokens, places: Sequence[Sequence[MediaPlace]], first_piece: np.ndarray
 ) -> list[tuple[int, str, str]]:
-    """Return the documents of rejected pieces, with the reason and detail of their first one."""
+    """Return the documents with a rejected piece, with the first reason and detail."""
     rejected: dict[int, tuple[int, str, str]] = {}
     for k, reason, detail in tokens.rejected:
         i = int(np.searchsorted(first_piece, k, "right")) - 1
@@ -291,7 +296,7 @@ def _rejected_documents(
 
 
 def _ids_of_kinds(places: Sequence[MediaPlace], vocabulary: Vocabulary) -> np.ndarray:
-    """Return begin, slot and end token of each place, or −1 without one, int64[k, 3]."""
+    """Return the begin, slot and end id of each media span, int64[k, 3]. −1 means no token."""
     ids = [vocabulary.media[place.kind] for place in places]
     return np.array(ids, np.int64).reshape(-1, 3)
 
@@ -301,7 +306,7 @@ def put_in_chats(
 ) -> tuple[Tokens, dict[int, MediaPlaces]]:
     """Return the result of `put_in` for rendered conversations.
 
-    A conversation is rejected unless it has exactly one slot token for each place.
+    A conversation is rejected unless it has exactly one slot token for each media span.
     """
     found = slot_tokens(tokens.ids, vocabulary)
     document = np.searchsorted(tokens.offsets, found, "right") - 1
@@ -339,7 +344,7 @@ def put_in_chats(
 
 
 def slot_tokens(ids: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
-    """Return the positions of slot tokens among ids, int64[k]."""
+    """Return the indices into `ids` of slot tokens, int64[k]."""
     slots = sorted({slot for _, slot, _ in vocabulary.media.values()})
     if not slots or not len(ids) or ids.max() < slots[0]:
         return np.zeros(0, np.int64)
@@ -347,7 +352,10 @@ def slot_tokens(ids: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
 
 
 def refuse_strays(tokens: Tokens, vocabulary: Vocabulary) -> Tokens:
-    """Return the tokens with documents rejected that have a slot token and no places."""
+    """Reject documents with a slot token, because their text must not produce one.
+
+    Return the tokens without the tokens of these documents.
+    """
     found = slot_tokens(tokens.ids, vocabulary)
     if not len(found):
         return tokens
@@ -387,9 +395,8 @@ def _repeated(
 ) -> tuple[Tokens, dict[int, MediaPlaces]]:
     """Repeat each slot token as often as its media span needs.
 
-    Return the tokens, and the media spans of each document among them.
-
-    `slots: int64[k]` are the positions of slot tokens.
+    `slots`, int64[k], has the indices of the slot tokens. Return the tokens, and the media spans by
+    document number.
     """
     flat = [place for of_document in places for place in of_document]
     place_counts = np.array([len(of_document) for of_document in places], np.int64)
@@ -401,7 +408,7 @@ def _repeated(
     has_begin, has_end = _has_begin_and_end(tokens, slots, flat, document, vocabulary)
     first_slot, count = ends[slots] - offsets[document], times[slots]
     spans = np.stack((first_slot - has_begin, first_slot + count + has_end), 1)
-    # One token may end a place and begin the next. It belongs to the first of them.
+    # One token may end a media span and begin the next. It belongs to the first of them.
     follows = document[1:] == document[:-1]
     spans[1:, 0] = np.maximum(spans[1:, 0], np.where(follows, spans[:-1, 1], 0))
     kind_names = list(vocabulary.media)
@@ -427,7 +434,10 @@ def _has_begin_and_end(
     document: np.ndarray,
     vocabulary: Vocabulary,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return whether begin and end tokens are next to each slot, in its document, bool[k]."""
+    """Return whether each slot token follows its begin token, and precedes its end token.
+
+    Both results are bool[k]. Only tokens of the same document count.
+    """
     ids = _ids_of_kinds(places, vocabulary)
     padded_ids = np.concatenate(([-2], tokens.ids, [-2]))  # Tokens around slot s are s and s + 2.
     has_begin = (padded_ids[slots] == ids[:, 0]) & (slots > tokens.offsets[document])
