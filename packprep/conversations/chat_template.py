@@ -9,8 +9,8 @@ The reference is `utils/chat_template_utils.py` of transformers.
                                                    4<|im_end|>
 ```
 A template is foreign code. It runs in Jinja's sandbox with limits (template_limits.py). The bytes
-of a dataset may not depend on time or randomness. So `random` and `lipsum` are missing, and the
-recipe gives the date.
+of a dataset must not depend on time or randomness. Therefore `random` and `lipsum` are removed, and
+the recipe gives the date.
 """
 
 import datetime
@@ -40,15 +40,18 @@ _MOST_INDENT = 64
 
 
 class NoTemplate(RecipeError):
-    """A document has messages, and no chat template was found."""
+    """An error for a document with messages if no chat template was found."""
 
 
 class TemplateRefusal(Exception):
-    """A template's own message about messages that it cannot render, from raise_exception("…")."""
+    """An error for messages that a template cannot render.
+
+    Its message is mostly the template's own, from raise_exception("…").
+    """
 
 
 class LeftOut(TemplateRefusal):
-    """A template does not write a part of a record."""
+    """An error for a template that does not write a part of a record."""
 
 
 def find_template(path_key: str, base: Path, tokenizer: str, date: str = "") -> str | None:
@@ -60,7 +63,8 @@ def find_template(path_key: str, base: Path, tokenizer: str, date: str = "") -> 
     Args:
         path_key: `documents.chat_template`, a Jinja file relative to base. "" takes the template
             next to the tokenizer: chat_template.jinja, or chat_template in tokenizer_config.json or
-            in a processor's chat_template.json. The name "default" is chosen from several.
+            in a processor's chat_template.json. If there are several named templates, "default" is
+            used.
         base: The recipe's folder.
         tokenizer: The recipe's tokenizer.
         date: As in `compile_template`.
@@ -173,16 +177,19 @@ def _with_tool_use(default: str, tool_use: str | None) -> str:
 
 
 def _of_processor(tokenizer: str, base: Path) -> list[Mapping[str, Any]]:
-    """Return the content of a processor's chat_template.json next to a tokenizer.
+    """Return a list with the content of a processor's chat_template.json next to a tokenizer.
 
-    The content is in a list, which is empty if the file does not exist.
+    The list is empty if the file does not exist.
     """
     data = read_beside(tokenizer, base, _OF_PROCESSOR)
     return [] if data is None else [hints_in(_OF_PROCESSOR, data)]
 
 
 def named_templates(tokenizer: str, base: Path) -> str:
-    """Return a message's part about unused named templates next to a tokenizer."""
+    """Return the end of an error message, which names the unused templates next to a tokenizer.
+
+    It is empty if there are no such templates.
+    """
     files = {name: read_beside(tokenizer, base, name) for name in HINT_FILES}
     configs = [hints_in(name, data) for name, data in files.items() if data is not None]
     given = [config.get("chat_template") for config in (*configs, *_of_processor(tokenizer, base))]
@@ -213,7 +220,7 @@ def _token_texts(
         for name, value in config.items():
             text = value.get("content") if isinstance(value, dict) else value
             if text is None or isinstance(text, str):
-                # A null means that the token does not exist, even if the next file names it.
+                # A null means that the token does not exist, even if a later file names it.
                 texts.setdefault(name, text)
     named = {name: texts.get(name) for name in sorted(set(_TOKEN_NAME.findall(source)))}
     return {name: text for name, text in named.items() if text is not None}
@@ -234,10 +241,10 @@ class ChatTemplate:
 
     Attributes:
         marks_generation: Whether {% generation %} marks the text of an assistant.
-        knows_turns: Whether it marks this text or reads add_generation_prompt, so that it separates
-            the opening of a turn from the turn.
-        words: All names, attributes and texts in it. Only a template that lists all fields reads a
-            field that is not among them.
+        knows_turns: Whether the template has {% generation %} or reads add_generation_prompt. Then
+            it separates the opening of a turn from the turn.
+        words: All names, attributes and texts in the template. A field that is not among them is
+            read only by a template that loops over all fields.
     """
 
     def __init__(self, template: Any, source: str, names: Set[str], words: Set[str]):
@@ -249,7 +256,7 @@ class ChatTemplate:
         self._known: dict[Hashable, tuple[Any, int, int]] = {}
 
     def begin(self) -> None:
-        """Reset the counters of its limits."""
+        """Reset the counters of the template's limits."""
         self._template.environment.begin()
 
     def render(
@@ -269,7 +276,8 @@ class ChatTemplate:
             around: Texts before and after each {% generation %} block.
             tools: The tools that the assistant may call.
             variables: Other variables of the template by name.
-            go_on: Whether its limits continue from the last rendering instead of starting at 0.
+            go_on: Whether the counters of limits continue from the last rendering instead of
+                starting at 0.
 
         Raises:
             TemplateRefusal: If the template refuses the messages. A template's mistakes raise other
@@ -291,10 +299,10 @@ class ChatTemplate:
         return str(text)
 
     def remembered(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the result of `make`, from an earlier call with the same key where there was one.
+        """Return the result of `make`, from the cache if an earlier call had the same key.
 
-        The steps of renderings count again each time, so that the limits do not depend on earlier
-        renderings.
+        The steps of cached renderings count each time, so that the limits do not depend on the
+        cache.
 
         Args:
             key: Everything that the result depends on.
@@ -315,19 +323,19 @@ class ChatTemplate:
 
 
 MOST_KNOWN = 1 << 12
-"""The most results that a template remembers."""
+"""Maximum number of results that a template caches."""
 
 
 @lru_cache(maxsize=4)
 def compile_template(source: str, date: str = "") -> ChatTemplate:
-    """Return the compiled template of a text.
+    """Compile the text of a chat template.
 
     Args:
         source: The text.
         date: Today's date for the template, as YYYY-MM-DD.
 
     Raises:
-        RecipeError: If the text is invalid Jinja, or asks for the date without one.
+        RecipeError: If the text is invalid Jinja, or asks for the date and `date` is empty.
     """
     import jinja2
     import jinja2.meta
@@ -357,12 +365,12 @@ def compile_template(source: str, date: str = "") -> ChatTemplate:
             f"the chat template cannot be used: line {error.lineno}: {error.message}; "
             "mend it, or give another in documents.chat_template"
         ) from None
-    except (RecursionError, SyntaxError, MemoryError):  # of the Python that it becomes
+    except (RecursionError, SyntaxError, MemoryError):  # Python cannot compile the template's code.
         raise RecipeError(
             "the chat template cannot be used: it is nested too deeply; give another in"
             " documents.chat_template"
         ) from None
-    except ValueError:  # Python's limit
+    except ValueError:  # Python limits the digits of a number.
         raise RecipeError(
             "the chat template cannot be used: it has a number of more than"
             f" {sys.get_int_max_str_digits()} digits; give another in documents.chat_template"
@@ -411,7 +419,7 @@ _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Su
 
 
 def _written_day(day: datetime.date, form: str) -> str:
-    """Return the start of a day in a format of C's strftime, in English.
+    """Write a day in a format of C's strftime, in English, with the time 00:00.
 
     Raises:
         ValueError: If the format depends on more than the day.

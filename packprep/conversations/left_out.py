@@ -1,4 +1,4 @@
-"""Check that a template writes everything that a record says."""
+"""Check that a template writes all parts of a record."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ def check_written(
     tools: Sequence[Any] | None,
     text: str,
 ) -> None:
-    """Raise LeftOut where the template leaves out tools, tool calls, reasoning or a content.
+    """Raise LeftOut if the template leaves out tools, tool calls, reasoning or a content.
 
     Otherwise a model would be trained without a part of the record.
     """
@@ -66,7 +66,7 @@ def _writes_any(text: str, said: Sequence[str]) -> bool:
 
 
 def _describes(text: str, tool: Any) -> bool:
-    """Return whether a text holds a tool's description or parameters."""
+    """Return whether a text contains a tool's description or parameters."""
     function = function_of(tool) if isinstance(tool, dict) else {}
     said = [said for said in strings_of(function.get("parameters")) if len(said) > 3]
     description = function.get("description")
@@ -87,7 +87,7 @@ def _without(message: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
 def check_parts(render: Render, messages: Sequence[Mapping[str, Any]], text: str) -> None:
     """Check that a template supports a list of parts as a content.
 
-    A tool's result may be JSON.
+    Only the parts of a tool's result may be written as JSON.
 
     Raises:
         TemplateRefusal: If the template writes the list as data or leaves it out.
@@ -107,7 +107,7 @@ def check_parts(render: Render, messages: Sequence[Mapping[str, Any]], text: str
                 f"it writes the parts of message {k} as data; write one text instead"
             )
         said = [part for part in texts_of(message) if part.strip()]
-        # A template drops a reasoning from some turns, in a list of parts as in a text.
+        # A template may drop the reasoning of some turns, so parts with reasoning are not checked.
         has_tags = any("think>" in part for part in said)
         if said and not has_tags and not _writes_parts(render, messages, k):
             as_text = [*messages[:k], {**message, "content": "".join(said)}, *messages[k + 1 :]]
@@ -120,8 +120,8 @@ def check_parts(render: Render, messages: Sequence[Mapping[str, Any]], text: str
 def _writes_parts(render: Render, messages: Sequence[Mapping[str, Any]], k: int) -> bool:
     """Return whether a template writes each text in the list of parts of a message.
 
-    Each text is followed by a character that occurs nowhere else. Short texts may also occur
-    elsewhere.
+    A character that occurs nowhere else is appended to each text and counted, because a short text
+    may also occur elsewhere.
     """
     (mark,) = free_characters(strings_of(messages), 1)
     content = [
@@ -136,7 +136,7 @@ def _writes_parts(render: Render, messages: Sequence[Mapping[str, Any]], k: int)
 
 
 def strings_of(value: Any) -> list[str]:
-    """Return all strings in a JSON value in order, with keys."""
+    """Return all strings in a JSON value in order, including keys."""
     strings: list[str] = []
     _add_strings(value, strings)
     return strings
@@ -156,7 +156,7 @@ def _add_strings(value: Any, strings: list[str]) -> None:
 
 
 def texts_of(message: Mapping[str, Any]) -> list[str]:
-    """Return the text of each part of a message's content, and no text where it is null."""
+    """Return the text of each part of a message's content, or [] if the content is null."""
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"text": content}]
     return [

@@ -8,8 +8,8 @@ prompt      <|assistant|>
 a text      …⟨call⟩</call><|end|>↵<|user|>⟨2+2?⟩    the user's message begins before <|user|>
 ```
 Made-up conversations show how a template ends a message of a role, and how it begins the next one.
-A boundary counts only where both stand next to each other, because a template may insert other
-text. Otherwise the caller renders the messages before it.
+A boundary counts only if the begin follows the end directly, because a template may insert other
+text. Otherwise the caller renders the messages before the boundary.
 """
 
 import re
@@ -38,7 +38,8 @@ class Markup(NamedTuple):
     """The texts that a template writes around messages.
 
     Attributes:
-        ends: Role → the texts after the last string of its message: after a content, after a call.
+        ends: Role → the texts that may follow the last string of its message. They may differ after
+            a content and after a call.
         heads: Role → the text before the first string of its message.
         prompt: The generation prompt, or "" for a template without one.
         last_ends: The texts after the last string of an assistant's message that ends the text.
@@ -50,7 +51,7 @@ class Markup(NamedTuple):
     last_ends: Sequence[str] = ()
 
     def boundary(self, literal: str, before: str, role: str) -> Boundary | None:
-        """Return where a message begins, or None where this text does not show it.
+        """Return where a message begins, or None if this text does not show it.
 
         Args:
             literal: The template's text between the last string of a message and the first string
@@ -72,7 +73,10 @@ class Markup(NamedTuple):
     def _boundary_of_answer(
         self, literal: str, ends: Sequence[str], before: str
     ) -> Boundary | None:
-        """Return where an assistant's message begins, which may open with more than the prompt."""
+        """Return where an assistant's message begins, or None if `literal` does not show it.
+
+        The message may start with more text of the template than the generation prompt.
+        """
         if before == "assistant":
             return None  # Some templates write no generation prompt after an answer.
         if not self.prompt:
@@ -94,7 +98,7 @@ class Markup(NamedTuple):
         return _is_end(literal, self.last_ends)
 
     def asks(self, text: str, before: str) -> bool:
-        """Return whether a text with a generation prompt ends as this markup says.
+        """Return whether a text ends with a known end of a message and this generation prompt.
 
         Args:
             text: The template's text of some messages, with the generation prompt.
@@ -105,10 +109,10 @@ class Markup(NamedTuple):
 
 
 def _is_end(literal: str, ends: Sequence[str]) -> bool:
-    """Return whether a text ends a message, and holds nothing after it.
+    """Return whether a text ends a message, with nothing after this end.
 
-    Only the rest of a call may stand before the end. An inserted message would have an end of its
-    own.
+    Before the end, there may only be the rest of a call. An inserted message would have an end of
+    its own.
     """
     return literal in ends or any(
         end.strip() and literal.endswith(end) and literal.count(end.strip()) == 1 for end in ends

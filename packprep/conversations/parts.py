@@ -1,12 +1,12 @@
-"""Find the parts of a message that are trained differently from the rest of it.
+"""Find the parts of a message that are trained differently from the rest of the message.
 
 ```
 text            <|im_start|>assistant↵<think>↵hm↵</think>↵↵4<|im_end|>↵
 the turn                              ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 its reasoning                         ------------------------             train_reasoning = false
 ```
-Such a part is a reasoning, the tags of an empty reasoning, or a marked part of the
-content. Placeholders give the position of a string. Tags around it are found in the template's text
+Such a part is a reasoning, the tags of an empty reasoning, or a marked part of the content.
+Placeholders give the position of a string. Tags around a string are found in the template's text
 next to it.
 """
 
@@ -29,23 +29,24 @@ from packprep.conversations.placeholders import (
 from packprep.recipe import DocumentKeys
 
 _TAG = r"[<\[◁][^\s<>\[\]◁▷]+[>\]▷]"
-_OPENING = re.compile(rf"(?:{_TAG}[\w =.]*)+\s*\Z")  # as <|channel|>analysis<|message|>
+_OPENING = re.compile(rf"(?:{_TAG}[\w =.]*)+\s*\Z")  # such as <|channel|>analysis<|message|>
 _CLOSING = re.compile(rf"\s*({_TAG})\s*")
 _NAME = r"(?:seed:)?(?:think|thinking|THINK)"
 _EMPTY = re.compile(rf"[<\[◁]({_NAME})[>\]▷]\s*[<\[◁]/\1[>\]▷]\s*")
 _BEGUN = re.compile(rf"[<\[◁]{_NAME}[>\]▷]\s*\Z")
-_MOST_BEGUN = 100  # characters of a prompt that may hold the tag of a reasoning
+_MOST_BEGUN = 100  # number of characters before a turn in which a reasoning's tag is searched
 
 
 class UncertainPart(Exception):
-    """The position of a part of a message in the text is not certain."""
+    """An error for a part of a message with an uncertain position in the text."""
 
 
 class Change(NamedTuple):
     """A range of characters [begin, end) that is trained differently from its turn.
 
-    train   whether the characters are trained; None leaves that to the turn
-    weight  multiplies the weight of the message
+    message  number of the message
+    train    whether the characters are trained; None leaves that to the turn
+    weight   multiplies the weight of the message
     """
 
     begin: int
@@ -63,7 +64,7 @@ class Rendered:
     text      the template's text
     wanted    whether each message is trained
     trained   (begin, end, message number) of trained turns
-    laid      returns the placeholders with their positions in the text, or None where none fit
+    laid      returns placeholders with their positions in the text, or None if none fit
     """
 
     dialogue: Dialogue
@@ -74,7 +75,7 @@ class Rendered:
 
     @cached_property
     def ends(self) -> dict[int, int]:
-        """Return the end of each trained turn by its message."""
+        """Return message number → end of its trained turn."""
         return {k: end for _, end, k in self.trained}
 
     def strings(self, k: int, what: str) -> list[PlacedString]:
@@ -96,7 +97,7 @@ class Rendered:
 def texts_in_parts(message: Mapping[str, Any]) -> list[str | None]:
     """Return the text of each part of a message's content, with None for a part of media.
 
-    A content that is a text has one part.
+    A content that is not a list counts as one part.
     """
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"text": content}]
@@ -104,10 +105,10 @@ def texts_in_parts(message: Mapping[str, Any]) -> list[str | None]:
 
 
 def find_changes(rendered: Rendered, settings: DocumentKeys) -> list[list[Change]]:
-    """Return the ranges that are trained differently from their turns.
+    """Return lists of the ranges that are trained differently from their turns.
 
-    The first list holds the changes by the recipe, and the second one the changes by marks of
-    parts. A later list overrides an earlier one. The changes of a list are ascending and do not
+    The changes by the recipe come first, then the changes by marks of parts. An empty list is left
+    out. A later list overrides an earlier one. The changes of a list are ascending and do not
     overlap.
 
     Raises:
@@ -140,12 +141,15 @@ def changed_ranges(
     changes: Sequence[Change],
     weights: Sequence[float],
 ) -> list[tuple[int, int, float]]:
-    """Return weighted ranges of characters after the changes of one list.
+    """Apply the changes of one list to weighted ranges of characters.
 
     Args:
         ranges: (begin, end, weight), ascending.
         changes: One list of `find_changes`.
         weights: The weight of each message.
+
+    Returns:
+        The new ranges, ascending and not overlapping.
     """
     edges = {edge for begin, end, _ in ranges for edge in (begin, end)}
     edges |= {edge for change in changes for edge in (change.begin, change.end)}
@@ -161,7 +165,10 @@ def changed_ranges(
 
 
 def _finder(items: Sequence[Any]) -> Callable[[int], Any]:
-    """Return a function that finds the item around a character, or None, in ascending items."""
+    """Return a function that returns the item around a character, or None.
+
+    Items start with (begin, end) and are ascending.
+    """
     begins = [item[0] for item in items]
 
     def item_at(character: int) -> Any:
@@ -175,7 +182,7 @@ def _finder(items: Sequence[Any]) -> Callable[[int], Any]:
 
 
 def _reasoning(rendered: Rendered, k: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of a message's reasoning with its tags."""
+    """Yield the ranges of a message's reasoning, including its tags."""
     message = rendered.dialogue.messages[k]
     texts = texts_in_parts(message)
     has_field = any(str(message.get(key) or "").strip() for key in THOUGHTS)
@@ -198,11 +205,10 @@ def _reasoning(rendered: Rendered, k: int) -> Iterator[tuple[int, int]]:
 
 
 def _inside_tags(texts: Sequence[str | None]) -> tuple[set[Place], bool | None]:
-    """Return the strings of a content between <think> and </think>, and whether </think> is first.
+    """Return the strings of a content between <think> and </think>, and whether it starts inside.
 
-    The second value says whether the first tag of the content is a </think>. A first
-    </think> belongs to a <think> of the prompt. The second value is None where the tags do not
-    pair.
+    The second value is true if the first tag of the content is </think>, which belongs to a <think>
+    of the prompt. It is None if the tags do not pair.
     """
     inside: set[Place] = set()
     before: list[Place] = []
@@ -232,8 +238,8 @@ def _with_tags(
 ) -> tuple[int, int]:
     """Return the range from a reasoning's opening tag to the end of its closing tag.
 
-    A reasoning without an opening tag has no closing tag. The last tag of a turn may close the turn
-    itself, unless its name says that it closes the reasoning.
+    Without an opening tag, the closing tag is not included either. The last tag of a turn may close
+    the turn itself, unless its name says that it closes the reasoning.
     """
     text = rendered.text
     head = text[first.before : first.begin]
@@ -248,7 +254,7 @@ def _with_tags(
 
 
 def _empty_reasoning(rendered: Rendered, answers: set[int]) -> Iterator[Change]:
-    """Yield the tags of empty reasoning at the start of trained turns."""
+    """Yield a change for the tags of empty reasoning at the start of each trained turn."""
     text = rendered.text
     for begin, end, k in rendered.trained:
         if k not in answers:
@@ -268,7 +274,9 @@ def _empty_reasoning(rendered: Rendered, answers: set[int]) -> Iterator[Change]:
 
 
 def _part(rendered: Rendered, k: int, j: int) -> tuple[int, int]:
-    """Return the range of a part of a content, or (0, 0) where the template drops its reasoning.
+    """Return the range of part j of message k.
+
+    It is (0, 0) if the part is reasoning that the template drops.
 
     Raises:
         UncertainPart: If the text does not have the part exactly once.
@@ -304,9 +312,9 @@ def _part(rendered: Rendered, k: int, j: int) -> tuple[int, int]:
 def _part_of_tags(
     rendered: Rendered, k: int, j: int, strings: Sequence[PlacedString], pattern: str
 ) -> tuple[int, int]:
-    """Return the range of a part that consists of tags, next to the strings of other parts.
+    """Return the range of a part of which the text has only tags, or (0, 0) without them.
 
-    Such a part may also have a reasoning that the template drops.
+    The tags are searched next to the strings of other parts. `pattern` matches the tags.
     """
     if not pattern:
         return 0, 0
@@ -325,6 +333,6 @@ def _part_of_tags(
 
 
 def _tags_in(pieces: Iterable[str]) -> str:
-    """Return a pattern of the tags in pieces of a text, with white space after each."""
+    """Return a pattern for the tags in pieces of a text, each with white space after it."""
     tags = [re.escape(piece.strip()) for piece in pieces if TAGS.fullmatch(piece)]
     return "".join(tag + r"\s*" for tag in tags)

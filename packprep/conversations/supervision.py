@@ -6,9 +6,9 @@ text        <|im_start|>user↵2+2?<|im_end|>↵<|im_start|>assistant↵4<|im_en
 trained                                                           ^^^^^^^^^^^^
 boundaries                                  ^
 ```
-The trained characters are those of the turn and of its end, without its header.
-A supervised document has `loss_spans`, `messages`, a `weight` or `media`. `turns.py` finds the
-characters of each message.
+The assistant's turn and the text that ends it are trained, without its header. A supervised
+document has `loss_spans`, `messages`, a `weight` or `media`. `turns.py` finds the characters of
+each message.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -61,25 +61,26 @@ class Conversation:
 
     Attributes:
         text: The text, or all texts of a document with `parts`.
-        spans: Ascending half-open ranges of trained characters. Ranges touch only where their
-            weights differ.
-        boundaries: Ascending characters at which messages after the first begin, where the template
-            has such positions.
-        roles: The role of the first message and of the message at each boundary, or () where they
-            are unknown.
+        spans: Ascending half-open ranges of trained characters. Ranges touch only if their weights
+            differ.
+        boundaries: Ascending characters at which messages after the first begin. Messages with an
+            uncertain start are missing.
+        roles: The role of the first message and of the message at each boundary, or () if they are
+            unknown.
         chat: Whether special tokens in the text are the template's.
         system_end: Number of characters of the leading system message and its markup, or 0.
         strings: Strings of the messages, in which the text of a special token is plain text.
-        weights: The weight of each span, above 0, as float32 holds it. () if all are 1.
-        weight: The weight of the document, which `weights` contain.
+        weights: The weight of each span, above 0, rounded to float32. () if all are 1.
+        weight: The weight of the document, a factor of all `weights`.
         blocks: Ascending characters at which trained {% generation %} blocks begin.
-        places: Places of media, in the text's order.
+        places: Media spans, in the text's order.
         limited: Whether the document limits what is trained. A document with only a weight may draw
             any task.
-        whole: Returns the conversation with boundaries, roles and system_end, which only a document
-            that is cut needs. None where they are present.
-        history: Number of leading characters that an earlier text of the document has.
-        parts: A conversation for each of several texts. Then only these have spans and boundaries.
+        whole: Returns the conversation with boundaries, roles and system_end, which are needed only
+            if the document is cut. None if they are present.
+        history: Number of leading characters that repeat an earlier text of the document.
+        parts: A conversation per text, if the document has several texts. Then `spans` has the
+            spans of all parts, relative to their own texts, and there are no boundaries.
     """
 
     text: str
@@ -105,7 +106,7 @@ class Conversation:
 
     @cached_property
     def slots(self) -> int:
-        """Return the number of slots of its places of media."""
+        """Return the number of slots of the document's media spans."""
         return slots_of(self.places)
 
 
@@ -114,8 +115,8 @@ def supervise(
 ) -> tuple[Batch, dict[int, Conversation]]:
     """Return a batch with every document's text, and the conversations of supervised documents.
 
-    The keys of the conversations are document numbers. Documents that cannot be used are among the
-    batch's rejects.
+    Each conversation has the number of its document in the new batch as its key. Documents that
+    cannot be used are among this batch's rejects.
 
     Args:
         batch: A reader's batch.
@@ -123,7 +124,7 @@ def supervise(
         settings: The recipe's table `documents`.
 
     Raises:
-        RecipeError: If a document has messages, without a template.
+        RecipeError: If a document has messages, but there is no template.
     """
     if not batch.supervision:
         return batch, {}
@@ -139,7 +140,7 @@ def supervise(
                 rejects.append(Reject(int(batch.files[i]), position, reason, detail[:MAX_DETAIL]))
                 continue
             text = found.text
-            # Otherwise its weight is 1, as without a weight.
+            # Any other document has the weight 1 and is trained whole, like an unsupervised one.
             if found.limited or not found.spans or found.weights:
                 conversations[len(texts)] = found
         texts.append(text)
@@ -179,14 +180,16 @@ def read_supervised(
 
 
 MOST_SLOTS = 1 << 22
-"""Number of media slots in a batch, except for its last document. A few bytes can ask for any
-number."""
+"""Maximum number of media slots in a batch, not counting its last document.
+
+The number is limited because a few bytes of a record can ask for any number of slots.
+"""
 
 
 def _with_few_slots(
     batch: Batch, conversations: dict[int, Conversation]
 ) -> Iterator[tuple[Batch, dict[int, Conversation]]]:
-    """Yield a batch in parts of about MOST_SLOTS slots of media."""
+    """Yield a batch in parts with about MOST_SLOTS slots of media each."""
     slots = np.zeros(len(batch.texts), np.int64)
     slots[[*conversations]] = [found.slots for found in conversations.values()]
     part = (np.cumsum(slots) - slots) // MOST_SLOTS
@@ -226,7 +229,7 @@ def conversation(
             may find it later.
 
     Raises:
-        RecipeError: If the document has messages, without a template.
+        RecipeError: If the document has messages, but there is no template.
     """
     found = (
         read_layout(given, settings.trained_roles)
@@ -237,7 +240,7 @@ def conversation(
         return found
     if isinstance(found, Supervision):
         return _with_media(found)
-    # Weights of turns follow from where messages begin, in documents that are not cut, too.
+    # With this setting, weights depend on where messages begin, even in documents that are not cut.
     with_boundaries |= settings.loss_weighting == "turn"
     if settings.trained_turns != "each":
         return _of_dialogue(found, template, settings, with_boundaries)
@@ -274,14 +277,14 @@ def _of_dialogue(
     with_boundaries: bool,
     known: int = 0,
 ) -> Conversation | Problem:
-    """Return the trained characters of a dialogue's text.
+    """Return the trained characters of a dialogue's text, or the reason of a reject.
 
     Args:
         dialogue: The dialogue.
         template: The result of `find_template`.
         settings: The recipe's table `documents`.
         with_boundaries: As in `conversation`.
-        known: Number of messages that an earlier text of the document has.
+        known: Number of leading messages that an earlier text of the document has, too.
     """
     turns = rendered_turns(dialogue, template, settings, with_boundaries)
     if not isinstance(turns, Turns):
@@ -316,7 +319,7 @@ def weighted(text: str, ranges: Iterable[tuple[int, int, float]], **more: Any) -
 
     Args:
         text: The text.
-        ranges: (begin, end, weight), ascending, apart or touching.
+        ranges: (begin, end, weight), ascending and not overlapping.
         more: Other fields of the conversation.
     """
     spans: list[tuple[int, int]] = []
@@ -335,9 +338,9 @@ def weighted(text: str, ranges: Iterable[tuple[int, int, float]], **more: Any) -
 
 
 def _with_media(given: Supervision) -> Conversation | Problem:
-    """Return the trained characters of a text and its places of media.
+    """Return the conversation of a text with its media spans, weight and loss_spans.
 
-    Without loss_spans, all characters are trained.
+    The result may also be the reason of a reject. Without loss_spans, all characters are trained.
     """
     assert given.text is not None
     try:
@@ -360,7 +363,7 @@ def _with_media(given: Supervision) -> Conversation | Problem:
 def _with_spans(
     text: str, spans: Any, of_document: float, places: tuple[MediaPlace, ...] = ()
 ) -> Conversation | Problem:
-    """Return the characters inside loss_spans.
+    """Return the conversation of a text with loss_spans, or the reason of a reject.
 
     Spans may be unordered, overlap, be empty or reach beyond the text. Spans of different weights
     may not overlap.
@@ -369,7 +372,7 @@ def _with_spans(
         text: The text.
         spans: The record's loss_spans.
         of_document: The document's weight, which multiplies the weights of spans.
-        places: Places of media.
+        places: Media spans.
     """
     if not isinstance(spans, list):
         return "bad_loss_spans", "a list of [begin, end] is wanted"
@@ -419,7 +422,7 @@ def rendered_turns(
 ) -> Turns | Problem:
     """Return a template's text of a dialogue with the positions of its messages.
 
-    For a rejected dialogue, the result is the reason.
+    If the dialogue is rejected, return the reason.
 
     Args:
         dialogue: The dialogue.
@@ -526,8 +529,8 @@ def _roles(
 ) -> tuple[str, ...]:
     """Return the roles of the texts that begin at 0 and at each boundary.
 
-    A text with several messages has the role of its first message, or of a message that an
-    assistant answers.
+    If such a text has several messages, the role is that of its last message from a user or a tool.
+    Without such a message, the role is that of its first message.
     """
     roles = {0: messages[0]["role"]}
     at = 0
