@@ -297,7 +297,7 @@ def _dialogue(
 def _take_marks(message: dict[str, Any], what: str) -> tuple[bool | None, float]:
     """Remove the marks of a message or a part, and return (train, weight).
 
-    Without a mark, `train` has no value. Other tools' names of the marks are read too.
+    Without marks, `train` is None and `weight` is 1. The marks may have the names of other tools.
     """
     if not _MARK_KEYS & message.keys():
         return None, 1.0

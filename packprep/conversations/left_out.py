@@ -55,7 +55,7 @@ def check_written(
 
 
 def _writes_any(text: str, said: Sequence[str]) -> bool:
-    """Return whether a text contains a text of a content, or its answer after the reasoning.
+    """Return whether a text contains one of a content's texts, or the answer in one.
 
     A template may drop the reasoning of a content, and write only the answer after it.
     """

@@ -6,12 +6,13 @@ T           <|user|>2+2?<|end|>↵<|assistant|>4<|end|>↵<|user|>thanks<|end|>�
 T′          <|user|>⟨0⟩<|end|>↵<|assistant|>⟨2⟩<|end|>↵<|user|>⟨3⟩<|end|>↵
 before 2    <|user|>⟨0⟩<|end|>↵<|assistant|><think>⟨1⟩</think>⟨2⟩<|end|>↵
 ```
-T′ leaves out the reasoning ⟨1⟩. The messages before message 2 end in ⟨2⟩<|end|>↵, so it begins
-there.
+T is the rendered text. T′ is the rendering of the messages with a placeholder for each string. No
+text contains a placeholder. If T is T′ with each string in place of its placeholder, the rest is
+the template's own text. It consists of literals, which are the texts between two placeholders. A
+template may change a string in the ways of `forms_of`.
 
-T is the rendered text. T′ is the rendering with a placeholder for each string. No text contains a
-placeholder. If T is T′ with each string in place of its placeholder, the rest is the template's own
-text. A template may change a string in the ways of `forms_of`.
+In the example, the template leaves out the reasoning ⟨1⟩ in T′. The rendering of the messages
+before message 2 ends in ⟨2⟩<|end|>↵, so message 2 begins after this text.
 """
 
 import json
@@ -69,14 +70,14 @@ _MADE_UP: Sequence[Sequence[Mapping[str, Any]]] = (
 
 
 class Render(Protocol):
-    """`ChatTemplate.render` with a template, tools and variables."""
+    """`ChatTemplate.render` of one template, with given tools and variables."""
 
     def __call__(self, messages: Sequence[Mapping[str, Any]], prompt: bool = False) -> str:
         """Return the text of messages, with the generation prompt if `prompt` is true."""
 
 
 class Remember(Protocol):
-    """`ChatTemplate.remembered` with a template, tools and variables."""
+    """`ChatTemplate.remembered` of one template, with given tools and variables."""
 
     def __call__(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the result of `make`, or of an earlier call with the same key."""
@@ -86,8 +87,8 @@ class _End(NamedTuple):
     """The end of a rendered text.
 
     last   number of the last placeholder, -1 for none
-    times  how often the text has it
-    tail   the text after it
+    times  how often the text has this placeholder
+    tail   the text after its last occurrence
     """
 
     last: int
@@ -111,7 +112,7 @@ def free_characters(taken: Iterable[str], count: int) -> list[str]:
 
 
 def attempted(do: Callable[[], T]) -> T | None:
-    """Return the result of a function that renders, or None where the template fails.
+    """Return the result of a function that renders, or None if the template fails.
 
     A template is code and may raise any error. Errors of its limits are raised again.
     """
@@ -142,7 +143,7 @@ class PlacedString(NamedTuple):
     """A string of a message, with its position in the text.
 
     place   its position in the message
-    once    whether the text has it once for each message that has it
+    once    whether the text has the string exactly once per message that has it
     before  the end of the string before it, of any message; 0 for the first string
     begin   its first character
     end     the end of the string
@@ -161,10 +162,10 @@ class _Places(NamedTuple):
     """The start of a message and of its trained characters.
 
     Attributes:
-        literal: Number of a literal of the text.
-        begin: Number of its characters before the message, or None where it is not certain.
-        answer: Number of its characters before the trained part of an assistant's message, or None
-            where it is not certain.
+        literal: Number of the literal that has both starts.
+        begin: Number of the literal's characters before the message, or None if not certain.
+        answer: Number of the literal's characters before the trained part of an assistant's
+            message, or None if not certain.
     """
 
     literal: int
@@ -173,14 +174,14 @@ class _Places(NamedTuple):
 
 
 class ShownBoundary(NamedTuple):
-    """Where renderings show that a message begins.
+    """The start of a message, as renderings show it.
 
     Attributes:
-        literal: The template's text before the first string of the message, from the string before.
+        literal: The template's text between the string before the message and its first string.
         before: Role of the message before it.
         role: Role of the message.
-        boundary: Where it begins in the literal.
-        asks: The generation prompt before an assistant's message, or None where it is not certain.
+        boundary: Where the message begins in `literal`.
+        asks: The generation prompt before an assistant's message, or None if not certain.
     """
 
     literal: str
@@ -214,21 +215,22 @@ class Placeholders:
             render: Renders messages.
             messages: The messages.
             marks: Two characters that no message contains.
-            replaced: Whether to replace strings of each message.
+            replaced: For each message, whether to replace its strings.
             calls: Whether to replace the names in tool calls.
             blanks: Whether to replace blank strings, except an assistant's.
-            remember: Remembers renderings; None renders every time.
-            texts: Message number → the texts of its parts, for messages whose content joins them.
+            remember: Caches renderings; None renders every time.
+            texts: Message number → the texts of its parts, for messages with a content that joins
+                the parts into one string.
         """
         self._given = list(messages)
         self._render, self._remember, self._texts = render, remember, texts
         self._blanks = blanks
         self._marks = marks
-        # The first placeholder is for the content of a user's message after some of the messages.
+        # Placeholder 0 is for the content of `_another`.
         self._strings: list[str] = [""]
-        # of each placeholder, the messages that have it
+        # For each placeholder, the numbers of the messages that have it.
         self._owners: list[list[int]] = [[len(messages)]]
-        # of each placeholder, where each of them has it
+        # For each placeholder, its position in each of these messages.
         self._sources: list[list[Place | None]] = [[None]]
         self._same: dict[tuple[str, str, str], str] = {}  # role, key and string → placeholder
         self._roles = [message["role"] for message in messages]
@@ -236,9 +238,9 @@ class Placeholders:
             self._marked(k, message, calls) if replaced[k] else message
             for k, message in enumerate(messages)
         ]
-        # A user's message after some of them shows how they end before another message.
         self._in_parts = any(isinstance(message.get("content"), list) for message in messages)
         self.replaces_all = all(replaced) and calls
+        # This message after the first k messages shows how they end before another message.
         self._another = {"role": "user", "content": self._written(f"{marks[0]}0{marks[1]}")}
         self._keys = [json.dumps(message) for message in (*self.messages, self._another)]
         opening, closing = (f"(?:{mark}|{re.escape(json.dumps(mark)[1:-1])})" for mark in marks)
@@ -249,7 +251,7 @@ class Placeholders:
 
     @cached_property
     def _replaces_numbers(self) -> bool:
-        """Return whether no message has a number like those that replace numbers."""
+        """Return whether no message has a number like the numbers that replace numbers."""
         return str(_FIRST_NUMBER)[:8] not in json.dumps(self._given)
 
     # Messages with placeholders
@@ -326,13 +328,20 @@ class Placeholders:
         return placeholder
 
     def _written(self, text: str) -> Any:
-        """Return a text as a content in the form that these messages have."""
+        """Return a text as the content of a message.
+
+        The content is a list with one part if some given message has a list, otherwise the text
+        itself.
+        """
         return [{"type": "text", "text": text}] if self._in_parts else text
 
     # The text
 
     def place(self, text: str) -> bool:
-        """Return whether the text is T′ with strings for all placeholders."""
+        """Return whether the text is T′ with strings for all placeholders.
+
+        If so, store the positions that the other methods return.
+        """
         literals, numbers = self._first_messages(len(self.messages))
         ends, self.is_certain = _fitted(
             text, literals, [self._strings[number] for number in numbers]
@@ -343,10 +352,10 @@ class Placeholders:
         self._text, self._literals, self._numbers, self._owner = text, literals, numbers, owners
         self._placed = ends
         self._starts = [0, *(end for _, end in ends)]  # of the literals in the text
-        # each message's first placeholder
+        # message number → index in the text of its first placeholder
         self._shown = {owner: j for j, owner in reversed(list(enumerate(owners)))}
         self._first = {owner: ends[j][0] for owner, j in self._shown.items()}
-        # the number of placeholders before each message
+        # For each message, the number of placeholders before it.
         self._gap = [bisect_left(owners, k) for k in range(len(self.messages))]
         self._where: dict[int, list[int]] = {}
         for j, number in enumerate(numbers):
@@ -366,7 +375,7 @@ class Placeholders:
         return parts[::3], numbers
 
     def _in_order(self, numbers: Sequence[int]) -> list[int] | None:
-        """Return the messages of the placeholders in the text, or None where they are out of order.
+        """Return the message of each placeholder in the text, or None if they are out of order.
 
         A system message may stand inside another message and counts as part of it.
         """
@@ -389,7 +398,7 @@ class Placeholders:
         return owners if all(a <= b for a, b in pairwise(owners)) else None
 
     def _end(self, k: int, then: str = "") -> _End | None:
-        """Return the end of the text of the first k messages, or None where the template fails.
+        """Return the end of the text of the first k messages, or None if the template fails.
 
         Args:
             k: Number of messages.
@@ -448,10 +457,11 @@ class Placeholders:
         return "".join(parts)
 
     def _behind(self, k: int, then: str = "") -> tuple[int, str] | None:
-        """Return the number of the text's literal after the first k messages, and a literal.
+        """Return where the first k messages end, as (number, tail).
 
-        The second value is the literal after these messages where only they are rendered. The
-        result is None if the text of these messages ends differently.
+        In the whole text, literal `number` follows the last string of these messages. `tail` is the
+        text after this string if only these messages are rendered, with `then` as in `_end`. The
+        result is None if this rendering fails, or its last string is not in the whole text.
         """
         end = self._end(k, then)
         if end is None or end.last < 0:
@@ -462,16 +472,16 @@ class Placeholders:
     def head_of(self, role: str) -> str:
         """Return the template's text before the content of a role's message.
 
-        The result is "" where this text is not certain.
+        The result is "" if this text is not certain.
         """
         if role not in self._heads:
-            self._heads[role] = ""  # where it is looked for
+            self._heads[role] = ""  # the result for calls during the search
             before = role, self._in_parts, *self._marks, *self._heads.items()
             self._heads |= self._remembered(before, partial(self._heads_with, role))
         return self._heads[role]
 
     def _heads_with(self, role: str) -> dict[str, str]:
-        """Return the texts of `head_of` known so far, and that of one more role."""
+        """Return the known results of `head_of`, with the result for one more role."""
         head = attempted(partial(self._rendered_head, role)) or ""
         return {**self._heads, role: head}
 
@@ -489,7 +499,7 @@ class Placeholders:
 
     @cached_property
     def asks(self) -> str:
-        """Return the generation prompt, or "" where it is not certain."""
+        """Return the generation prompt, or "" if not certain."""
         other = ""  # a prompt that replaces the end of a text
         for k in range(1, len(self.messages) + 1):
             end, asked = self._end(k), self._end(k, "prompt")
@@ -503,10 +513,11 @@ class Placeholders:
     def boundary_by_markup(self, k: int, markup: Markup) -> Boundary | None:
         """Return where message k begins in the text, without rendering the messages before it.
 
-        The result is None where the template's markup does not show it.
+        The result is None if the template's markup does not show it.
         """
         gap, owners = self._gap[k], self._owner
-        # An answer's opening needs no string after it, and the next message's head none before it.
+        # The start of an answer is found from the string before the gap, and the start of another
+        # message from the string after the gap.
         if self._roles[k] == "assistant":
             is_shown = gap > 0 and owners[gap - 1] == k - 1
         else:
@@ -520,11 +531,11 @@ class Placeholders:
         return Boundary(start + found.begin, None if found.answer is None else start + found.answer)
 
     def text_after(self, k: int) -> str | None:
-        """Return the template's text after the last string, or None if that is not of message k."""
+        """Return the template's text after message k's last string, or None if others follow it."""
         return self._literals[-1] if self._owner and self._owner[-1] == k else None
 
     def shown_boundary(self, k: int) -> "ShownBoundary | None":
-        """Return where message k begins by renderings, or None where it is not certain."""
+        """Return where renderings show that message k begins, or None if not certain."""
         number, begin, answer = self._looked_up(k)
         is_answer = self._roles[k] == "assistant"
         if (
@@ -543,7 +554,7 @@ class Placeholders:
         )
 
     def _is_between(self, k: int) -> bool:
-        """Return whether one literal separates the strings of message k from those before it."""
+        """Return whether a single literal separates the strings of messages k − 1 and k."""
         gap, owners = self._gap[k], self._owner
         return 0 < gap < len(owners) and owners[gap - 1] == k - 1 and owners[gap] == k
 
@@ -589,7 +600,7 @@ class Placeholders:
     def _boundary(self, k: int) -> tuple[int, int | None]:
         """Return the number of a literal, and the number of its characters before message k.
 
-        The second value is None where it is not certain.
+        The second value is None if it is not certain.
         """
         found = None
         # Some templates end the last message differently, and end it like the others before a
@@ -628,7 +639,7 @@ class Placeholders:
     def _unasked_head(self) -> str | None:
         """Return the trained text before the first string of an assistant's message.
 
-        The text comes from a later message. The result is None if no later message has it.
+        It is read from a later assistant's message. The result is None if no later message has it.
         """
         for k in (k for k in self._shown if k and self._roles[k] == "assistant"):
             literal, _, answer = self._places(k)
@@ -637,7 +648,10 @@ class Placeholders:
         return None
 
     def begins(self) -> dict[int, int]:
-        """Return the first character of each message after the first, where it is certain."""
+        """Return message number → its first character, for messages after the first.
+
+        Messages with an uncertain start are missing.
+        """
         found: dict[int, int] = {}
         heads: dict[str, set[str]] = {}  # role → the text before the first string of its messages
         for k in range(1, len(self.messages)):
@@ -649,8 +663,8 @@ class Placeholders:
                 if literal == self._gap[k] and k in self._first:
                     heads.setdefault(self._roles[k], set()).add(self._literals[literal][begin:])
         for k in self._first.keys() - found.keys() - {0}:
-            # The text before a message may end differently without it. Other messages of its role
-            # show how it begins.
+            # The messages before message k may end differently if they are rendered without it.
+            # Then other messages of its role show how it begins.
             head = heads.get(self._roles[k], set())
             if (
                 len(head) == 1
@@ -671,7 +685,7 @@ class Placeholders:
 
     @cached_property
     def strings(self) -> dict[int, list[PlacedString]]:
-        """Return the strings of contents and reasoning by message, in the text's order."""
+        """Return message number → the strings of its content and reasoning, in the text's order."""
         found: dict[int, list[PlacedString]] = {}
         last = len(self._text)
         for number, where in self._where.items():
@@ -690,10 +704,10 @@ class Placeholders:
 
 
 def find_markup(render: Render, source: str) -> Markup | None:
-    """Return what a template writes around messages, learned from made-up conversations.
+    """Return what a template writes around messages, learned from made-up conversations, or None.
 
-    The result is None where renderings of these conversations do not show it, or show another
-    boundary than the markup.
+    None means that renderings of these conversations do not show it. If renderings show another
+    boundary after a role's message than the markup, this role is left out of `ends`.
 
     Args:
         render: Renders messages without tools.

@@ -26,11 +26,14 @@ _REPEATED = jinja2.nodes.For | jinja2.nodes.Macro | jinja2.nodes.CallBlock | jin
 
 
 class TemplateLimit(Exception):
-    """A template does more than it may, or prints a function or another object without a text."""
+    """An error for a template that exceeds its limits, or prints a value that is not plain data.
+
+    An example is a function, whose text would have an address in memory.
+    """
 
 
 class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """An environment whose templates count their steps and characters.
+    """An environment for templates that counts their steps and characters.
 
     The count starts at the last call of `begin`.
     """
@@ -49,11 +52,15 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self._steps = self._characters = 0
 
     def counts(self) -> tuple[int, int]:
-        """Return the steps and characters since `begin`."""
+        """Return the numbers of steps and characters since `begin`."""
         return self._steps, self._characters
 
     def count_again(self, steps: int, characters: int) -> None:
-        """Count the steps of a rendering whose text is known."""
+        """Add the counts of an earlier rendering with a cached text.
+
+        Raises:
+            TemplateLimit: If a limit is exceeded.
+        """
         self._steps += steps
         self.count_characters(characters)
         if self._steps > MOST_STEPS:
@@ -89,7 +96,7 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Evaluate `obj.attribute` as the sandbox does.
 
-        Keys of objects and methods of texts are most of what templates ask for. They need no check,
+        Most attributes in templates are keys of objects and methods of texts. They need no check,
         and the sandbox's own checks take longer than all other parts of a rendering.
         """
         if type(obj) is dict and attribute not in _DICT_NAMES:
@@ -99,7 +106,10 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Return the sandbox's answer, which depends only on the type of an object."""
+        """Return the sandbox's answer, which is cached.
+
+        It depends only on the type of `obj` and on `attr`.
+        """
         key = type(obj), attr
         if key not in self._safe:
             self._safe[key] = super().is_safe_attribute(obj, attr, value)
@@ -140,7 +150,7 @@ def _finalize(context: Any, value: Any) -> Any:
 
 
 def check_printable(value: Any) -> None:
-    """Raise TemplateLimit for a value whose text would hold an address in memory."""
+    """Raise TemplateLimit for a value with a text that may contain an address in memory."""
     if isinstance(value, Mapping):
         check_printable([*value.keys(), *value.values()])
     elif isinstance(value, list | tuple):
