@@ -424,7 +424,7 @@ def _check(message: dict[str, Any], what: str, kinds: Sequence[str]) -> None:
         if not isinstance(message.get(key), str | None):
             raise _Bad(f"{what}: {key} is {_kind(message[key])}; a text is wanted")
     if message.get("tool_calls") == []:
-        del message["tool_calls"]  # nothing is called
+        del message["tool_calls"]  # An empty list means the same as no list.
     _check_calls(message.get("tool_calls", []), what)
     content = message.get("content")
     if content is None and not message.keys() - {"role", "content", "name", "tool_call_id"}:

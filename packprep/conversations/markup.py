@@ -8,8 +8,9 @@ prompt      <|assistant|>
 a text      …⟨call⟩</call><|end|>↵<|user|>⟨2+2?⟩    the user's message begins before <|user|>
 ```
 Made-up conversations show how a template ends a message of a role, and how it begins the next one.
-A boundary counts only if the begin follows the end directly, because a template may insert other
-text. Otherwise the caller renders the messages before the boundary.
+A boundary counts only if the end of a message and the head of the next one are next to each other.
+A template may insert other text between them. Then the caller renders the messages before the
+boundary.
 """
 
 import re
@@ -22,7 +23,7 @@ _OPEN_TAG = re.compile(r"[<\[][^>\]]*\Z")
 
 
 class Boundary(NamedTuple):
-    """Where a message begins in the template's text before its first string.
+    """The start of a message in the template's text before its first string.
 
     Attributes:
         begin: Number of characters before the message.

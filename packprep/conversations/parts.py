@@ -165,7 +165,7 @@ def changed_ranges(
 
 
 def _finder(items: Sequence[Any]) -> Callable[[int], Any]:
-    """Return a function that returns the item around a character, or None.
+    """Return a function that returns the item that contains a character, or None.
 
     Items start with (begin, end) and are ascending.
     """
@@ -205,7 +205,7 @@ def _reasoning(rendered: Rendered, k: int) -> Iterator[tuple[int, int]]:
 
 
 def _inside_tags(texts: Sequence[str | None]) -> tuple[set[Place], bool | None]:
-    """Return the strings of a content between <think> and </think>, and whether it starts inside.
+    """Return the strings between <think> and </think>, and whether the content starts inside.
 
     The second value is true if the first tag of the content is </think>, which belongs to a <think>
     of the prompt. It is None if the tags do not pair.
@@ -312,7 +312,7 @@ def _part(rendered: Rendered, k: int, j: int) -> tuple[int, int]:
 def _part_of_tags(
     rendered: Rendered, k: int, j: int, strings: Sequence[PlacedString], pattern: str
 ) -> tuple[int, int]:
-    """Return the range of a part of which the text has only tags, or (0, 0) without them.
+    """Return the range of a part that has only tags in the text, or (0, 0) if it has none.
 
     The tags are searched next to the strings of other parts. `pattern` matches the tags.
     """

@@ -36,7 +36,7 @@ TAGS = re.compile(r"(\s*</?think>\s*)")  # Templates split a content at these ta
 _FIRST_NUMBER = 83_152_971 * 10**6
 """The first of the unlikely numbers that replace numbers in the arguments of calls."""
 _NUMBER = f"(?<![0-9]){_FIRST_NUMBER // 10**6}([0-9]{{6}})(?![0-9])"
-_MOST_ENDS = 64  # the most ends of a string that are followed
+_MOST_ENDS = 64  # maximum number of possible ends per string that `_fitted` tries
 
 
 _CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": "i"}}}
@@ -70,14 +70,14 @@ _MADE_UP: Sequence[Sequence[Mapping[str, Any]]] = (
 
 
 class Render(Protocol):
-    """`ChatTemplate.render` of one template, with given tools and variables."""
+    """A function like `ChatTemplate.render`, with the template, tools and variables given."""
 
     def __call__(self, messages: Sequence[Mapping[str, Any]], prompt: bool = False) -> str:
         """Return the text of messages, with the generation prompt if `prompt` is true."""
 
 
 class Remember(Protocol):
-    """`ChatTemplate.remembered` of one template, with given tools and variables."""
+    """A function like `ChatTemplate.remembered`, with the template, tools and variables given."""
 
     def __call__(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the result of `make`, or of an earlier call with the same key."""
@@ -531,7 +531,7 @@ class Placeholders:
         return Boundary(start + found.begin, None if found.answer is None else start + found.answer)
 
     def text_after(self, k: int) -> str | None:
-        """Return the template's text after message k's last string, or None if others follow it."""
+        """Return the text after the last string if this string is message k's, otherwise None."""
         return self._literals[-1] if self._owner and self._owner[-1] == k else None
 
     def shown_boundary(self, k: int) -> "ShownBoundary | None":
@@ -726,7 +726,7 @@ def find_markup(render: Render, source: str) -> Markup | None:
             continue
         boundaries = [made_up.shown_boundary(k) for k in range(1, len(messages))]
         if not all(boundaries):
-            continue  # such as a template that does not write calls
+            continue  # For example, the template does not write calls.
         asked = {boundary.asks for boundary in boundaries if boundary and boundary.asks is not None}
         prompts.append("" if asked == {""} else made_up.asks or None)
         if messages[-1]["role"] == "assistant":
@@ -762,7 +762,7 @@ def _fitted(
         return None, False
     reached: list[
         dict[int, tuple[int, int]]
-    ] = []  # end of a literal → where the string before it stands
+    ] = []  # end of a literal → (begin, end) of the string before it
     ends = [len(literals[0])]
     others: list[set[int]] = []  # ends of a literal before which the string may stand elsewhere
     for string, literal in zip(strings, literals[1:], strict=True):

@@ -159,7 +159,9 @@ def read_supervised(
     decoders: Decoders | None = None,
     kinds: tuple[str, ...] = (),
 ) -> Iterator[tuple[Batch, dict[int, Conversation]]]:
-    """Yield the batches of `formats.read` for a part of a source, after `supervise`.
+    """Yield the batches of a part of a source, with the conversations of supervised documents.
+
+    Each pair is a result of `supervise` for a batch of `formats.read`.
 
     Args:
         part: The part of the source.

@@ -28,7 +28,7 @@ _REPEATED = jinja2.nodes.For | jinja2.nodes.Macro | jinja2.nodes.CallBlock | jin
 class TemplateLimit(Exception):
     """An error for a template that exceeds its limits, or prints a value that is not plain data.
 
-    An example is a function, whose text would have an address in memory.
+    For example, the text of a function would have an address in memory.
     """
 
 
@@ -41,7 +41,7 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("+", "*", "**"))
 
     def __init__(self, **options: Any):
-        # The optimizer would fold constants uncounted.
+        # The optimizer would evaluate constant expressions without counting them.
         super().__init__(**options, optimized=False, finalize=_finalize)
         self._safe: dict[tuple[type, str], bool] = {}
         self.tests[_COUNT], self.filters[_JOIN] = self.count_step, self.join_values

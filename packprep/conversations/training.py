@@ -5,8 +5,8 @@ text      Q:·2+2?↵A:·4          span of characters [11, 12)
 tokens    Q  :  ·2 + 2 ? ↵ A  :  ·4
 begins    0  1  2  4 5 6 7 8  9  10     "·4" begins before the span and is not trained
 ```
-The whole text is tokenized at once, so that a model sees its own tokens. A token is trained if it
-begins inside a span. A token that begins before a {% generation %} block and reaches into it is
+The whole text is tokenized at once, so that spans do not change its tokens. A token is trained if
+it begins inside a span. A token that begins before a {% generation %} block and reaches into it is
 trained with the block, as in Transformers.
 """
 
@@ -57,7 +57,7 @@ class Training(NamedTuple):
     span_offsets: np.ndarray  # int64[D + 1]
     # int64[k, 2]: half-open trained ranges, ascending; touching ranges differ in message or weight
     spans: np.ndarray
-    weights: np.ndarray  # float32[k]: of the spans, above 0
+    weights: np.ndarray  # float32[k]: weight of each span, above 0
     turn: np.ndarray  # int64[k]: the number of the first span of the same message
     # int64[k, 2]: the first trained token of the span's message; the end of the answered message
     turns: np.ndarray

@@ -123,9 +123,10 @@ def dialogues_with_own_history(
     variables: Mapping[str, Any],
     settings: DocumentKeys,
 ) -> list[Dialogue]:
-    """Split a dialogue so that each trained message follows the history that its template writes.
+    """Split a dialogue so that each trained message has its own history.
 
-    Templates may write earlier messages differently when further messages follow.
+    The own history of a message is the text that the template writes before it if no messages
+    follow it. Templates may write earlier messages differently when further messages follow.
 
     ```
     messages    user  assistant·1  user  assistant·2        the template drops earlier reasoning
@@ -480,7 +481,7 @@ class _Told(NamedTuple):
 
 
 def _told(chat: _Chat, with_spans: bool, others: bool) -> _Told:
-    """Return the positions that prefixes show, and placeholders where prefixes are not enough.
+    """Return the positions that prefixes show, completed by placeholders if necessary.
 
     A prefix is a rendering of the first messages.
 
@@ -578,8 +579,8 @@ def _begins(prefix: Callable[..., str], count: int, text: str) -> dict[int, int]
 class _Begins(dict[int, int]):
     """A mapping from a message's index to its first character, computed on demand.
 
-    It has the items that `_begins` returns, except messages with the same first character as the
-    message before.
+    It has the items that `_begins` returns, without messages that begin at the same character as
+    the message before them.
     """
 
     def __init__(self, prefix: Callable[..., str], text: str):

@@ -6,10 +6,10 @@
     loss_mask     1   1   1   1   1   1   1   1   0
     prefix 0
 
-Bavarian et al. 2022 rearrange a share `rate` of the segments and leave the others unchanged. They
-write a share `spm_rate` of the rearranged segments suffix first. The two cuts differ and are
-uniform over 0 … n. With text_safe, a cut inside a character of byte-level text moves back to the
-start of the character.
+Bavarian et al. 2022 rearrange a share `rate` of the segments and leave the others unchanged. A
+share `spm_rate` of the rearranged segments starts with the suffix (spm). The two cuts differ and
+are uniform over 0 … n. With text_safe, a cut inside a character of byte-level text moves back to
+the start of the character.
 """
 
 from typing import Any, NamedTuple
@@ -199,7 +199,7 @@ def most_body_slots(task: Task, n: int) -> int:
 
 
 def _cutting_of(task: Task) -> _Cutting:
-    """Return a task's parameters for cutting segments."""
+    """Return the `_Cutting` of a task."""
     continues = task.ids.continues if task.parameters["text_safe"] else np.zeros(0, np.uint8)
     return _Cutting(*rates(task.parameters), read_only(continues), *task.ids.fim)
 

@@ -24,7 +24,7 @@ from packprep.randomness import LN_2, NOISE, NOISE_LEVEL, NOISE_LOW, REPLACEMENT
 _1, _32 = np.uint64(1), np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
 _ONE = np.uint64(ONE)
-_UNBLOCKED = np.int64(1 << 40)  # the length of a block that holds every segment
+_UNBLOCKED = np.int64(1 << 40)  # a block length that no segment reaches, for noise without blocks
 _TICK = 2.0**-24
 # These are bits of a float64: the fraction, and the exponent of ½ … 1.
 _MANTISSA, _HALF = ((1 << 52) - 1, 1022 << 52)
@@ -422,7 +422,7 @@ def _hit_soonest(key, count, before, level, schedule, epoch, buffers):
 
 @kernel(inline=True)
 def _draw_levels(key, schedule, epoch, words, level, threshold):
-    """Write the level and the threshold of each block of a segment."""
+    """Write the level and the threshold of each block of a segment to `level` and `threshold`."""
     low, high, blocks = schedule.low, schedule.high, level.shape[0]
     if low < high:
         philox_blocks(key, NOISE_LEVEL, epoch, (blocks + 3) >> 2, words)

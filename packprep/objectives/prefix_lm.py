@@ -72,7 +72,7 @@ def _added(task: Task) -> int:
 
 @kernel
 def _draw_pivots(bodies, pivot):
-    """Write the pivot of each body."""
+    """Write the pivot of each body to `pivot`."""
     n, purpose = bodies.n, PIVOT if bodies.epoch == 0 else REDRAWN_PIVOT
     for i in range(n.shape[0]):
         if bodies.first_trained[i] >= 0:

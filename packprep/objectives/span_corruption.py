@@ -168,7 +168,7 @@ def _split_by_roll(n, n_noise, n_spans, key):
 
 @kernel
 def _noise_and_runs(bodies, spans, noise, runs):
-    """Write the number of noise tokens and of noise runs of each body."""
+    """Write each body's numbers of noise tokens and of noise runs to `noise` and `runs`."""
     n = bodies.n
     for i in range(n.shape[0]):
         noise[i], runs[i] = _span_counts(n[i], spans.density, spans.mean_length, spans.most_spans)
@@ -275,8 +275,8 @@ def _compose(total, parts, stream, buffers, lengths, first):
     """Cut `total` into non-empty parts, uniformly over the C(total − 1, parts − 1) ways.
 
     Part i is written to lengths[first + 2i]. Floyd's sampling (Bentley and Floyd 1987) draws
-    distinct cut points of 1 … total − 1. Its flags are bytes, because setting bits of one word
-    would make each step wait for the previous step.
+    distinct cut points of 1 … total − 1. Each chosen cut point is flagged in a byte of its own,
+    because setting bits of one word would make each step wait for the previous step.
     """
     if parts == 1:
         lengths[first] = total
@@ -435,7 +435,7 @@ def _render(tokens, columns, spans, rows):
         runs = _draw_runs(bodies.n[i], bodies.key[i], bodies.epoch, spans, buffers)
         sides = _sides(columns.at[i], bodies.n[i], runs, spans.eos)
         _write_runs(tokens, columns.begin[i], buffers.lengths, runs, spans.sentinels, rows, sides)
-        if spans.eos >= 0:  # This comes after the runs, whose copies may write beyond their ends.
+        if spans.eos >= 0:  # Write eos last, because copies of runs may write beyond their ends.
             rows[sides.targets - 1] = spans.eos
 
 

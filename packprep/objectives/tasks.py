@@ -325,8 +325,8 @@ def pieces_of_a_row(recipe: Recipe, task: Task) -> int:
 def inner_capacity(recipe: Recipe, task: Task, bos: int) -> int:
     """Return the most content tokens of a chunk that is not the last of its document.
 
-    Such a chunk gets an equal part of a row that `pieces_of_a_row` chunks share. It may have at
-    least 2 · min_tail − 1 tokens if `capacity` allows that.
+    Such a chunk gets an equal part of a row, which is divided among `pieces_of_a_row` chunks. The
+    result is at least 2 · min_tail − 1, unless `capacity` is smaller.
 
     Args:
         recipe: A completed recipe.
@@ -353,8 +353,8 @@ def capacities(recipe: Recipe, tasks: Sequence[Task]) -> tuple[np.ndarray, np.nd
         tasks: The tasks.
 
     Returns:
-        Two arrays: int64[tasks, 2, 2] with `capacity` by task, bos and eos, and int64[tasks, 2]
-            with `inner_capacity` by task and bos.
+        Two arrays. The first, int64[tasks, 2, 2], has `capacity` by task, bos and eos. The second,
+        int64[tasks, 2], has `inner_capacity` by task and bos.
     """
     last = [
         [[capacity(recipe, task, bos, eos) for eos in (0, 1)] for bos in (0, 1)] for task in tasks

@@ -130,7 +130,7 @@ def _failing(
     is_chat: bool,
     error: Exception,
 ) -> _Rejected:
-    """Find the texts that the tokenizer fails on.
+    """Return the texts that the tokenizer fails on: index of the document → (reason, detail).
 
     The tokenizer failed with `error` on all texts together. Texts that are already rejected are
     skipped.
@@ -181,8 +181,11 @@ def _turned_away(
 ) -> _Rejected:
     """Reject texts with lone surrogates, and texts with a special token's text that is not allowed.
 
-    For chats, only the strings from messages are searched for such text. If `plain` is None, it is
-    allowed.
+    For chats, only the strings from messages are searched for special tokens. If `plain` is None,
+    all special tokens are allowed.
+
+    Returns:
+        Index of the document → (reason, detail).
     """
     rejected = _with_half_characters(texts)
     if plain is None:
@@ -199,7 +202,11 @@ def _turned_away(
 
 
 def _with_half_characters(texts: Sequence[str]) -> _Rejected:
-    """Reject texts with lone surrogates, which engines cannot encode because UTF-8 lacks them."""
+    """Reject texts with lone surrogates, which engines cannot encode because UTF-8 lacks them.
+
+    Returns:
+        Index of the document → (reason, detail).
+    """
     rejected = {}
     for i, text in enumerate(texts):
         try:
@@ -220,8 +227,8 @@ class _PlainText:
 
     Attributes:
         forbidden: bool[vocab_size], whether an id is forbidden.
-        forbidden_in_chat: bool[vocab_size], the same without added tokens, because a chat template
-            writes added tokens.
+        forbidden_in_chat: bool[vocab_size], whether an id is forbidden in chats. Added tokens are
+            allowed there, because a chat template writes them.
         texts: id → text of the special tokens.
         ordinary: The longest half-open range of ids without a forbidden id.
     """

@@ -565,8 +565,9 @@ def library_version() -> str:
 def tokens_in_file(data: bytes, name: str) -> TokenTable:
     """Return the tokens of a tokenizer.json, without loading `tokenizers` if possible.
 
-    The tokens come directly from the file, without the checks in `read_tokens`. If the file has no
-    table of token → id, such as a Unigram model, the result is from `read_tokens`.
+    The tokens come directly from the file, without the checks in `read_tokens`. The vocabulary of
+    some models, such as Unigram, is not a table of token → id. For them, return the result of
+    `read_tokens`.
 
     Raises:
         VocabularyError: If the file is not usable.
@@ -665,7 +666,7 @@ def plain_tokenizer_json(
         {**parsed["model"], "dropout": None} if "dropout" in parsed["model"] else parsed["model"]
     )
     vocabulary, merges = model.get("vocab"), model.get("merges")
-    if isinstance(vocabulary, dict):  # Sort it, because libraries build trees from it.
+    if isinstance(vocabulary, dict):  # Libraries build trees from it, faster if it is sorted.
         model = {**model, "vocab": dict(sorted(vocabulary.items()))}
     if isinstance(merges, list) and all(
         isinstance(pair, list)
@@ -718,7 +719,7 @@ def unknown_id(data: bytes) -> int | None:
 
 
 def _entries(first_id: int, texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Return special added tokens with ids from `first_id` upward."""
+    """Return special entries of added_tokens for `texts`, with ids from `first_id` upward."""
     flags = {
         "single_word": False,
         "lstrip": False,

@@ -157,10 +157,10 @@ def _lines_from_reserved(
 
 
 def _consecutive(ids: Sequence[int], count: int) -> Sequence[int]:
-    """Return the first `count` ids in a row that are consecutive numbers.
+    """Return the first run of `count` items of `ids` that are consecutive numbers.
 
-    If there are fewer ids than `count`, return all of them if they are consecutive. Otherwise
-    return an empty list.
+    If `ids` has fewer items, return all of them if they are consecutive. Otherwise return an empty
+    list.
     """
     count = min(count, len(ids))
     for k in range(len(ids) - count + 1):

@@ -631,9 +631,10 @@ def _not_there(
 def _sentinels(
     tokens: TokenTable, specials: Specials, needs: Needs, taken: Mapping[int, str]
 ) -> tuple[tuple[int, ...], list[Missing], list[str]]:
-    """Return the ids of the sentinels in order, what is missing, and notes for the user.
+    """Return the ids of the sentinels in order, missing sentinels, and notes for the user.
 
-    `taken` maps ids that have another role to that role.
+    Missing sentinels are in a list with one `Missing`, or an empty list. `taken` maps ids that have
+    another role to that role.
     """
     wish = specials.sentinels
     if wish is None or isinstance(wish, str):

@@ -119,7 +119,7 @@ class TokenTexts:
     def pieces(self, ids: Iterable[int]) -> list[TextPiece]:
         """Split ids into pieces, in order. Every id is in exactly one piece."""
         found: list[TextPiece] = []
-        run: list[int] = []  # tokens whose bytes end inside a character
+        run: list[int] = []  # the tokens of an unfinished character
         pending = b""
         for id in map(int, ids):
             own = self.meaning(id)

@@ -156,7 +156,7 @@ def begin_loading(requested: str, vocabulary: Vocabulary, special_text: str) -> 
 
 
 def loaded(name: str, vocabulary: Vocabulary, special_text: str) -> Engine:
-    """Load an engine, or return it from the cache, which has the last engine.
+    """Return an engine, from the cache if it is the engine that was loaded last.
 
     A large vocabulary takes a second to load.
 
@@ -228,8 +228,8 @@ def engine_facts(name: str) -> dict[str, str]:
 def load_engine(engine: Mapping[str, str], vocabulary: Vocabulary, special_text: str) -> Engine:
     """Return the engine of a plan, or the reference as its replacement.
 
-    The reference replaces an engine if it was compared with that engine, and this installation
-    lacks the engine or has another version of it.
+    If an engine is compared with the reference and is not installed here in the plan's version, the
+    reference replaces it.
 
     Args:
         engine: The plan's entry, as returned by `engine_facts`.

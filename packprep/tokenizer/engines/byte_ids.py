@@ -83,7 +83,10 @@ def _byte_ids(data: bytes) -> np.ndarray:
 def _append_bytes(
     ids: list[np.ndarray], characters: list[np.ndarray], text: str, begin: int, end: int
 ) -> int:
-    """Append the bytes of text[begin:end] and their characters, and return the number of bytes."""
+    """Append the bytes of text[begin:end] to `ids` and their characters to `characters`.
+
+    Return the number of bytes.
+    """
     data = _byte_ids(text[begin:end].encode())
     ids.append(data)
     # All bytes of a character except its first are 10xxxxxx.

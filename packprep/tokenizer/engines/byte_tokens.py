@@ -351,8 +351,8 @@ class ByteTokens:
         """Return which tokens start with a space that the tokenizer added, bool[total].
 
         The result may mark too many tokens, because an added token may have matched with the space
-        around it. It never marks too few. For a text that equals the bytes of its tokens, it is
-        right.
+        around it. It never marks too few. The result is right for every text that equals the bytes
+        of its tokens.
         """
         first = np.zeros(len(ids) + 1, np.bool_)
         if self._added_space == AT_TEXT_START:
