@@ -118,8 +118,8 @@ def read_layout(
 
     Args:
         given: A record with a layout.
-        trained_roles: Roles whose messages are trained by default. The record has to train at least
-            one message.
+        trained_roles: Roles with messages that are trained by default. The record has to train at
+            least one message.
     """
     if given.text is not None or given.loss_spans is not None:
         other = "a text" if given.text is not None else LOSS_SPANS

@@ -59,7 +59,7 @@ Span = tuple[int, int, int]  # begin, end, number of the message
 
 
 class NotIncremental(Exception):
-    """An error for a message whose characters in the text are not certain.
+    """An error for a message with an uncertain position in the text.
 
     For example, the template changes the text of earlier messages when messages are added.
     """
@@ -275,7 +275,7 @@ def _trained_alone(chat: "_Chat", blocks: list[tuple[int, int]] | None) -> list[
 
 
 def _with_objects(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """Return the messages with JSON strings in the arguments of tool calls parsed into objects.
+    """Parse JSON strings in the arguments of tool calls into objects, and return the messages.
 
     The result is None if no arguments are such strings.
     """
@@ -358,7 +358,10 @@ def _as_read(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trained_messages(dialogue: Dialogue, settings: DocumentKeys) -> list[bool]:
-    """Return for each message whether it is trained, by its own mark or by the recipe."""
+    """Return, for each message, whether it is trained.
+
+    A message's own mark overrides the recipe.
+    """
     taken = [
         message["role"] in settings.trained_roles
         and (settings.train_on_tool_calls or not message.get("tool_calls"))
@@ -711,7 +714,7 @@ def _laid(chat: _Chat) -> Placeholders | None:
 
 
 def _ascending(begins: Mapping[int, int]) -> dict[int, int]:
-    """Return the starts of messages, without a start that precedes the start of an earlier one."""
+    """Return the starts of messages, except starts that precede the start of an earlier message."""
     kept: dict[int, int] = {}
     last = 0
     for k, at in begins.items():

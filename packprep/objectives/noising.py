@@ -276,7 +276,7 @@ def mask(
 
 @kernel
 def _flip(target, threshold, loss_on_all, ids, epoch):
-    """Write the noise of `flip`."""
+    """Write the noise of `flip` in a compiled kernel."""
     segments, tokens, loss_mask = target.segments, target.tokens, target.loss_mask
     ordinary, rank = ids.ordinary, ids.rank
     buffers = _buffers(_largest(segments.count), 0)

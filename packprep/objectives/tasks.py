@@ -204,8 +204,8 @@ def _check_packing(recipe: Recipe, task: Task) -> None:
     """Check that the recipe's packing suits the task.
 
     Raises:
-        RecipeError: If packing is by concat and the task adds a variable number of slots. Also if
-            rows have an encoder and a decoder sequence and the task has no prefix.
+        RecipeError: If packing is by concat and the task adds a variable number of slots. It is
+            also raised if rows have an encoder and a decoder sequence, and the task has no prefix.
     """
     place = f"task {task.name!r}"
     if recipe.packing.algorithm == "concat" and not task.objective.constant:
@@ -568,7 +568,7 @@ def move(
         special: The ids of special tokens.
         bodies: The bodies of m segments in the flat rows.
         body_slots: int64[m], the slots of each body.
-        epoch: The epoch whose randomness is used.
+        epoch: The epoch of the new random numbers.
         rows: The flat rows, changed in place.
         check: Takes flags, bool[m], and raises an error if a segment is flagged.
 

@@ -525,7 +525,7 @@ def fault(engine: Engine, error: EngineFault) -> EngineDifference:
 
 
 def _only(tokens: Tokens, i: int) -> Tokens:
-    """Return document i of `tokens` as the only document, with index 0."""
+    """Return a `Tokens` with only document i, which gets index 0."""
     ids = tokens.ids[tokens.offsets[i] : tokens.offsets[i + 1]]
     return Tokens(
         ids,

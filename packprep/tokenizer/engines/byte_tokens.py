@@ -53,10 +53,10 @@ _SPACES = frozenset(
 
 
 def byte_tokens_of(tokenizer_json: bytes, tokens: Mapping[int, str]) -> "ByteTokens | None":
-    """Return the table with the bytes of all tokens, or None if there is no such table.
+    """Return the bytes of a tokenizer's tokens as `ByteTokens`.
 
-    The tokenizer is byte-level BPE, or SentencePiece BPE with byte_fallback. None means that it
-    adds spaces in a way that is not supported.
+    The tokenizer is byte-level BPE, or SentencePiece BPE with byte_fallback. The result is None if
+    it adds spaces in a way that is not supported.
 
     Args:
         tokenizer_json: A tokenizer that `not_byte_level_bpe` or `not_sentencepiece_bpe` accepts.
