@@ -85,7 +85,7 @@ def _bits(flags, begin, count):
 
 @kernel(inline=True)
 def _hit_below(key, count, before, block_length, threshold, epoch, buffers):
-    """Set hit[j] = 1 iff candidate j's 40-bit uniform is below the threshold of its block.
+    """Set hit[j] = 1 iff candidate j's 40-bit random number is below the threshold of its block.
 
     The block of candidate j is (before + j) // block_length.
     """
@@ -515,7 +515,10 @@ def _replacement(
 
 
 def _with_flags(target: Target) -> Target:
-    """Return the target with an empty `trainable` for None, so that only one kernel is compiled."""
+    """Return the target with an empty array in place of a missing `trainable`.
+
+    So only one variant of each kernel is compiled.
+    """
     return target if target.trainable is not None else target._replace(trainable=_NO_FLAGS)
 
 

@@ -112,8 +112,9 @@ class ReferenceEngine:
     """The `tokenizers` library without post-processor, truncation, padding and dropout.
 
     `in_place_of` names a plan's engine that this engine replaces, and the reason. An empty string
-    means that this is the plan's own engine. A text that the replacement fails on is not rejected
-    but stops the build, because the plan's engine may accept it.
+    means that this is the plan's own engine. If the replacement fails on a text, the build stops,
+    because the plan's engine may accept the text. Only a text beyond the normalizer's limit is
+    rejected.
     """
 
     name = "reference"
