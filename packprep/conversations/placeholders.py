@@ -35,7 +35,7 @@ THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 TAGS = re.compile(r"(\s*</?think>\s*)")  # Templates split a content at these tags.
 _FIRST_NUMBER = 83_152_971 * 10**6
 """The first of the unlikely numbers that replace numbers in the arguments of calls."""
-_NUMBER = f"(?<![0-9]){_FIRST_NUMBER // 10**6}([0-9]{{6}})(?![0-9])"
+_NUMBER = "8(?<![0-9]8)3152971([0-9]{6})(?![0-9])"  # Patterns that begin with a letter are fast.
 _MOST_ENDS = 64  # maximum number of possible ends per string that `_fitted` tries
 
 
@@ -242,17 +242,20 @@ class Placeholders:
         self.replaces_all = all(replaced) and calls
         # This message after the first k messages shows how they end before another message.
         self._another = {"role": "user", "content": self._written(f"{marks[0]}0{marks[1]}")}
-        self._keys = [json.dumps(message) for message in (*self.messages, self._another)]
-        opening, closing = (f"(?:{mark}|{re.escape(json.dumps(mark)[1:-1])})" for mark in marks)
-        self._pattern = re.compile(f"{opening}([0-9]+){closing}|{_NUMBER}")
+        self._keys = [repr(message) for message in (*self.messages, self._another)]
+        in_json = (re.escape(json.dumps(mark)[1:-1]) for mark in marks)
+        patterns = "([0-9]+)".join(marks), "([0-9]+)".join(in_json), _NUMBER
+        self._pattern = re.compile("|".join(patterns))
         self._before: dict[tuple[int, str], _End | None] = {}
         self._heads: dict[str, str] = {}
         self._known: dict[tuple[str, ...], _Places] = {}
+        # The template's markup, once the caller knows that it is right for this conversation.
+        self.markup: Markup | None = None
 
     @cached_property
     def _replaces_numbers(self) -> bool:
         """Return whether no message has a number like the numbers that replace numbers."""
-        return str(_FIRST_NUMBER)[:8] not in json.dumps(self._given)
+        return str(_FIRST_NUMBER)[:8] not in repr(self._given)
 
     # Messages with placeholders
 
@@ -282,6 +285,8 @@ class Placeholders:
 
     def _marked_text(self, k: int, text: str, key: str, part: int) -> str:
         """Return a text of a message with placeholders for the strings between tags."""
+        if "think>" not in text:
+            return self._new(k, text, key, Place(key, part, 0))
         return "".join(
             string if TAGS.fullmatch(string) else self._new(k, string, key, Place(key, part, i))
             for i, string in enumerate(TAGS.split(text))
@@ -368,11 +373,12 @@ class Placeholders:
         The text is literals[0], placeholder numbers[0], literals[1], …, literals[-1].
         """
         parts = self._pattern.split(rendered)
-        found = (text or number for text, number in zip(parts[1::3], parts[2::3], strict=True))
-        numbers = [int(part) if len(part) < 10 else -1 for part in found]
+        found = zip(parts[1::4], parts[2::4], parts[3::4], strict=True)
+        digits = (raw or in_json or number for raw, in_json, number in found)
+        numbers = [int(part) if len(part) < 10 else -1 for part in digits]
         if any(not 0 <= number < len(self._strings) for number in numbers):
             raise TemplateRefusal("the messages hold the noncharacters U+FDD0 to U+FDEF")
-        return parts[::3], numbers
+        return parts[::4], numbers
 
     def _in_order(self, numbers: Sequence[int]) -> list[int] | None:
         """Return the message of each placeholder in the text, or None if they are out of order.
@@ -561,6 +567,9 @@ class Placeholders:
     def _places(self, k: int) -> _Places:
         """Return where message k and its trained characters begin."""
         gap = self._gap[k]
+        if self.markup and (shown := self.boundary_by_markup(k, self.markup)):
+            start, answer = self._starts[gap], shown.answer
+            return _Places(gap, shown.begin - start, None if answer is None else answer - start)
         if not self._is_between(k):
             return self._looked_up(k)
         # The same text between two placeholders is analysed once, so that a long conversation is
@@ -769,7 +778,7 @@ def _fitted(
         found: dict[int, tuple[int, int]] = {}
         reached_again: set[int] = set()
         # A form in JSON that differs from the plain form has a backslash among these characters.
-        is_escaped = any("\\" in text[begin : begin + len(string)] for begin in ends)
+        is_escaped = any(text.find("\\", begin, begin + len(string)) >= 0 for begin in ends)
         forms = forms_of(string, is_escaped)
         for begin in ends:
             for form in forms:

@@ -12,7 +12,9 @@ from typing import Any
 
 import jinja2
 import jinja2.nodes
+import jinja2.runtime
 import jinja2.sandbox
+import jinja2.utils
 
 MOST_STEPS = 1 << 17
 MOST_CHARACTERS = 1 << 26
@@ -22,6 +24,8 @@ _COUNT, _JOIN = "packprep_count_step", "packprep_join_values"
 _FORMATS = {"format", "format_map"}
 _STR_METHODS = frozenset(name for name in dir(str) if name[0] != "_" and name not in _FORMATS)
 _DICT_NAMES = frozenset(dir(dict))
+_HOLDERS = {jinja2.runtime.LoopContext, jinja2.utils.Namespace}
+_VALUES = {str, int, bool, dict, list}
 _REPEATED = jinja2.nodes.For | jinja2.nodes.Macro | jinja2.nodes.CallBlock | jinja2.nodes.Block
 
 
@@ -96,13 +100,18 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Evaluate `obj.attribute` as the sandbox does.
 
-        Most attributes in templates are keys of objects and methods of texts. They need no check,
-        and the sandbox's own checks take longer than all other parts of a rendering.
+        Most attributes in templates are keys of objects, methods of texts, and values of loops and
+        namespaces. They need no check, and the sandbox's own checks take longer than all other
+        parts of a rendering.
         """
         if type(obj) is dict and attribute not in _DICT_NAMES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         if type(obj) is str and attribute in _STR_METHODS:
             return getattr(obj, attribute)
+        if type(obj) in _HOLDERS and attribute[0] != "_":
+            value = getattr(obj, attribute, None)
+            if type(value) in _VALUES:
+                return value
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -117,7 +126,8 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate `obj(…)` as the sandbox does, without its checks for methods of texts."""
-        if type(__obj) is BuiltinMethodType and type(__obj.__self__) is str:
+        is_method = type(__obj) is BuiltinMethodType and type(__obj.__self__) is str
+        if is_method and __obj.__name__ not in _FORMATS:
             kwargs.pop("_block_vars", None)
             kwargs.pop("_loop_vars", None)
             return __obj(*args, **kwargs)

@@ -624,8 +624,15 @@ def _by_markup(chat: _Chat) -> list[Span] | None:
         return None
     if markup is None or laid is None:
         return None
+    roles = [message["role"] for message in chat.messages]
+    last_answers = {roles[k - 1]: k for k, want in enumerate(chat.wanted) if want and k}
+    # A template may choose its prompt by the conversation, such as by tools or a flag in a content.
+    for before, k in last_answers.items():
+        asked = attempted(partial(chat.render, chat.messages[:k], prompt=True, go_on=True))
+        if asked is None or not markup.asks(asked, before):
+            return None
+    laid.markup = markup
     spans: list[Span] = []
-    last_answers: dict[str, int] = {}  # role before an answer → the last such answer
     last = len(chat.messages) - 1
     for k in (k for k, want in enumerate(chat.wanted) if want):
         begin = laid.boundary_by_markup(k, markup)
@@ -637,14 +644,8 @@ def _by_markup(chat: _Chat) -> list[Span] | None:
             end = None if ending is None or not markup.ends_answer(ending) else len(chat.text)
         if begin is None or begin.answer is None or end is None:
             return None
-        last_answers[chat.messages[k - 1]["role"]] = k
         if begin.answer < end:
             spans.append((begin.answer, end, k))
-    # A template may choose its prompt by the conversation, such as by tools or a flag in a content.
-    for before, k in last_answers.items():
-        asked = attempted(partial(chat.render, chat.messages[:k], prompt=True, go_on=True))
-        if asked is None or not markup.asks(asked, before):
-            return None
     return spans
 
 
