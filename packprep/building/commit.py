@@ -454,6 +454,11 @@ def _refuse_unused_sources(out: Folder, plan: Plan, total: Ledger) -> None:
         )
         advice = advice_on(IN_MESSAGES if quoted else most, path or "FILE", begin)
         seen = f". {path}: document at {record['position']}: {record['detail']}" if record else ""
+        if quoted:
+            seen = (
+                '. Without documents.special_text = "special", no message may contain the text of a'
+                f" special token{seen}"
+            )
         raise BuildError(
             f"source {source.name!r}: {documents['read']} documents were read, but none can be used"
             f" ({listed_reasons(reasons)}){seen}\n"

@@ -34,7 +34,7 @@ from packprep.conversations.chat_template import (
     NoTemplate,
     compile_template,
     find_template,
-    named_templates,
+    unused_templates,
 )
 from packprep.conversations.supervision import supervise
 from packprep.dataset.manifest import removed_digest
@@ -609,8 +609,8 @@ def _named(source: PlannedSource, recipe: Recipe) -> Iterator[None]:
     try:
         yield
     except NoTemplate as error:
-        names = named_templates(recipe.tokenizer, recipe.base)
-        raise NoTemplate(f"source {source.name!r}: {error}{names}", error.key) from error
+        message = unused_templates(recipe.tokenizer, recipe.base) or error
+        raise NoTemplate(f"source {source.name!r}: {message}", error.key) from error
     except RecipeError as error:
         raise RecipeError(f"source {source.name!r}: {error}", error.key) from error
 

@@ -185,26 +185,28 @@ def _of_processor(tokenizer: str, base: Path) -> list[Mapping[str, Any]]:
     return [] if data is None else [hints_in(_OF_PROCESSOR, data)]
 
 
-def named_templates(tokenizer: str, base: Path) -> str:
-    """Return the end of an error message, which names the unused templates next to a tokenizer.
+def unused_templates(tokenizer: str, base: Path) -> str:
+    """Return an error message that lists the named chat templates next to a tokenizer.
 
-    It is empty if there are no such templates.
+    The message says that none of them is used. It is "" if no template has a name.
     """
     files = {name: read_beside(tokenizer, base, name) for name in HINT_FILES}
     configs = [hints_in(name, data) for name, data in files.items() if data is not None]
     given = [config.get("chat_template") for config in (*configs, *_of_processor(tokenizer, base))]
     if names := [name for one in given if not isinstance(one, str) for name in _by_name(one)]:
         return (
-            f". It has templates named {', '.join(names)} and none named default: write the text of"
-            " the one that is meant into a file, and give that in documents.chat_template"
+            "a document has messages, and none of the tokenizer's chat templates is named default:"
+            f" they are named {', '.join(names)}\nhint: write the text of one of them into a Jinja"
+            " file, and set documents.chat_template to that file"
         )
     path = base / expanded(tokenizer)
     folder = (path if path.is_dir() else path.parent) / _NAMED_FOLDER
     if files_there := sorted(folder.glob("*.jinja")):
         names = [file.stem for file in files_there]
         return (
-            f". It has templates named {', '.join(names)} in additional_chat_templates: give the"
-            f" one that is meant, as in documents.chat_template = {str(files_there[0])!r}"
+            "a document has messages, and the tokenizer has only the chat templates of"
+            f" {_NAMED_FOLDER}, named {', '.join(names)}\nhint: choose one of them, for example"
+            f" documents.chat_template = {str(files_there[0])!r}"
         )
     return ""
 

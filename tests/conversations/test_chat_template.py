@@ -12,7 +12,7 @@ from packprep.conversations.chat_template import (
     TemplateRefusal,
     compile_template,
     find_template,
-    named_templates,
+    unused_templates,
 )
 from packprep.conversations.supervision import conversation
 from packprep.conversations.template_limits import TemplateLimit
@@ -374,17 +374,17 @@ def test_a_processor_s_template_counts_like_the_configuration_s(tmp_path):
 
 
 def test_templates_that_are_not_used_because_of_their_names_are_listed(tmp_path):
-    assert named_templates("tok", beside(tmp_path, tokenizer_config={"chat_template": "T"})) == ""
+    assert unused_templates("tok", beside(tmp_path, tokenizer_config={"chat_template": "T"})) == ""
     (tmp_path / "tok/additional_chat_templates").mkdir()
     (tmp_path / "tok/additional_chat_templates/rag.jinja").write_text("R")
-    said = named_templates("tok", tmp_path)
+    said = unused_templates("tok", tmp_path)
     assert (
-        "templates named rag in additional_chat_templates" in said
+        "only the chat templates of additional_chat_templates, named rag\nhint:" in said
         and "documents.chat_template = " in said
     )
     entries = [{"name": "rag", "template": "R"}, {"name": "tool_use", "template": "U"}]
-    said = named_templates("tok", beside(tmp_path, tokenizer_config={"chat_template": entries}))
-    assert "templates named rag, tool_use and none named default" in said
+    said = unused_templates("tok", beside(tmp_path, tokenizer_config={"chat_template": entries}))
+    assert "is named default: they are named rag, tool_use\nhint:" in said
 
 
 def test_the_file_that_newer_tokenizers_have_beside_them_comes_first(tmp_path):
