@@ -26,10 +26,11 @@ class Tokens(NamedTuple):
     Attributes:
         ids: int32[total].
         offsets: int64[n + 1].
-        rejected: (index of the document, reason, detail), ascending. The reason is one of
-            TEXT_REASONS or "lone_surrogate". A rejected document has no tokens.
-        characters: int64[total, 2], the range [begin, end) of each token in characters of its
-            document. None if characters were not requested.
+        rejected: A tuple (index of the document, reason, detail) for each rejected document, sorted
+            by index. The reason is one of TEXT_REASONS or "lone_surrogate". A rejected document has
+            no tokens.
+        characters: int64[total, 2]. Row k is the range [begin, end) of characters in the document
+            that token k stands for. None if `tokenize` was called without `characters`.
     """
 
     ids: np.ndarray
@@ -59,12 +60,12 @@ def tokenize(
             own vocabulary produces such a token. A Unigram model with "<pad>" in its vocabulary
             does this.
         vocabulary: The vocabulary.
-        characters: Whether to return the characters of each token.
-        chat: Requires `characters`. The texts come from a chat template, which writes real special
-            tokens. For each text, `chat` lists the strings that come from messages and not from the
-            template. A document is rejected if one of these strings contains the text of a special
-            token, because the engine would encode it as that token. With `special_text` "special",
-            this is allowed.
+        characters: Whether to fill `Tokens.characters`.
+        chat: None for texts that are not chats. For chats, which require `characters`, it lists for
+            each text the strings that come from messages and not from the chat template. Because
+            the template writes real special tokens, the engine encodes the text of a special token
+            as that token wherever it occurs. A document is therefore rejected if one of the listed
+            strings contains the text of a special token, unless `special_text` is "special".
 
     Returns:
         The tokens and the rejected documents.
@@ -110,9 +111,10 @@ _Rejected = dict[int, tuple[str, str]]  # index of a document → reason, detail
 def _encoded(
     engine: Engine, texts: Sequence[str], rejected: Collection[int], characters: bool, is_chat: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Return (ids, offsets, characters) of the texts, as if rejected texts were empty.
+    """Return (ids, offsets, characters) of the texts, with no ids for rejected texts.
 
-    Raise the tokenizer's own errors, also for a text with lone surrogates.
+    `characters` is None unless characters are requested. Errors of the engine are raised unchanged,
+    for example for a text with lone surrogates.
     """
     usable = ["" if i in rejected else text for i, text in enumerate(texts)] if rejected else texts
     with panics_as_errors():
@@ -130,14 +132,15 @@ def _failing(
     is_chat: bool,
     error: Exception,
 ) -> _Rejected:
-    """Return the texts that the tokenizer fails on: index of the document → (reason, detail).
+    """Encode each text separately, and return the texts that the engine fails on.
 
-    The tokenizer failed with `error` on all texts together. Texts that are already rejected are
-    skipped.
+    Before, the engine failed with `error` when it encoded all texts together. Texts in `rejected`
+    are skipped. The result maps the index of the document to (reason, detail).
 
     Raises:
-        EngineFault: If the engine's reference accepts a text that the engine fails on.
-        PlanError: If the plan's own engine, which is not available, may accept such a text.
+        EngineFault: If the engine fails on a text that its reference accepts.
+        PlanError: If the engine replaces the plan's engine, which is not available, and fails on a
+            text. The plan's engine may accept this text.
         MemoryError: If memory ran out, which is not the text's fault.
         OSError: If the system failed, which is not the text's fault.
     """
@@ -179,13 +182,10 @@ def _failing(
 def _turned_away(
     texts: Sequence[str], chat: Sequence[Sequence[str]] | None, plain: "_PlainText | None"
 ) -> _Rejected:
-    """Reject texts with lone surrogates, and texts with a special token's text that is not allowed.
+    """Return the texts to reject: index of the document → (reason, detail).
 
-    For chats, only the strings from messages are searched for special tokens. If `plain` is None,
-    all special tokens are allowed.
-
-    Returns:
-        Index of the document → (reason, detail).
+    They have a lone surrogate, or the text of a special token. For chats, only the strings from
+    messages are searched for special tokens. If `plain` is None, all special tokens are allowed.
     """
     rejected = _with_half_characters(texts)
     if plain is None:
@@ -202,10 +202,9 @@ def _turned_away(
 
 
 def _with_half_characters(texts: Sequence[str]) -> _Rejected:
-    """Reject texts with lone surrogates, which engines cannot encode because UTF-8 lacks them.
+    """Return the texts with lone surrogates: index of the document → (reason, detail).
 
-    Returns:
-        Index of the document → (reason, detail).
+    Engines cannot encode them, because UTF-8 has no lone surrogates.
     """
     rejected = {}
     for i, text in enumerate(texts):
@@ -230,7 +229,8 @@ class _PlainText:
         forbidden_in_chat: bool[vocab_size], whether an id is forbidden in chats. Added tokens are
             allowed there, because a chat template writes them.
         texts: id → text of the special tokens.
-        ordinary: The longest half-open range of ids without a forbidden id.
+        ordinary: The longest range (first, end) of ids in which no id is forbidden. `end` is not in
+            the range.
     """
 
     forbidden: np.ndarray
@@ -244,7 +244,7 @@ class _PlainText:
         return any_of(self.texts.values())
 
     def places(self, ids: np.ndarray, in_chat: bool) -> np.ndarray:
-        """Return the indices into `ids` of forbidden ids, int64[k]."""
+        """Return the indices at which `ids` has forbidden ids, int64[k]."""
         # Most vocabularies have the forbidden ids at the top. Then the minimum and maximum of the
         # ids replace a lookup of each id.
         first, end = self.ordinary

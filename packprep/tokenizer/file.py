@@ -58,7 +58,7 @@ mask to the text of the token that the file declares. The text is None if the fi
 
 
 def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, Any]]]:
-    """Return the bytes of a tokenizer.json, and the content of the files next to it as `Beside`.
+    """Return the bytes of a tokenizer.json, and the declarations of the files next to it.
 
     Args:
         name: "bytes", a file or a folder with a tokenizer.json relative to `base`, or a name on the
@@ -66,8 +66,8 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, An
         base: The folder that a relative path starts from.
 
     Returns:
-        The bytes, and one entry per file of HINT_FILES that exists. An entry names the tokens for
-        eos, bos, pad and mask that the file declares.
+        The bytes, and a `Beside` list with one entry per file of HINT_FILES that exists. An entry
+        names the tokens for eos, bos, pad and mask that the file declares.
 
     Raises:
         VocabularyError: If no usable tokenizer.json is found, or if it lacks added tokens that the
@@ -170,8 +170,8 @@ def _read(path: Path) -> bytes:
 def _from_hub(name: str, path: Path) -> tuple[bytes, list[dict[str, Any]]]:
     """Return the result of `load_tokenizer_json` for a name on the Hugging Face Hub.
 
-    Cached files are not fetched again. `path` is the local path that does not exist, for the error
-    message.
+    Files in the Hub's local cache are not fetched again. The error message names `path`, where no
+    local file or folder was found.
     """
     say(f"fetching tokenizer {name} from the Hugging Face Hub, unless it is cached", once=True)
     import huggingface_hub
@@ -227,8 +227,8 @@ def _refuse_unlisted(
     Args:
         data: The bytes of the tokenizer.json.
         name: The tokenizer's name, for messages.
-        place: The path or Hub name that Transformers can load the tokenizer from, for the hint.
-        read: Returns the bytes of a file next to the tokenizer.json by its name, or None if the
+        place: The folder or Hub name from which Transformers can load the tokenizer, for the hint.
+        read: Takes the name of a file next to the tokenizer.json. Returns its bytes, or None if the
             file does not exist.
 
     Raises:
@@ -265,7 +265,7 @@ def _refuse_unlisted(
 def _beside(read: Callable[[str], bytes | None]) -> list[dict[str, Any]]:
     """Return the `Beside` entries of the files next to a tokenizer.json.
 
-    `read` returns the bytes of such a file by its name, or None if the file does not exist.
+    `read` takes the name of such a file and returns its bytes, or None if the file does not exist.
     """
     found: list[dict[str, Any]] = []
     for file in HINT_FILES:
@@ -462,8 +462,8 @@ def _parse(data: bytes) -> Mapping[str, Any]:
 def steps_of(part: Any, key: str) -> Iterator[Any]:
     """Yield the steps of a normalizer, pre-tokenizer or decoder, with sequences flattened.
 
-    `key` is the key under which a Sequence lists its steps, such as "normalizers". None has no
-    steps.
+    `key` is the key under which a Sequence lists its steps, such as "normalizers". If `part` is
+    None, nothing is yielded.
     """
     if isinstance(part, dict) and part.get("type") == "Sequence":
         for inner in part.get(key) or ():
@@ -693,7 +693,8 @@ def added_tokens(data: bytes) -> list[tuple[str, int]]:
 def texts_of_ids(data: bytes, ids: Collection[int]) -> dict[int, str]:
     """Return id → text for the given ids, except ids without a token.
 
-    The texts come from the file, which `read_tokens` has compared with `tokenizers`.
+    The texts are read from the file, without loading `tokenizers`. `read_tokens` checks that both
+    agree when the vocabulary is resolved.
     """
     wanted, parsed = set(ids), parse_tokenizer_json(data, "tokenizer.json")
     vocabulary = parsed["model"].get("vocab") or {}
@@ -747,7 +748,8 @@ def continuing_tokens(data: bytes, vocab_size: int) -> bytes:
     such tokens. Return empty bytes for vocabularies without them.
 
     Raises:
-        VocabularyError: If the file has no usable vocabulary, or an id is not below `vocab_size`.
+        VocabularyError: If the file has no usable vocabulary, an id is not below `vocab_size`, or
+            too many ids below `vocab_size` have no token.
     """
     try:
         parsed = _parse(data)

@@ -22,7 +22,8 @@ class Missing:
         add: Texts of new tokens that would fill the role. It is empty if no new token can fill it,
             for example if the recipe gives an id without a token.
         wanted: Number of tokens that the role needs.
-        instead: A token of the tokenizer that is known to have this role, or "".
+        instead: The text of an existing token that probably has this purpose, because it has a
+            well-known name or the files next to the tokenizer declare it. Otherwise "".
     """
 
     key: str
@@ -49,8 +50,8 @@ def missing_roles(
         tokens: The tokens of the tokenizer.
         missing: The roles without a token.
         playing: Ids that have a role.
-        spare_sentinels: Sentinels that a pattern found and that may get another role. The last ones
-            are used first.
+        spare_sentinels: The ids of sentinels that may get another role, because the recipe does not
+            list them but a pattern found them. Sentinels at the end get other roles first.
         vocab_size: The maximum size of the vocabulary, 0 for no limit.
     """
     reserved = _reserved(tokens, playing)
@@ -102,10 +103,11 @@ def missing_roles(
 
 
 def _reserved(tokens: TokenTable, playing: Collection[int]) -> list[int]:
-    """Return the ids of reserved tokens without a role.
+    """Return the ids of reserved tokens without a role, ascending.
 
-    A token must also look special or be an added token, because a vocabulary of text may contain
-    "unused" as a word.
+    The text of a reserved token matches RESERVED, for example because it contains "unused". This
+    may also be an ordinary word of the vocabulary. Therefore the token must in addition look
+    special, such as <unused_1>, or be an added token.
     """
     return sorted(
         id
@@ -127,9 +129,9 @@ def _lines_from_reserved(
     tokens: TokenTable,
     missing: Sequence[Missing],
 ) -> tuple[list[str], bool]:
-    """Return TOML lines that give existing tokens the missing roles.
+    """Return TOML lines for [specials] that assign existing tokens to the missing roles.
 
-    The second result says whether every missing role gets at least one token.
+    The second result is True if every missing role gets at least one token.
     """
     singles = [part for part in missing if part.key not in ("sentinels", "media")]
     # Media tokens are inside a table, so these lines cannot set them.

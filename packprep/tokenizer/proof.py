@@ -1,11 +1,11 @@
 """Check that an engine gives the reference's ids, before its first use and during a build.
 
-The comparison covers the ids of a text and its rejection. A text that makes the reference fail does
-not count as a difference.
+The engine and the reference must give the same ids for a text, or both must reject the text. A text
+that makes the reference fail does not count as a difference.
 
 The test texts are generated from a key and are not stored. They cover every Unicode category and
-script, and text that is difficult for regular expressions. Characters come from unicodedata and
-choices from the key. Text number i does not depend on how many texts are requested.
+script, and text that is difficult for regular expressions. Their characters come from unicodedata.
+The key seeds all random choices. Text number i does not depend on how many texts are requested.
 """
 
 import os
@@ -181,8 +181,8 @@ _LAST_LISTED = (
 def characters() -> tuple[str, ...]:
     """Return one character per combination of script, category and block of 512 code points.
 
-    Unassigned code points are included, surrogates are not. The script of a letter, mark or number
-    is the first word of its name. Other characters have no script.
+    Unassigned code points are included. Surrogates are not included. The script of a letter, mark
+    or number is the first word of its Unicode name. All other characters count as one script.
     """
     chosen: dict[tuple[int, str, str], str] = {}
     for code in (*range(_LAST_LISTED), *range(0xE0000, 0xE0200), 0xF0000, 0x10FFFD, sys.maxunicode):
@@ -201,8 +201,8 @@ def nasty_texts(
 ) -> list[str]:
     """Return the test texts with the numbers begin … end − 1.
 
-    Most texts have fewer than a hundred characters, some have a few thousand. One text in 64
-    contains a lone surrogate.
+    Most texts have fewer than a hundred characters, some have a few thousand. On average, one text
+    in 64 contains a lone surrogate.
 
     Args:
         key: Seeds the random generator of each text, together with its number.
@@ -308,9 +308,10 @@ def prove(engine: Engine, texts: Sequence[str], special_text: str, vocabulary: V
 
 
 def _proven_for(engine: Engine, special_text: str, vocabulary: Vocabulary) -> tuple | None:
-    """Return the cache key of a passed proof, or None if the proof cannot be cached.
+    """Return the key under which `prove_on_nasty_text` is cached, or None if it cannot be cached.
 
-    The key names the library files of the engine and of the reference.
+    The key contains the vocabulary, `special_text`, and the version and library files of the engine
+    and of its reference. An engine without library files cannot be cached.
     """
     if not engine.library or engine.reference is None:
         return None
@@ -328,10 +329,10 @@ def _proven_for(engine: Engine, special_text: str, vocabulary: Vocabulary) -> tu
 
 @remembered(bool, _proven_for)
 def prove_on_nasty_text(engine: Engine, special_text: str, vocabulary: Vocabulary) -> bool:
-    """Run `prove` on the generated test texts, which are the same in every build with a tokenizer.
+    """Run `prove` on the generated test texts, which depend only on the tokenizer.
 
     Returns:
-        True, so that the result can be cached.
+        True. The function does not return None, so that its result can be cached.
 
     Raises:
         EngineRefusal: If the engine fails the proof, or the tokenizer's decoder fails.
@@ -355,7 +356,7 @@ def _characters_proven_for(
 ) -> tuple | None:
     """Return the cache key of `characters_are_proven`, or None if the result cannot be cached.
 
-    The key is the key of `_proven_for` and the digest of the code in byte_tokens.py.
+    It is the result of `_proven_for`, followed by the digest of the code in byte_tokens.py.
     """
     files = _proven_for(engine, special_text, vocabulary)
     return None if files is None else (*files, code_digest(byte_tokens.__file__))
@@ -363,10 +364,11 @@ def _characters_proven_for(
 
 @remembered(bool, _characters_proven_for)
 def characters_are_proven(engine: Any, special_text: str, vocabulary: Vocabulary) -> bool:
-    """Return whether an engine gives the reference's ids and characters for the test texts.
+    """Return whether an engine's ids and characters equal the reference's on all test texts.
 
-    The engine computes characters from the bytes of its tokens. Each text is encoded twice: with
-    and without treating the text of special tokens as those tokens.
+    Return False also if the engine cannot compute characters from the bytes of its tokens, or if an
+    error occurs. Each text is encoded twice, because the text of a special token is encoded as
+    ordinary text the first time and as that token the second time.
     """
     if not engine.can_tell_characters():
         return False
@@ -398,9 +400,9 @@ def _is_whole(text: str) -> bool:
 
 
 def texts_of_tokens(reference: Reference, vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
-    """Return the texts of up to _ADDED added tokens and up to _PIECES other tokens.
+    """Return the texts of added tokens, and the texts of the model's other tokens.
 
-    Both are evenly spaced samples.
+    Both lists are evenly spaced samples, of at most _ADDED and at most _PIECES tokens.
     """
     table = tokens_in_file(vocabulary.tokenizer_json, "tokenizer.json")
     added = sorted(table.added)
@@ -411,10 +413,11 @@ def texts_of_tokens(reference: Reference, vocabulary: Vocabulary) -> tuple[list[
 def texts_with_added(vocabulary: Vocabulary) -> list[str]:
     """Return a text for each added token, and texts with two overlapping added tokens.
 
-    A text of the first kind has the token next to letters, spaces and itself. A text of the second
-    kind joins two tokens where the end of the first token is the start of the second. For each such
-    end, one special and one ordinary second token are used. An engine that does not search for
-    special tokens finds the ordinary token, which starts inside the special token.
+    A text of the first kind has the token next to letters, spaces and itself. In a text of the
+    second kind, the end of one token is the start of another. For example, <|a|> and |>b give
+    "<|a|>b". For each end of a token, at most one special and one ordinary second token are used.
+    In this example, an engine that does not search for the special token <|a|> finds the ordinary
+    token |>b.
     """
     table = tokens_in_file(vocabulary.tokenizer_json, "tokenizer.json")
     added = [token for token in table.added.values() if len(token.text) <= _LONGEST]
@@ -438,8 +441,9 @@ def texts_with_added(vocabulary: Vocabulary) -> list[str]:
 def compared(file_key: np.uint64, positions: np.ndarray, use: int) -> np.ndarray:
     """Return the indices into `positions` of the documents to compare during a build.
 
-    A document is compared if u(file, position, pass) < 1 / RATE. The key and the counters of u are
-    those of `segment_key`, with the purpose PROOF.
+    A document is compared if u < 1 / RATE. The uniform random number u in [0, 1) depends on the
+    file, the position and the pass. Its Philox key and counters are the same as in `segment_key`,
+    with the purpose PROOF.
 
     Args:
         file_key: Key of the file.
@@ -459,9 +463,10 @@ def compared(file_key: np.uint64, positions: np.ndarray, use: int) -> np.ndarray
 def difference(
     engine: Engine, text: str, tokens: Tokens, i: int, special_text: str, vocabulary: Vocabulary
 ) -> EngineDifference | None:
-    """Compare document i of `tokens`, which `engine` made from `text`, with the reference.
+    """Compare the result of `engine` for one text with the result of the reference.
 
-    If the text has more than MAX_CHARACTERS, only its start is tokenized again and compared.
+    The engine's result is document i of `tokens`. If `text` has more than MAX_CHARACTERS
+    characters, both engines tokenize its start, and only these results are compared.
 
     Returns:
         The first difference, or None.
@@ -481,10 +486,11 @@ def difference(
 def chat_difference(
     engine: Engine, text: str, tokens: Tokens, i: int, chat: bool
 ) -> EngineDifference | None:
-    """Compare an engine's ids and characters for a text with the reference.
+    """Compare an engine's ids and characters for a text with the reference's.
 
-    `engine` made the ids of document i of `tokens` during the build. It encodes the text again
-    here, because `tokens` may lack characters. `chat` is as in `encode_with_characters`.
+    The ids that `engine` gave the text during the build are document i of `tokens`. The engine
+    encodes the text again here, because `tokens` may lack the characters. `chat` is as in
+    `encode_with_characters`.
 
     Returns:
         The first difference, or None.
@@ -517,7 +523,7 @@ def _other_characters(
 
 
 def fault(engine: Engine, error: EngineFault) -> EngineDifference:
-    """Return an engine's failure on a text as an `EngineDifference`."""
+    """Return an `EngineDifference` that describes an engine's failure on a text."""
     assert engine.reference is not None
     text = error.text[: 2 * _AROUND_CHARACTERS]
     expected = engine.reference.encode([text])[0][: 2 * _AROUND_IDS].tolist()
@@ -546,7 +552,10 @@ def _failed(rejected: tuple[int, str, str]) -> bool:
 def _difference(
     reference: Engine, text: str, fast: Tokens, slow: Tokens
 ) -> EngineDifference | None:
-    """Return the first difference between the results `fast` and `slow` for a text, or None."""
+    """Return the first difference between the results `fast` and `slow` for a text, or None.
+
+    `slow` is the result of the reference. If the reference failed on the text, return None.
+    """
     if _equal(fast, slow) or any(map(_failed, slow.rejected)):
         return None
     if fast.rejected != slow.rejected:
@@ -574,5 +583,5 @@ def _difference(
 
 
 def _printable(text: str) -> str:
-    """Return the text with lone surrogates escaped, because messages are UTF-8."""
+    """Return the text with escapes such as \\ud800 for lone surrogates, which UTF-8 lacks."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -44,9 +44,9 @@ Players = Sequence[tuple[str, int]]  # (key in [specials], id) of tokens with a 
 
 
 def may_share(parts: set[str]) -> bool:
-    """Return whether one token may have all of these roles at the same time.
+    """Return whether one token may have all roles in `parts` at the same time.
 
-    A token may have several roles only if they are eos and one or both of pad and bos.
+    A token may have several roles only if one of them is eos and the others are pad or bos.
     """
     return len(parts) < 2 or ("eos" in parts and parts <= SHARED)
 
@@ -56,11 +56,12 @@ def refuse_two_roles(players: Players, own: Collection[str], tokens: TokenTable)
 
     Args:
         players: (key in [specials], id) of each token with a role.
-        own: The roles that [specials] does not set, so that the tokenizer's own tokens fill them.
+        own: The roles that [specials] does not set. The message calls their tokens "the
+            tokenizer's own".
         tokens: The tokens of the tokenizer.
 
     Raises:
-        VocabularyError: If a token has two roles that cannot be shared.
+        VocabularyError: If a token has two roles for which `may_share` is False.
     """
     by_id: dict[int, list[str]] = {}
     for key, id in players:
@@ -82,10 +83,10 @@ def refuse_two_roles(players: Players, own: Collection[str], tokens: TokenTable)
 def refuse_ordinary_sentinels(sentinels: Sequence[int], tokens: TokenTable) -> None:
     """Check that ordinary text cannot produce a sentinel.
 
-    Accept special added tokens and other added tokens written like <this>. Also accept tokens of
-    the model's own vocabulary that are written like <this> and have a reserved name. Text may
-    produce any other token. For example, an added token may be a run of spaces, and a vocabulary
-    for code has "<div>" as a word.
+    A sentinel must be a special added token, another added token written like <this>, or a token of
+    the model's vocabulary that is written like <this> and has a reserved name. Text may produce any
+    other token. For example, an added token may be a run of spaces, and a vocabulary for code has
+    "<div>" as a word.
 
     Raises:
         VocabularyError: If a sentinel is an ordinary token.
@@ -118,7 +119,7 @@ def refuse_ordinary_sentinels(sentinels: Sequence[int], tokens: TokenTable) -> N
 
 
 def ordinary_players(players: Players, tokens: TokenTable) -> Iterator[str]:
-    """Yield a note for each role that has an ordinary token, which plain text can produce."""
+    """Yield a note for each role with an ordinary token, because plain text can produce it."""
     for key, id in players:
         text = tokens.texts[id]
         if text not in tokens.added and not looks_special(text):
@@ -197,7 +198,8 @@ class Vocabulary:
     """A tokenizer with all special tokens resolved.
 
     Attributes:
-        tokenizer_json: The bytes that the dataset stores. Comparisons use `digest` instead.
+        tokenizer_json: The tokenizer.json that the dataset stores. Two vocabularies are compared by
+            their `digest` and not by these bytes.
         digest: The digest of `tokenizer_json`.
         vocab_size: All ids are below it.
         roles: Role → id. pad is always present.
@@ -209,8 +211,8 @@ class Vocabulary:
             with a role, and ids below `vocab_size` without a token.
         notes: Messages for the user.
         beside: The declarations in the files next to the tokenizer, as in `Beside`.
-        media: Media kind → (start id, position id, end id) of its spans, sorted by kind. -1 means
-            no token.
+        media: Media kind → (start id, position id, end id), sorted by kind. These tokens start a
+            media span, fill its positions and end it. An id is -1 if there is no such token.
     """
 
     tokenizer_json: bytes = field(compare=False)
@@ -226,7 +228,7 @@ class Vocabulary:
     media: dict[str, tuple[int, int, int]] = field(default_factory=dict, hash=False)
 
     def specials(self) -> dict[str, int | list[int]]:
-        """Return role → id, "sentinels" → ids and mode token → id, in the form of the manifest."""
+        """Return the manifest's `specials`, such as {"pad": 0, "sentinels": [9, 8], "[NLU]": 7}."""
         sentinels: dict[str, int | list[int]] = (
             {"sentinels": list(self.sentinels)} if self.sentinels else {}
         )
@@ -251,7 +253,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class _Parts:
-    """The tokens that have a role, and the roles that lack a token."""
+    """The result of assigning tokens to roles: tokens with a role, and roles without a token."""
 
     roles: dict[str, int]
     sentinels: tuple[int, ...]
@@ -296,7 +298,7 @@ def resolve_again(
 
     Args:
         tokenizer_json: The dataset's tokenizer.json.
-        added: Number of added tokens at the end of `tokenizer_json` that packprep added.
+        added: Number of tokens that packprep added. They are the last tokens of `tokenizer_json`.
         beside: The plan's record of the files next to the original tokenizer.
         tokenizer: The recipe's `tokenizer`, for messages.
         specials: The recipe's [specials].
@@ -518,7 +520,8 @@ def _media(
 ) -> tuple[dict[str, tuple[int, int, int]], list[Missing]]:
     """Return media kind → (start id, position id, end id), and the media tokens that are missing.
 
-    An id is -1 if [specials] gives "" or a missing token.
+    An id is -1 if [specials] gives "" or names a token that does not exist. Only a token that does
+    not exist counts as missing.
 
     Raises:
         VocabularyError: If the position token of a kind is also a start or end token.
@@ -553,9 +556,10 @@ def _id_of(value: str | int, tokens: TokenTable) -> int | None:
 
 
 def _names_to_add(tokens: TokenTable, roles: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return role → a tuple with the text of the token to add, or an empty tuple.
+    """Return the text of the token to add for each role, such as {"mask": ("<mask>",)}.
 
-    The text is the first well-known name that the tokenizer does not have.
+    The text is the first well-known name that the tokenizer does not have. The tuple is empty if
+    the tokenizer has all well-known names.
     """
     fim = [FIM_ROLES.index(role) for role in roles if role in FIM_ROLES]
     free_families = [
@@ -577,10 +581,10 @@ def _is_special(name: str, tokens: TokenTable) -> bool:
 def _not_found(
     role: str, lacking: Sequence[str], tokens: TokenTable, hints: Mapping[str, str | None]
 ) -> Missing:
-    """Describe why no token was found for a role, and which texts would fill it.
+    """Return a `Missing` that says why no token was found for a role, and which text to add.
 
-    A token with a well-known name that tokenizer.json lists as ordinary is suggested in `instead`.
-    `lacking` has all roles without a token.
+    If tokenizer.json lists a well-known name, but not as special, `Missing.instead` suggests this
+    token. `lacking` has all roles without a token.
     """
     add = _names_to_add(tokens, lacking)[role]
     if role in hints:
@@ -631,10 +635,10 @@ def _not_there(
 def _sentinels(
     tokens: TokenTable, specials: Specials, needs: Needs, taken: Mapping[int, str]
 ) -> tuple[tuple[int, ...], list[Missing], list[str]]:
-    """Return the ids of the sentinels in order, missing sentinels, and notes for the user.
+    """Return (ids of the sentinels in order, missing sentinels, notes for the user).
 
-    Missing sentinels are in a list with one `Missing`, or an empty list. `taken` maps ids that have
-    another role to that role.
+    If sentinels are missing, the list has one `Missing` for all of them. `taken` maps the id of a
+    token to its role, for tokens that already have another role.
     """
     wish = specials.sentinels
     if wish is None or isinstance(wish, str):
@@ -675,9 +679,10 @@ def _sentinels_by_pattern(
 ) -> tuple[tuple[int, ...], list[Missing], list[str]]:
     """Return the result of `_sentinels` for a pattern such as "<extra_id_{}>".
 
-    With `as_many_as_needed`, use exactly `needs.sentinels` sentinels and report the rest as
-    missing. Otherwise use all tokens of the pattern, and report them as missing only if there are
-    none. `usable` has the texts of the tokens that may be sentinels.
+    With `as_many_as_needed`, use at most `needs.sentinels` tokens of the pattern, and report the
+    other needed sentinels as missing. Otherwise use all tokens of the pattern. If sentinels are
+    needed and there is no token, report them as missing. If there are too few, add a note. `usable`
+    has the texts of the tokens that may be sentinels.
     """
     if pattern.count("{}") != 1:
         raise VocabularyError(
@@ -725,13 +730,15 @@ def _found(
     needed: Collection[str],
     playing: dict[int, set[str]],
 ) -> Iterator[tuple[str, int, str]]:
-    """Yield (role, id, how it was found) for each open role that the tokenizer has a token for.
+    """Yield (role, id, how the token was found) for each open role that has a token.
 
-    A token that already has a role is skipped if the recipe does not need the new role and the two
-    cannot be shared. For example, eos is not also used as mask if nothing is masked. The three
-    fill-in-the-middle tokens come from one family of WELL_KNOWN_FIM.
+    If the token already has roles that `may_share` forbids with the new role, the new role is
+    usually skipped unless the recipe needs it. For example, eos does not become mask if nothing is
+    masked. eos, bos and pad are skipped only if all other roles of the token are among these three.
+    Where a role is not skipped, `refuse_two_roles` reports the conflict. The three tokens for
+    fill-in-the-middle come from one family of WELL_KNOWN_FIM.
 
-    `playing` maps an id to its roles so far. It is updated.
+    `playing` maps an id to its roles so far. This function adds eos, bos, pad and mask to it.
     """
     for role, names in WELL_KNOWN.items():
         if role not in open_roles:

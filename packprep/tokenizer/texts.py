@@ -31,7 +31,7 @@ TEXT, SPECIAL, BYTES = "text", "special", "bytes"
 
 
 class TextPiece(NamedTuple):
-    """Consecutive tokens that can only be shown together, mostly a single token.
+    """A token, or consecutive tokens that share a character and can only be shown together.
 
     Attributes:
         text: The decoded text for TEXT. The token's own text for SPECIAL. Escaped bytes such as
@@ -46,12 +46,13 @@ class TextPiece(NamedTuple):
 
 
 class TokenTexts:
-    """The text of every token of a tokenizer.json, as in the middle of a document.
+    """The text that each token of a tokenizer.json has in the middle of a document.
 
-    A decoder trims the space at the start of a text. These texts keep that space.
+    At the start of a document, a decoder trims a space from the text of the first token. These
+    texts keep that space.
 
-    `tokens` maps each id that will be requested to its token as written in the tokenizer.json. None
-    means every token of the file.
+    `tokens` maps each id that will be requested to its token as written in the tokenizer.json. If
+    it is None, all tokens are read from the file.
     """
 
     def __init__(
@@ -144,9 +145,9 @@ class TokenTexts:
         return found + [self._alone(id) for id in run]
 
     def without_added_space(self, text: str) -> str:
-        """Return the start of a document's text without the space that the tokenizer added there.
+        """Return the decoded start of a document without the space that the tokenizer added.
 
-        Encoding the result gives the same ids.
+        Encoding the result gives the same ids as encoding the document.
         """
         # Only Prepend adds a space before another space.
         alone = text.startswith(" ") and not text.startswith("  ")
@@ -167,7 +168,10 @@ class TokenTexts:
 
 
 def _state(data: bytes) -> str:
-    """Return "whole" for valid UTF-8, "open" if only its last character is cut, or "broken"."""
+    """Return "whole" for valid UTF-8 and "open" if only the last character is incomplete.
+
+    Return "broken" for other bytes.
+    """
     try:
         data.decode()
     except UnicodeDecodeError as error:
@@ -219,7 +223,7 @@ def texts_of_dataset(directory: Path, manifest: Manifest) -> TokenTexts:
     """Return the texts of the tokens of a dataset in `directory`.
 
     Raises:
-        DatasetError: If the tokenizer file is missing or differs from the manifest's digest.
+        DatasetError: If the tokenizer file is missing, or its digest is not the manifest's.
     """
     path = directory / manifest["tokenizer"]["file"]
     try:

@@ -34,16 +34,16 @@ REFERENCE = "reference"
 
 @dataclass(frozen=True)
 class EngineKind:
-    """A kind of engine, with functions to test and load it.
+    """An entry of ENGINES, with functions that check an engine and load it.
 
     Attributes:
-        package: The package to install.
+        package: The argument of `pip install` that installs the engine, for hints.
         version: Returns the installed version of the engine, or None if the engine is not
             installed.
-        refusal: Returns the reason why the engine does not accept a vocabulary, or None. It does
-            not load the engine.
-        load: Loads the engine, or raises `EngineRefusal` if the engine does not accept the
-            tokenizer.
+        refusal: Returns the reason why the engine cannot be used for a vocabulary, or None if it
+            may be usable. This check does not load the engine.
+        load: Loads the engine for a vocabulary and a `special_text`. Raises `EngineRefusal` if the
+            engine does not accept the tokenizer.
         proven: Whether the engine must be compared with the reference before its first use and
             during the build.
     """
@@ -100,9 +100,10 @@ ENGINES: dict[str, EngineKind] = {
 
 
 def candidates(requested: str, vocabulary: Vocabulary) -> list[str]:
-    """Return the names of the engines that the recipe's `engine` allows here, best first.
+    """Return the names of the engines that may be used for a vocabulary, best first.
 
-    With "auto", return all engines that can be used.
+    With "auto", these are all engines that are installed and do not refuse the vocabulary. With the
+    name of an engine, the list has only this name.
 
     Args:
         requested: The recipe's `engine`.
@@ -140,10 +141,10 @@ def refused(name: str, why: str) -> RecipeError:
 
 
 def begin_loading(requested: str, vocabulary: Vocabulary, special_text: str) -> None:
-    """Start to load the first candidate for the recipe's `engine` in a background thread.
+    """Start to load the first engine of `candidates` in a background thread.
 
-    `loaded` waits for the thread and reports all errors. Libraries load large vocabularies without
-    the GIL.
+    `loaded` waits for the thread and raises its errors. A thread saves time because libraries
+    release the GIL while they load a large vocabulary.
     """
     with contextlib.suppress(PackprepError):
         name = candidates(requested, vocabulary)[0]
@@ -156,9 +157,9 @@ def begin_loading(requested: str, vocabulary: Vocabulary, special_text: str) -> 
 
 
 def loaded(name: str, vocabulary: Vocabulary, special_text: str) -> Engine:
-    """Return an engine, from the cache if it is the engine that was loaded last.
+    """Return the engine with this name, loaded for a vocabulary and a `special_text`.
 
-    A large vocabulary takes a second to load.
+    The engine of the last call is cached, because a large vocabulary takes a second to load.
 
     Raises:
         EngineRefusal: If the engine does not accept the vocabulary.
@@ -181,8 +182,8 @@ _loading: dict[tuple[EngineKind, Vocabulary, str], Future[Engine]] = {}
 def engine_in_words(engine: Engine, requested: str, vocabulary: Vocabulary) -> str:
     """Describe an engine for messages.
 
-    Name the engine and its speed for tokenizing only, say why no faster engine is used, and what
-    would help. `requested` is the recipe's `engine`.
+    The text has the engine's name and its speed in MB/s. It also says why no faster engine is used,
+    and how to get a faster engine, if there is one. `requested` is the recipe's `engine`.
     """
     rate = f"tokenizing about {engine.rate} MB/s of text per core"
     said = f"engine {engine.name} {engine.version}, {rate}"
@@ -215,9 +216,10 @@ def engine_in_words(engine: Engine, requested: str, vocabulary: Vocabulary) -> s
 
 
 def engine_facts(name: str) -> dict[str, str]:
-    """Return a plan's entry for its engine: {"name", "version"}.
+    """Return the entry that a plan stores about its engine, with the keys "name" and "version".
 
-    If the engine must be compared with the reference, "reference" has the version of the reference.
+    If the engine must be compared with the reference, the key "reference" has the version of the
+    library `tokenizers`.
     """
     version = ENGINES[name].version()
     assert version is not None
@@ -226,10 +228,10 @@ def engine_facts(name: str) -> dict[str, str]:
 
 
 def load_engine(engine: Mapping[str, str], vocabulary: Vocabulary, special_text: str) -> Engine:
-    """Return the engine of a plan, or the reference as its replacement.
+    """Return the engine that a plan names, or the reference if it can replace this engine.
 
-    If an engine is compared with the reference and is not installed here in the plan's version, the
-    reference replaces it.
+    The reference can replace every engine that is compared with it. It does so if the engine is not
+    installed here in the plan's version, or refuses the vocabulary.
 
     Args:
         engine: The plan's entry, as returned by `engine_facts`.
@@ -237,8 +239,8 @@ def load_engine(engine: Mapping[str, str], vocabulary: Vocabulary, special_text:
         special_text: `special_text` in the recipe.
 
     Raises:
-        PlanError: If the plan's engine and its replacement cannot be used, or the version of the
-            reference differs from the plan's.
+        PlanError: If the engine cannot be used and the reference cannot replace it, or if the
+            reference has another version here than in the plan.
     """
     name, version = engine["name"], engine["version"]
     believed = REFERENCE if "reference" in engine else name

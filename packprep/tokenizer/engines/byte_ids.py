@@ -83,9 +83,9 @@ def _byte_ids(data: bytes) -> np.ndarray:
 def _append_bytes(
     ids: list[np.ndarray], characters: list[np.ndarray], text: str, begin: int, end: int
 ) -> int:
-    """Append the bytes of text[begin:end] to `ids` and their characters to `characters`.
+    """Append the bytes of text[begin:end] to `ids`, and return their number.
 
-    Return the number of bytes.
+    For each byte, the range [i, i + 1) of its character is appended to `characters`.
     """
     data = _byte_ids(text[begin:end].encode())
     ids.append(data)

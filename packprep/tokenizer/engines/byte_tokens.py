@@ -53,13 +53,13 @@ _SPACES = frozenset(
 
 
 def byte_tokens_of(tokenizer_json: bytes, tokens: Mapping[int, str]) -> "ByteTokens | None":
-    """Return the bytes of a tokenizer's tokens as `ByteTokens`.
+    """Return a table with the bytes of a tokenizer's tokens.
 
-    The tokenizer is byte-level BPE, or SentencePiece BPE with byte_fallback. The result is None if
-    it adds spaces in a way that is not supported.
+    Return None if the tokenizer adds spaces in a way that `ByteTokens` does not support.
 
     Args:
-        tokenizer_json: A tokenizer that `not_byte_level_bpe` or `not_sentencepiece_bpe` accepts.
+        tokenizer_json: The tokenizer.json of a byte-level BPE or a SentencePiece BPE with
+            byte_fallback, for which `not_byte_level_bpe` or `not_sentencepiece_bpe` returns None.
         tokens: id → token as written in the model's vocabulary.
     """
     parsed = parse_tokenizer_json(tokenizer_json, "tokenizer.json")
@@ -98,9 +98,10 @@ def byte_tokens_of(tokenizer_json: bytes, tokens: Mapping[int, str]) -> "ByteTok
 
 
 def _drop_overlapping(texts: dict[int, bytes], parsed: Mapping[str, Any]) -> None:
-    """Remove added tokens that start or end with a space, if any added token strips spaces.
+    """Remove from `texts` the added tokens that start or end with a space.
 
-    The tokens are removed from `texts`, because a space between two of them could belong to both.
+    Do this only if some added token strips spaces. A space next to such a token could be stripped,
+    or it could belong to the neighbouring token. The reference encodes texts with removed tokens.
     """
     added = parsed["added_tokens"]
     if any(token.get("lstrip") or token.get("rstrip") for token in added):
@@ -110,13 +111,13 @@ def _drop_overlapping(texts: dict[int, bytes], parsed: Mapping[str, Any]) -> Non
 
 
 class _Stripping(NamedTuple):
-    """The added tokens of a tokenizer, if some of them strip the spaces around them.
+    """The added tokens of a tokenizer. At least one of them strips the spaces around it.
 
     Attributes:
         pattern: A pattern that matches the text of any added token.
-        ids: text → id of the tokens that strip.
-        left: The texts of the tokens that strip on the left.
-        right: The texts of the tokens that strip on the right.
+        ids: text → id of the tokens that strip spaces.
+        left: The texts of the tokens that strip the spaces before them (`lstrip`).
+        right: The texts of the tokens that strip the spaces after them (`rstrip`).
     """
 
     pattern: re.Pattern[str]
@@ -125,10 +126,11 @@ class _Stripping(NamedTuple):
     right: Collection[str]
 
     def ranges(self, text: str) -> list[tuple[int, int, int, int]]:
-        """Return a tuple (begin, text begin, text end, end) per occurrence of a token that strips.
+        """Return (begin, token begin, token end, end) for each occurrence of a token in `ids`.
 
-        All four are indices into `text`. The stripped spaces are between the outer and the inner
-        ones.
+        All four numbers are indices into `text`. The token strips the spaces from begin to token
+        begin and from token end to end. For example, a <mask> that strips the space before it
+        gives (1, 2, 8, 8) in "a <mask> b".
         """
         found, last = [], 0
         for match in self.pattern.finditer(text):
@@ -146,10 +148,10 @@ class _Stripping(NamedTuple):
 
 
 def _stripping(parsed: Mapping[str, Any]) -> _Stripping | None:
-    """Return the added tokens that strip spaces, or None if there are none.
+    """Return a tokenizer's added tokens as `_Stripping`, or None if none of them strips spaces.
 
-    Return None also if some added token is searched in normalized text. In such text, a space that
-    remains may look like a stripped space.
+    Return None also if the tokenizer searches the normalized text for some added token
+    ("normalized": true). In normalized text, a space that remains may look like a stripped space.
     """
     added = parsed["added_tokens"]
     if any(token.get("normalized") for token in added):
@@ -163,9 +165,10 @@ def _stripping(parsed: Mapping[str, Any]) -> _Stripping | None:
 
 
 def _added_space(parsed: Mapping[str, Any]) -> str | None:
-    """Return where SentencePiece BPE adds a space, or None if the tokenizer's way is not supported.
+    """Return where a SentencePiece BPE tokenizer adds a space.
 
-    The result is NOWHERE, AT_TEXT_START or AT_SECTION_STARTS.
+    The result is NOWHERE, AT_TEXT_START or AT_SECTION_STARTS. It is None if the tokenizer adds
+    spaces at other positions, which is not supported.
     """
     normalizers = steps_of(parsed.get("normalizer"), "normalizers")
     if any(step.get("type") == "Prepend" for step in normalizers):
@@ -178,10 +181,10 @@ def _added_space(parsed: Mapping[str, Any]) -> str | None:
 
 
 class CharactersFromBytes:
-    """A base class of engines with a library that does not report the characters of tokens.
+    """A base class for engines with a library that does not report the characters of tokens.
 
-    A subclass sets the attributes below, and has the methods `own_characters` and
-    `can_tell_characters`.
+    A subclass sets `_vocabulary`, `_special_text` and `reference`, and defines the methods
+    `own_characters` and `can_tell_characters`.
     """
 
     _vocabulary: Vocabulary
@@ -198,7 +201,7 @@ class CharactersFromBytes:
 
     @lazy
     def _tells_characters(self) -> bool:
-        """Return whether the characters computed from bytes equal the reference's on test texts."""
+        """Return whether `own_characters` and the reference agree on the generated test texts."""
         from packprep.tokenizer.proof import characters_are_proven
 
         return characters_are_proven(self, self._special_text, self._vocabulary)
@@ -226,10 +229,11 @@ class ByteTokens:
         """Create the table.
 
         Args:
-            texts: id → bytes. A text with a token that is not in `texts` never equals its tokens.
+            texts: id → bytes of the token. The bytes of a token that is missing here differ from
+                the bytes of every text, so that the reference encodes the texts with this token.
             added: The ids of added tokens.
-            added_space: Where the tokenizer adds a space.
-            stripping: The added tokens that strip spaces.
+            added_space: NOWHERE, AT_TEXT_START or AT_SECTION_STARTS.
+            stripping: The result of `_stripping`.
         """
         size = max([*texts, *added], default=-1) + 1
         # The last entry is for ids beyond the vocabulary. No text in UTF-8 has a byte 0xFF.
@@ -259,14 +263,15 @@ class ByteTokens:
         reference: Engine,
         chat: bool,
     ) -> Encoded:
-        """Return ids, offsets and characters of texts.
+        """Return the ids, offsets and characters of texts that an engine has already encoded.
 
-        The reference encodes the texts with bytes that differ from the bytes of their tokens.
+        If the bytes of a text differ from the bytes of its tokens, the reference encodes the text
+        again.
 
         Args:
             texts: n texts without lone surrogates.
-            encoded: The ids and offsets of all texts.
-            by_reference: Indices of other texts that the reference must encode.
+            encoded: The engine's ids and offsets of all texts.
+            by_reference: Indices of texts that the reference must encode even if the bytes agree.
             reference: The reference.
             chat: As in `Engine.encode_with_characters`.
         """
@@ -288,9 +293,9 @@ class ByteTokens:
             offsets: int64[n + 1], the start of each text in `ids`.
 
         Returns:
-            Two arrays. The first, int64[total, 2], has the range [begin, end) of each token in
-            characters of its text. The second, int64[k], has the indices of texts with bytes that
-            differ from the bytes of their tokens. The ranges of these texts are wrong.
+            Two arrays. The first, int64[total, 2], has the range [begin, end) of characters in the
+            text that each token stands for. The second, int64[k], has the index of each text with
+            bytes that differ from the bytes of its tokens. The ranges of these texts are wrong.
         """
         ids = np.minimum(ids.astype(np.int64), len(self._texts) - 1)
         after_space = self._after_added_space(texts, ids, offsets)
@@ -318,9 +323,10 @@ class ByteTokens:
     def _move_stripped(
         self, text: str, tokens: bytes, strips: np.ndarray, characters: np.ndarray
     ) -> bool:
-        """Correct the characters of a text's tokens for stripped spaces, if the bytes agree.
+        """Add the stripped spaces of a text to the characters of its tokens.
 
-        Return whether the text without stripped spaces equals the bytes of its tokens.
+        Return False, and leave `characters` unchanged, if the text without the stripped spaces
+        differs from the bytes of its tokens.
 
         Args:
             text: The text.
@@ -348,11 +354,10 @@ class ByteTokens:
     def _after_added_space(
         self, texts: Sequence[str], ids: np.ndarray, offsets: np.ndarray
     ) -> np.ndarray:
-        """Return which tokens start with a space that the tokenizer added, bool[total].
+        """Return whether each token starts with a space that the tokenizer added, bool[total].
 
-        The result may mark too many tokens, because an added token may have matched with the space
-        around it. It never marks too few. The result is right for every text that equals the bytes
-        of its tokens.
+        A True may be wrong, because an added token may also match the space next to it. A False is
+        always right. For a text with the same bytes as its tokens, every value is right.
         """
         first = np.zeros(len(ids) + 1, np.bool_)
         if self._added_space == AT_TEXT_START:
@@ -365,9 +370,10 @@ class ByteTokens:
 
 
 def _merged(fast: Encoded, slow: Encoded, which: np.ndarray) -> Encoded:
-    """Return `fast` with the texts at the indices `which` replaced by the texts of `slow`.
+    """Return the results `fast` with the results `slow` at the text indices `which`.
 
-    `slow` contains only these texts, in the same order.
+    `fast` has the results of all texts. `slow` has only the results of the texts in `which`, in the
+    same order.
     """
     parts: list[tuple[np.ndarray, np.ndarray]] = []
     numbers = {int(i): k for k, i in enumerate(which)}

@@ -24,7 +24,7 @@ class Engine(Protocol):
 
     @property
     def library(self) -> Sequence[str]:
-        """The library files that produce the ids, empty if they are unknown."""
+        """The paths of the library files that compute the ids. Empty if no library does."""
         ...
 
     @property
@@ -37,7 +37,7 @@ class Engine(Protocol):
 
     @property
     def reference(self) -> "Reference | None":
-        """A slow, trusted engine with the same ids, or None if this engine itself is trusted."""
+        """A slow, trusted engine that gives the same ids, or None if this engine is trusted."""
         ...
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -52,8 +52,8 @@ class Engine(Protocol):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Encode texts into ids, offsets and characters.
 
-        The ids are int32[total] and the offsets int64[n + 1]. The characters are int64[total, 2],
-        the range [begin, end) of each token in characters of its text.
+        The ids are int32[total] and the offsets int64[n + 1]. The characters are int64[total, 2].
+        Row k is the range [begin, end) of characters in the text that token k stands for.
 
         Args:
             texts: n texts without lone surrogates.
@@ -80,10 +80,10 @@ class EngineRefusal(Exception):
 
 
 def cannot_load(error: Exception) -> EngineRefusal:
-    """Return the refusal of a library that fails on a tokenizer.
+    """Return the error for a library that fails with `error` when it loads a tokenizer.
 
-    It quotes only the first line of the library's message, because some libraries add code
-    locations.
+    The result quotes only the first line of the library's message, because some libraries add code
+    locations in further lines.
     """
     return EngineRefusal(
         f"it cannot load it ({(str(error).strip().splitlines() or ['no message'])[0]})"

@@ -44,8 +44,8 @@ class FastEngine(CharactersFromBytes):
     """The engine `fastokens` with one thread, because packprep scales with processes.
 
     The library does not report the characters of its tokens. They are computed from the bytes of
-    the tokens, or by the reference. If the tokenizer has patterns that ignore case, the reference
-    also encodes the texts that contain a character of _FOLDED.
+    the tokens, or by the reference. If the tokenizer has patterns that ignore case, the library may
+    give wrong ids for texts with "ſ" or the Kelvin sign. The reference encodes these texts.
 
     Raises:
         EngineRefusal: If the engine does not accept the tokenizer.
@@ -91,7 +91,7 @@ class FastEngine(CharactersFromBytes):
     def _encode_apart(
         self, texts: Sequence[str], odd: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Encode texts, with the reference for the texts at the indices in `odd`."""
+        """Encode texts as in `encode`, but let the reference encode the texts at indices `odd`."""
         rest = list(texts)
         for i in odd:
             rest[i] = ""
@@ -108,7 +108,7 @@ class FastEngine(CharactersFromBytes):
     def _for_chat(self) -> Any:
         """Return the tokenizer that encodes the text of a special token as that token.
 
-        None means that the library cannot load it.
+        Return None if the library cannot load it, or gives an added token another id than the file.
         """
         if not self._split:
             return self._tokenizer
@@ -151,7 +151,7 @@ class FastEngine(CharactersFromBytes):
 
 
 def _with_folded(texts: Sequence[str]) -> list[int]:
-    """Return the indices of the texts that contain a character of _FOLDED."""
+    """Return the indices of the texts that contain "ſ" or the Kelvin sign (_FOLDED)."""
     one, other = _FOLDED
     return [
         i for i, text in enumerate(texts) if not text.isascii() and (one in text or other in text)
@@ -163,9 +163,10 @@ def refusal(vocabulary: Vocabulary) -> str | None:
     """Return the reason why this tokenizer's components rule out the library, or None.
 
     None means that the library may be compared with the reference. The library itself accepts more
-    tokenizers, but may give wrong ids for them. Without ByteLevel or byte_fallback, it merges
-    across characters that the vocabulary does not have. With byte_fallback, it produces tokens that
-    contain such a character, although no merge makes them.
+    tokenizers, but may give wrong ids for texts with a character that the vocabulary does not have.
+    If the tokenizer has neither ByteLevel nor byte_fallback, the library merges the characters
+    before and after this character. If it has byte_fallback, the library produces tokens that
+    contain this character, although no merge makes them.
     """
     parsed = parse_tokenizer_json(vocabulary.tokenizer_json, "tokenizer.json")
     if parsed["model"].get("byte_fallback"):

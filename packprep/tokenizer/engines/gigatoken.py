@@ -58,7 +58,10 @@ class GigatokenEngine(CharactersFromBytes):
         self.reference = ReferenceEngine(vocabulary, special_text)
 
     def _tokenizer(self, with_special: bool) -> Any:
-        """Return the library's tokenizer with or without the special tokens."""
+        """Return the library's tokenizer, with the special tokens if `with_special`.
+
+        Load it again after MOST_IDS encoded ids, to empty the library's cache.
+        """
         if self._ids > MOST_IDS:
             self._tokenizers, self._ids = {}, 0
         if with_special not in self._tokenizers:
@@ -71,7 +74,10 @@ class GigatokenEngine(CharactersFromBytes):
         return self._encode(texts, self._special_text == "special")
 
     def _encode(self, texts: Sequence[str], with_special: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Encode texts as in `encode`, with or without the special tokens."""
+        """Encode texts as in `encode`.
+
+        Encode the text of a special token as that token if `with_special`.
+        """
         tokenizer = self._tokenizer(with_special)
         found = [tokenizer.encode(text) for text in texts]
         self._ids += sum(map(len, found))
@@ -104,6 +110,7 @@ def refusal(vocabulary: Vocabulary) -> str | None:
     """Return the reason why this tokenizer's components rule out the library, or None.
 
     None means that the library may be compared with the reference. The library also accepts
-    byte-level BPE, but its ids then differ for code points that are new in Unicode 17.
+    byte-level BPE, but its ids then differ from the reference's for code points that are new in
+    Unicode 17.
     """
     return not_sentencepiece_bpe(parse_tokenizer_json(vocabulary.tokenizer_json, "tokenizer.json"))

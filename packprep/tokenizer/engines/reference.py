@@ -29,10 +29,10 @@ class NormalizerLimit(Exception):
 
 
 def most_of_one(step: Any) -> int:
-    """Return the maximum number of characters that a step makes from one character.
+    """Return the maximum number of characters that a normalizer or decoder step makes from one.
 
-    `step` is a step of a normalizer or decoder. Only steps with a text in the file ("Prepend" and
-    "Replace") can make more than one.
+    Only the steps "Prepend" and "Replace", which insert a text from the file, can make more than
+    one character from one character.
     """
     kind = step.get("type") if isinstance(step, dict) else None
     if kind == "Prepend":
@@ -44,7 +44,7 @@ def most_of_one(step: Any) -> int:
 
 
 class NormalForms:
-    """An estimator of the lengths of texts after the normalizer of a tokenizer.json."""
+    """An estimator of the lengths that texts reach in the normalizer of a tokenizer.json."""
 
     def __init__(self, normalizer: Mapping[str, Any] | None):
         steps = [*steps_of(normalizer, "normalizers")]
@@ -52,9 +52,10 @@ class NormalForms:
         self._steps = [_step(step) for step in steps] if self._most > MOST_GROWTH else []
 
     def characters(self, text: str) -> int:
-        """Return the number of characters to assume for a text when memory is estimated.
+        """Return the number of characters to count for a text when a batch is filled.
 
-        It is the text's own length, or more if the normalizer may expand it.
+        This is the length of the text, unless the normalizer may make texts more than MOST_GROWTH
+        times as long. Then it is the greatest length that the text may have in the normalizer.
 
         Raises:
             NormalizerLimit: If the normalizer expands the text beyond the limit.
@@ -79,9 +80,10 @@ class _Step(NamedTuple):
     with_one: Any  # like `without`, but with one character as replacement
 
     def length(self, form: str) -> int:
-        """Return the length of a text after this step, without computing the text.
+        """Return the length that the text `form` has after this step, without making that text.
 
-        For steps other than "Prepend" and "Replace", return the length of the input.
+        For "Prepend", return an upper bound. For steps other than "Prepend" and "Replace", return
+        the length of `form`.
         """
         if self.table["type"] == "Prepend":  # It is prepended to each part between added tokens.
             return len(form) * (1 + len(self.table["prepend"]))
@@ -111,10 +113,10 @@ BATCH_CHARACTERS = 1 << 20
 class ReferenceEngine:
     """The `tokenizers` library without post-processor, truncation, padding and dropout.
 
-    `in_place_of` names a plan's engine that this engine replaces, and the reason. An empty string
-    means that this is the plan's own engine. If the replacement fails on a text, the build stops,
-    because the plan's engine may accept the text. Only a text beyond the normalizer's limit is
-    rejected.
+    `in_place_of` is text for messages. It names the plan's engine that this engine replaces, and
+    the reason. It is empty if this engine replaces no other engine. If a replacement fails on a
+    text, the build stops, because the plan's engine may accept the text. Only a text beyond the
+    normalizer's limit is rejected without stopping the build.
     """
 
     name = "reference"
@@ -192,17 +194,17 @@ class ReferenceEngine:
 
 
 def plain_of(vocabulary: Vocabulary, special_text: str, with_special: bool = True) -> bytes:
-    """Return the tokenizer.json that engines load.
+    """Return the tokenizer.json that engines load, as `plain_tokenizer_json` makes it.
 
-    Unless `special_text` is "special", tokens with a role are marked special in it. `with_special`
-    says whether to keep the special tokens.
+    Unless `special_text` is "special", all `vocabulary.special_ids` are marked as special in it.
+    `with_special` says whether `added_tokens` keeps the tokens that are special.
     """
     special_ids = frozenset() if special_text == "special" else frozenset(vocabulary.special_ids)
     return plain_tokenizer_json(vocabulary.tokenizer_json, special_ids, with_special)
 
 
 def _batches(texts: Sequence[str], forms: NormalForms) -> Iterator[Sequence[str]]:
-    """Yield batches of consecutive texts with about BATCH_CHARACTERS each.
+    """Yield batches of consecutive texts with about BATCH_CHARACTERS characters in each batch.
 
     Batches limit the memory, because the library's encodings take many times the memory of their
     ids.

@@ -50,9 +50,9 @@ def not_sentencepiece_bpe(parsed: Mapping[str, Any], metaspace: bool = True) -> 
     """Return the reason why a tokenizer is not SentencePiece BPE, or None if it is.
 
     SentencePiece BPE has byte_fallback and replaces spaces by ▁. Llama 2, Gemma, Mistral up to
-    v0.3, Phi-3 and Yi have this shape. `metaspace` says whether the pre-tokenizer Metaspace may do
-    the replacement. Its option to split is not checked here, but only by the comparison with the
-    reference.
+    v0.3, Phi-3 and Yi have this shape. `metaspace` says whether the pre-tokenizer Metaspace may
+    replace the spaces. Metaspace's option `split` is not checked here. The comparison with the
+    reference finds tokenizers for which it matters.
     """
     model = parsed["model"]
     if not model.get("byte_fallback") and model.get("type") == "BPE":
@@ -85,9 +85,9 @@ def not_sentencepiece_bpe(parsed: Mapping[str, Any], metaspace: bool = True) -> 
 
 
 def not_of_own_characters(parsed: Mapping[str, Any]) -> str | None:
-    """Return a reason if some token has a character that is not itself a token, otherwise None.
+    """Return a reason if some token contains a character that is not itself a token.
 
-    Added tokens that are not special are ignored.
+    Return None if there is no such token. Added tokens that are not special are ignored.
     """
     vocabulary = parsed["model"].get("vocab", {})
     tokens = vocabulary.keys() - {
