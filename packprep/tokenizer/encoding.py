@@ -30,7 +30,7 @@ class Tokens(NamedTuple):
             by index. The reason is one of TEXT_REASONS or "lone_surrogate". A rejected document has
             no tokens.
         characters: int64[total, 2]. Row k is the range [begin, end) of characters in the document
-            that token k stands for. None if `tokenize` was called without `characters`.
+            that token k represents. None if `tokenize` was called without `characters`.
     """
 
     ids: np.ndarray
@@ -229,7 +229,7 @@ class _PlainText:
         forbidden_in_chat: bool[vocab_size], whether an id is forbidden in chats. Added tokens are
             allowed there, because a chat template writes them.
         texts: id → text of the special tokens.
-        ordinary: The longest range (first, end) of ids in which no id is forbidden. `end` is not in
+        ordinary: The longest range (first, end) of ids without a forbidden id. `end` is not part of
             the range.
     """
 
@@ -244,7 +244,7 @@ class _PlainText:
         return any_of(self.texts.values())
 
     def places(self, ids: np.ndarray, in_chat: bool) -> np.ndarray:
-        """Return the indices at which `ids` has forbidden ids, int64[k]."""
+        """Return the indices of the forbidden ids in `ids`, int64[k]."""
         # Most vocabularies have the forbidden ids at the top. Then the minimum and maximum of the
         # ids replace a lookup of each id.
         first, end = self.ordinary

@@ -227,7 +227,7 @@ def _refuse_unlisted(
     Args:
         data: The bytes of the tokenizer.json.
         name: The tokenizer's name, for messages.
-        place: The folder or Hub name from which Transformers can load the tokenizer, for the hint.
+        place: The folder or Hub name of the tokenizer. The hint passes it to Transformers.
         read: Takes the name of a file next to the tokenizer.json. Returns its bytes, or None if the
             file does not exist.
 

@@ -308,7 +308,7 @@ def prove(engine: Engine, texts: Sequence[str], special_text: str, vocabulary: V
 
 
 def _proven_for(engine: Engine, special_text: str, vocabulary: Vocabulary) -> tuple | None:
-    """Return the key under which `prove_on_nasty_text` is cached, or None if it cannot be cached.
+    """Return the cache key of `prove_on_nasty_text`, or None if the result cannot be cached.
 
     The key contains the vocabulary, `special_text`, and the version and library files of the engine
     and of its reference. An engine without library files cannot be cached.

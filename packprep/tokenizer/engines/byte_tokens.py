@@ -58,8 +58,8 @@ def byte_tokens_of(tokenizer_json: bytes, tokens: Mapping[int, str]) -> "ByteTok
     Return None if the tokenizer adds spaces in a way that `ByteTokens` does not support.
 
     Args:
-        tokenizer_json: The tokenizer.json of a byte-level BPE or a SentencePiece BPE with
-            byte_fallback, for which `not_byte_level_bpe` or `not_sentencepiece_bpe` returns None.
+        tokenizer_json: The tokenizer.json of a byte-level BPE or a SentencePiece BPE. That is,
+            `not_byte_level_bpe` or `not_sentencepiece_bpe` returns None for it.
         tokens: id → token as written in the model's vocabulary.
     """
     parsed = parse_tokenizer_json(tokenizer_json, "tokenizer.json")
@@ -111,7 +111,7 @@ def _drop_overlapping(texts: dict[int, bytes], parsed: Mapping[str, Any]) -> Non
 
 
 class _Stripping(NamedTuple):
-    """The added tokens of a tokenizer. At least one of them strips the spaces around it.
+    """The added tokens of a tokenizer that has added tokens which strip spaces.
 
     Attributes:
         pattern: A pattern that matches the text of any added token.
@@ -294,7 +294,7 @@ class ByteTokens:
 
         Returns:
             Two arrays. The first, int64[total, 2], has the range [begin, end) of characters in the
-            text that each token stands for. The second, int64[k], has the index of each text with
+            text that each token represents. The second, int64[k], has the index of each text with
             bytes that differ from the bytes of its tokens. The ranges of these texts are wrong.
         """
         ids = np.minimum(ids.astype(np.int64), len(self._texts) - 1)

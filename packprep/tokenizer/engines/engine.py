@@ -53,7 +53,7 @@ class Engine(Protocol):
         """Encode texts into ids, offsets and characters.
 
         The ids are int32[total] and the offsets int64[n + 1]. The characters are int64[total, 2].
-        Row k is the range [begin, end) of characters in the text that token k stands for.
+        Row k is the range [begin, end) of characters in the text that token k represents.
 
         Args:
             texts: n texts without lone surrogates.

@@ -51,8 +51,8 @@ def not_sentencepiece_bpe(parsed: Mapping[str, Any], metaspace: bool = True) -> 
 
     SentencePiece BPE has byte_fallback and replaces spaces by ▁. Llama 2, Gemma, Mistral up to
     v0.3, Phi-3 and Yi have this shape. `metaspace` says whether the pre-tokenizer Metaspace may
-    replace the spaces. Metaspace's option `split` is not checked here. The comparison with the
-    reference finds tokenizers for which it matters.
+    replace the spaces. Metaspace's option `split` is not checked here. If an engine
+    handles it in another way, the comparison with the reference finds the difference.
     """
     model = parsed["model"]
     if not model.get("byte_fallback") and model.get("type") == "BPE":
