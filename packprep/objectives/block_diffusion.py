@@ -12,7 +12,7 @@ A noised block attends to its own slots and to the clean blocks before it.
 BD3-LM (Arriola et al. 2025) draws one level per block from a clipped range, with loss weight 1 /
 level. Blocks are counted from the segment's first slot, which may be bos or the mode token. The
 last block may be shorter. `BlockSchedule` of `dataset/epochs/noise.py` also has the schedules of
-other models, as in the code named here:
+other models. Each line gives the parameters, the model, and the code that they reproduce:
 
     noise "position"        Nemotron-Labs-Diffusion, by NeMo Automodel 0.7.0's corrupt_blockwise
     noise "all", shift      I-DLM (Yu et al. 2026), by its corrupt_all_masked and IDLMLoss
@@ -86,7 +86,7 @@ def check(parameters: Mapping[str, Any], where: str) -> None:
 
 
 def roles(parameters: Mapping[str, Any]) -> frozenset[str]:
-    """Return {"mask"} if slots can become the mask, otherwise an empty set."""
+    """Return {"mask"} if the task may replace tokens with the mask, otherwise an empty set."""
     return SCHEDULE.needs(parameters) & {"mask"}
 
 
@@ -125,7 +125,10 @@ def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
 
 
 def mean_weight(task: Task) -> float:
-    """Return the mean loss weight of a trained slot: 1 / mean level, or 1 without weighting."""
+    """Return the mean loss weight of a trained slot.
+
+    It is 1 / mean level if `weighting` is "1/p", otherwise 1.
+    """
     return 2.0 / sum(level_range(task.parameters)) if task.parameters["weighting"] == "1/p" else 1.0
 
 

@@ -57,7 +57,7 @@ def _mark_rearranged(key, rate, rearranged):
 
 @kernel(inline=True)
 def _moved_back(tokens, begin, cut, n, continues):
-    """Return the cut, moved back to the start of the character that it is inside of."""
+    """Return `cut`. If it is inside a character, return the start of this character instead."""
     if cut < n:
         while cut > 0 and continues.shape[0] > 0 and continues[tokens[begin + cut]]:
             cut -= 1
@@ -114,9 +114,10 @@ def _token(rows, body, i):
 
 @kernel
 def _stays(rows, body, cut, drawn_cut, continues):
-    """Return whether text_safe moves a drawn cut back to `cut`.
+    """Return whether text_safe moves the cut that was drawn, `drawn_cut`, back to `cut`.
 
-    `cut` is the start or the end of the middle in `body`.
+    Return True also if both are equal and `drawn_cut` need not move. `cut` is the start or the end
+    of the middle in `body`.
     """
     if cut == drawn_cut and (cut == 0 or cut == body.n or continues.shape[0] == 0):
         return True
@@ -134,9 +135,9 @@ def _stays(rows, body, cut, drawn_cut, continues):
 def _restore(rows, columns, cutting, out, fits):
     """Read the tokens of bodies from the flat rows.
 
-    text_safe only moves cuts back, so the search starts at the drawn cuts and goes backwards. It
-    takes the first pair of cuts with the special tokens at the right slots. No character may start
-    between a cut and the cut that was drawn.
+    The cuts of a body are not stored. Because text_safe only moves cuts back, they are searched
+    backwards from the drawn cuts. A pair of cuts is right if the special tokens are at its slots
+    and text_safe would move the drawn cuts to it. The first such pair is used.
     """
     bodies, continues = columns.bodies, cutting.continues
     for i in range(bodies.n.shape[0]):
@@ -171,7 +172,7 @@ def _restore(rows, columns, cutting, out, fits):
 
 
 def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
-    """Return the slots of each body: n, and 3 more for the special tokens if it is rearranged.
+    """Return the number of slots of each body: n, or n + 3 if the body is rearranged.
 
     Args:
         task: The task.
@@ -186,7 +187,7 @@ def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
 
 
 def most_body_slots(task: Task, n: int) -> int:
-    """Return the most slots of a body: n + 3, or n if the task rearranges no segment.
+    """Return the most slots of a body: n + 3, or n if the parameter `rate` is 0.
 
     Args:
         task: The task.
@@ -205,7 +206,10 @@ def _cutting_of(task: Task) -> _Cutting:
 
 
 def render(task: Task, columns: BodySlots, tokens: np.ndarray, rows: np.ndarray) -> None:
-    """Write the bodies: rearranged segments with their special tokens, other segments unchanged.
+    """Write the bodies of segments to the rows.
+
+    The body of a rearranged segment has its parts in the new order, each after its special token.
+    The body of any other segment is a copy of its tokens.
 
     Args:
         task: The task.

@@ -8,8 +8,9 @@
 
 A segment's candidates are the slots that may be masked. They are masked with the same probability
 p. LLaDA (Nie et al. 2025) and MDLM (Sahoo et al. 2024) draw t ~ U(0, 1) and use p = (1 − ε) t + ε
-with loss weight 1 / p. BERT's masking has one level, .15, and shares 80/10/10. An exact count masks
-k = max(⌊ratio · candidates⌋, 1) candidates without replacement, and p is k / candidates.
+with loss weight 1 / p. BERT always uses p = .15. It masks 80 % of the chosen tokens, replaces 10 %
+with ordinary tokens, and leaves 10 % unchanged. With `exact_count`, the number of masked candidates
+is not random: it is k = max(⌊ratio · candidates⌋, 1), and p is k / candidates.
 """
 
 from collections.abc import Mapping
@@ -23,19 +24,20 @@ from packprep.objectives.objective import Objective, Task
 
 
 def roles(parameters: Mapping[str, Any]) -> frozenset[str]:
-    """Return {"mask"} if slots can become the mask, otherwise an empty set."""
+    """Return {"mask"} if the task may replace tokens with the mask, otherwise an empty set."""
     return SCHEDULE.needs(parameters) & {"mask"}
 
 
 def check(parameters: Mapping[str, Any], where: str) -> None:
-    """Check that noise_range allows masks, and that the options can be combined with exact_count.
+    """Check that noise_range ends above 0, and that exact_count fits the other parameters.
 
     Args:
         parameters: The task's parameters.
         where: The task's name, for error messages.
 
     Raises:
-        RecipeError: If the parameters are invalid.
+        RecipeError: If noise_range ends at 0, or if exact_count is set and noise_range starts at 0
+            or `stratified` is set.
     """
     low, high = parameters["noise_range"]
     if high == 0:
@@ -73,9 +75,10 @@ def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
 
 
 def mean_weight(task: Task) -> float:
-    """Return the mean loss weight of a masked slot: 1 / mean p, or 1 without weighting.
+    """Return the mean loss weight of a masked slot.
 
-    Each masked slot has weight 1 / p, and a share p of the slots is masked.
+    It is 1 / mean p if `weighting` is "1/p", because a segment with probability p has a share p of
+    its slots masked, each with weight 1 / p. Otherwise the mean weight is 1.
     """
     return 1.0 / forecast(task, 0)["noise"][1] if task.parameters["weighting"] == "1/p" else 1.0
 

@@ -1,12 +1,10 @@
 """Compiled writers of same-position noise.
 
-They give the same results as the NumPy writers of `dataset/epochs/noise.py` and have the same
-signatures. `dataset/epochs/noise.py` computes levels, probabilities and weights in both cases:
-
-    writer         render, verify, replay     redraw in a trainer
-    mask           here                       dataset/epochs/noise.py
-    flip           here                       dataset/epochs/noise.py
-    noise_blocks   here                       dataset/epochs/noise.py
+The writers `mask`, `flip` and `noise_blocks` give the same results as the NumPy writers with these
+names in `dataset/epochs/noise.py`, and have the same signatures. Render, verify and replay use the
+writers of this file. Resampling in a trainer uses the NumPy writers, or the writers of this file if
+`accelerate` selects compiled kernels. The schedules in `dataset/epochs/noise.py` call either writer
+and compute the loss weights.
 
 The candidates of a segment are neighbouring slots that may be noised, numbered from 0. A hit is a
 candidate that is noised.
@@ -31,7 +29,7 @@ _MANTISSA, _HALF = ((1 << 52) - 1, 1022 << 52)
 
 
 class _Replacement(NamedTuple):
-    """The replacement of a noised slot: the mask, an ordinary token, or its unchanged token."""
+    """The choices for a noised slot: the mask, an ordinary token, or its unchanged token."""
 
     mask_below: Any  # uint64: a word below this value writes the mask
     ordinary_below: Any  # uint64: another word below this value writes an ordinary token
@@ -41,7 +39,7 @@ class _Replacement(NamedTuple):
 
 
 class _Buffers(NamedTuple):
-    """Memory that the segments of one call share."""
+    """Arrays that a kernel allocates once per call and uses for each segment in turn."""
 
     words: np.ndarray  # uint32: random words
     top: np.ndarray  # uint8[longest + 64]: high byte of each candidate's threshold
@@ -120,9 +118,9 @@ def _hit_below(key, count, before, block_length, threshold, epoch, buffers):
 
 @kernel
 def _hit_exact_count(key, count, ratio, epoch, buffers):
-    """Set hit[j] = 1 for the max(⌊allowed · ratio⌋, 1) allowed candidates with the smallest words.
+    """Set hit[j] = 1 for the k allowed candidates with the smallest random words.
 
-    Return the share of the allowed candidates that is hit, or 1 without allowed candidates.
+    With a allowed candidates, k is max(⌊a · ratio⌋, 1). Return k / a, or 1 if a is 0.
     """
     words, hit, allowed, order = buffers.words, buffers.hit, buffers.allowed, buffers.order
     philox_blocks(key, NOISE_LOW, epoch, (count + 3) >> 2, words)
@@ -162,7 +160,7 @@ def _hit_exact_count(key, count, ratio, epoch, buffers):
 
 @kernel(inline=True)
 def _mark_trainable(begin, count, trainable, allowed):
-    """Set allowed[j] = 1 if candidate j may be trained. An empty `trainable` allows all."""
+    """Set allowed[j] = 1 if candidate j may be trained. If `trainable` is empty, all may be."""
     first_slot = np.uint64(begin)
     if trainable.shape[0] == 0:
         allowed[:count] = 1
@@ -173,7 +171,10 @@ def _mark_trainable(begin, count, trainable, allowed):
 
 @kernel(inline=True)
 def _exclude_mask(begin, count, tokens, mask_id, flags):
-    """Clear flags[j] if the text has the mask at candidate j, since nothing can be learnt there."""
+    """Clear flags[j] if the original token of candidate j is the mask.
+
+    Such a candidate would have the mask as its label, and nothing can be learnt from it.
+    """
     first_slot = np.uint64(begin)
     for j in range(np.uint64(count)):
         flags[j] &= tokens[first_slot + j] != mask_id
@@ -191,9 +192,9 @@ def _put(begin, count, hit, value, tokens, loss_mask):
 
 @kernel(inline=True)
 def _replace(key, begin, count, replacement, epoch, buffers, tokens):
-    """Write the mask, an ordinary token or nothing at each hit.
+    """Replace the token of each hit with the mask or an ordinary token, or keep it.
 
-    Words 2j and 2j + 1 of REPLACEMENT decide for candidate j.
+    Word 2j of REPLACEMENT decides between the three. Word 2j + 1 selects the ordinary token.
     """
     words, ordinary = buffers.words, replacement.ordinary
     philox_blocks(key, REPLACEMENT, epoch, (count + 1) >> 1, words)
@@ -214,7 +215,11 @@ def _replace(key, begin, count, replacement, epoch, buffers, tokens):
 
 @kernel
 def _mask(target, ratio, threshold, replacement, epoch, share):
-    """Write the noise of `mask`. Without an exact count, `ratio` and `share` are empty."""
+    """Write the noise of the function `mask`.
+
+    With `exact_count`, `ratio` has a ratio per segment, and `share` receives the share of hits.
+    Otherwise both arrays are empty, and `threshold` decides.
+    """
     segments, tokens, loss_mask = target.segments, target.tokens, target.loss_mask
     buffers = _buffers(_largest(segments.count), 0)
     hit, allowed = buffers.hit, buffers.allowed
@@ -276,7 +281,7 @@ def mask(
 
 @kernel
 def _flip(target, threshold, loss_on_all, ids, epoch):
-    """Write the noise of `flip` in a compiled kernel."""
+    """Write the noise of the function `flip`."""
     segments, tokens, loss_mask = target.segments, target.tokens, target.loss_mask
     ordinary, rank = ids.ordinary, ids.rank
     buffers = _buffers(_largest(segments.count), 0)
@@ -324,7 +329,10 @@ def flip(
 
 @kernel
 def _exponentials(words, count, time):
-    """Write `randomness.exponentials` of words[: count] to `time`, without a branch."""
+    """Write the result of `randomness.exponentials` for words[:count] to `time`.
+
+    The loop has no branch, so the compiler can vectorize it.
+    """
     for j in range(count):
         bits = np.float64(2.0 * np.float64(words[j]) + 1.0).view(np.int64)
         exponent, mantissa = (
@@ -360,7 +368,8 @@ def _up_to(values, limit):
 def _mark_least(values, k, hit):
     """Set hit[j] = 1 iff values[j] is one of the k smallest; ties are broken by index.
 
-    All values are above −1. Bisection finds the limit, since counting is fast.
+    All values are above −1. Bisection finds the k-th smallest value, because counting how many
+    values are at most a limit is fast.
     """
     low, high, limit = -1.0, np.inf, 1.0
     marks = _up_to(values, limit)
@@ -398,10 +407,11 @@ def _power_of_half(x):
 
 @kernel
 def _hit_soonest(key, count, before, level, schedule, epoch, buffers):
-    """Set hit[j] = 1 iff candidate j is among the first of its block to arrive.
+    """Set hit[j] = 1 iff candidate j is one of the first candidates of its block to arrive.
 
-    Candidate i of a block arrives at an exponential random time, divided by a power of two that
-    grows with i. A block with n candidates has round(level · n) hits. Ties are broken by index.
+    In a block with n candidates, the first round(level · n) candidates to arrive are hits.
+    Candidate i arrives at an exponential random time, divided by a power of two that grows with i.
+    Of two candidates with the same time, the candidate with the lower index arrives first.
     """
     time, hit, block_length = buffers.time, buffers.hit, schedule.block_length
     philox_blocks(key, NOISE_LOW, epoch, (count + 3) >> 2, buffers.words)
@@ -437,7 +447,7 @@ def _draw_levels(key, schedule, epoch, words, level, threshold):
 
 @kernel
 def _noise_blocks(target, blocks, schedule, replacement, epoch, level):
-    """Write the noise of `noise_blocks`, and the level of each block to `level`."""
+    """Write the noise of the function `noise_blocks`, and each block's level to `level`."""
     segments, tokens, loss_mask = target.segments, target.tokens, target.loss_mask
     most_blocks = _largest(blocks)
     buffers, threshold = (
@@ -503,7 +513,7 @@ def noise_blocks(
 def _replacement(
     shares: tuple[float, float, float], ids: NoiseIds, dtype: np.dtype
 ) -> _Replacement:
-    """Return the replacement of noised slots, for rows of a dtype."""
+    """Return the `_Replacement` for shares of (mask, ordinary token, unchanged token)."""
     mask_share, ordinary_share, _ = shares
     return _Replacement(
         np.uint64(int(mask_share * 2**32)),
@@ -515,9 +525,9 @@ def _replacement(
 
 
 def _with_flags(target: Target) -> Target:
-    """Return the target with an empty array in place of a missing `trainable`.
+    """Return the target with an empty array as `trainable` if it has no flags.
 
-    So only one variant of each kernel is compiled.
+    The type of `trainable` is then always the same, so each kernel is compiled only once.
     """
     return target if target.trainable is not None else target._replace(trainable=_NO_FLAGS)
 

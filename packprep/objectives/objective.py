@@ -24,14 +24,17 @@ __all__ = ["Bodies", "BodySlots", "Ids", "Objective", "Parameter", "Task"]
 class Ids:
     """The token ids that objectives write.
 
+    bos, eos, mask and the ids in `fim` are −1 if the tokenizer has no such token.
+
     Attributes:
         vocab_size: Number of ids.
-        pad: Id of the padding. Other ids are −1 if the tokenizer has no such token.
+        pad: Id of the padding. It always exists.
         bos: Id that begins a document.
         eos: Id that ends a segment.
         mask: Id of the mask.
         sentinels: int32[k], ids that replace spans.
-        fim: Ids before prefix, middle and suffix of fill_in_the_middle.
+        fim: Ids of the tokens that fill_in_the_middle writes before the prefix, the middle and the
+            suffix.
         special: Ids that are not ordinary text.
         continues: uint8[vocab_size], 1 for a token that begins inside a UTF-8 character. It is
             empty if the vocabulary has no such token.
@@ -59,11 +62,11 @@ class Task:
 
     Attributes:
         name: The task's name in the recipe.
-        objective: Its objective.
-        weight: Its share of the segments, relative to the other tasks.
+        objective: The task's objective.
+        weight: The task's share of the segments, relative to the other tasks.
         parameters: All parameters of the objective, with defaults filled in.
-        mode_token: Id of the mode token in its segments, or −1 without a mode token.
-        ids: The ids that it writes.
+        mode_token: Id of the mode token in the task's segments, or −1 without a mode token.
+        ids: The ids that objectives write.
         resolved: Values that the plan computed once and stores, such as thresholds.
         keeps_prefix: Whether a segment's prefix has the same length in every epoch. Rows with an
             encoder and a decoder sequence need this.
@@ -80,12 +83,12 @@ class Task:
 
     @property
     def mode(self) -> int:
-        """The slots of the mode token, 0 or 1."""
+        """The number of slots of the mode token, 0 or 1."""
         return int(self.mode_token >= 0)
 
     @property
     def in_place(self) -> bool:
-        """True if tokens are noised at their positions, and labels are the original tokens."""
+        """True for a same-position task: it noises tokens, and the labels are the originals."""
         return self.objective.noise is not None
 
     @property
@@ -101,10 +104,10 @@ class Task:
         return "next_slot" if self.shift else "same_slot"
 
     def slots(self, bodies: Bodies, bos: np.ndarray, eos: np.ndarray) -> np.ndarray:
-        """Return the exact number of slots of segments.
+        """Return the exact number of slots of each segment.
 
         Args:
-            bodies: The columns of their bodies.
+            bodies: The bodies of m segments.
             bos: int64[m], 1 for segments with a bos, otherwise 0.
             eos: int64[m], 1 for segments with an eos, otherwise 0.
 
@@ -114,7 +117,7 @@ class Task:
         return self.objective.copies * (self.body_slots(bodies) + bos + eos + self.mode)
 
     def body_slots(self, bodies: Bodies) -> np.ndarray:
-        """Return the slots of one copy of each body, int64[m]."""
+        """Return the number of slots of one copy of each body, int64[m]."""
         return (
             bodies.n
             if self.objective.body_slots is None
@@ -128,13 +131,16 @@ class Task:
         )
 
     def capacity(self, slots: int, bos: int, eos: int, sides: tuple[int, int] | None = None) -> int:
-        """Return the most content tokens that fit into a segment for any random draw.
+        """Return the most content tokens that always fit into a segment.
+
+        The number does not depend on random draws: it is right for the longest possible body.
 
         Args:
             slots: Slots of the segment.
-            bos: Slots of its bos, 0 or 1.
-            eos: Slots of its eos, 0 or 1.
-            sides: Slots of the encoder and of the decoder sequence, which must suffice too.
+            bos: Slots of the segment's bos, 0 or 1.
+            eos: Slots of the segment's eos, 0 or 1.
+            sides: None, or the slots of the encoder and of the decoder sequence. The segment must
+                fit into both sequences, and into `slots`.
 
         Returns:
             The number of tokens, 0 if no token fits.
@@ -152,10 +158,10 @@ class Task:
 
 
 class TaskTable(NamedTuple):
-    """Properties of a plan's tasks, one array entry per task.
+    """Arrays with the properties of a plan's tasks. Each array has shape [tasks].
 
-    `table.in_place[segment_task]` gives the property for each segment. All arrays have shape
-    [tasks].
+    If `segment_task` has the task index of each segment, `table.in_place[segment_task]` has the
+    property `in_place` of each segment.
     """
 
     in_place: np.ndarray  # bool: tokens are noised and predicted at the same position
@@ -183,7 +189,10 @@ class TaskTable(NamedTuple):
 
 
 class BodySlots(NamedTuple):
-    """The positions where one task's segments are read and written, [m] each."""
+    """The bodies of m segments of one task, and where their tokens and slots are.
+
+    `begin` and `at` have shape [m].
+    """
 
     begin: np.ndarray  # int64: index of the first token in the flat array of tokens
     bodies: Bodies
@@ -201,35 +210,39 @@ class Objective:
 
     Attributes:
         name: The name in recipes.
-        attention: The attention pattern of its segments. "causal"; "prefix", which is bidirectional
-            in bos, mode token and the first `body_prefix` slots of the body; "bidirectional"; or
-            "block_diffusion", for segments with two copies of their tokens.
-        parameters: The keys of `[[tasks]]` that it reads.
-        constant: Whether a body has its tokens plus a constant number of slots, so that segments
-            may be cut anywhere (`concat`).
-        supervised: Whether documents with loss_spans or messages may draw it.
-        body_slots: (task, bodies) → int64[m], the length formula. None: the number of tokens.
-        most_body_slots: (task, n) → the most slots of a body of n tokens, which must not decrease
-            with n. None: n.
+        attention: The attention pattern of the objective's segments. "causal"; "prefix", which is
+            bidirectional in bos, mode token and the first `body_prefix` slots of the body;
+            "bidirectional"; or "block_diffusion", for segments with two copies of their tokens.
+        parameters: The keys of `[[tasks]]` that the objective reads.
+        constant: Whether the number of a body's slots is its number of tokens plus a constant.
+            Packing with "concat", which cuts documents at row ends, requires this.
+        supervised: Whether documents with loss_spans or messages may use the objective.
+        body_slots: (task, bodies) → int64[m], the number of slots of each body (the length
+            formula). None: the number of tokens.
+        most_body_slots: (task, n) → the most slots that a body of n tokens can have. The result
+            must not decrease with n. None: n.
         render: (task, columns, tokens, rows) writes the bodies from the flat tokens to the flat
             rows.
         restore: (task, columns, rows, out) reads the bodies from the flat rows and writes each
-            segment's tokens to out[begin : begin + n]. It returns bool[m]: whether a body has the
-            form that its header describes.
-        most_sides: (task, n) → the most slots of a body of n tokens in the prefix and after it.
-            Both numbers must not decrease with n. None: rows have no encoder and decoder sequence.
-        body_prefix: (task, bodies) → int64[m], the slots of each body in the prefix. None: 0.
-        token_slots: (task, bodies) → int64[m, 2], a pivot and a shift. Tokens from the pivot on are
-            `shift` slots later. Needed with `supervised` if the body has added slots. None: no
-            shift.
-        noise: Draws and writes the noise: a schedule's `draw` in `dataset/epochs/noise.py`, with a
-            compiled writer.
+            segment's tokens to out[begin : begin + n]. It returns bool[m], whether each body has
+            the slots that `render` would write for its tokens.
+        most_sides: (task, n) → (the most slots in the prefix, the most slots after the prefix) of a
+            body of n tokens. Both numbers must not decrease with n. None: the objective does not
+            support rows with an encoder and a decoder sequence.
+        body_prefix: (task, bodies) → int64[m], the number of slots of each body that are in the
+            prefix. None: 0.
+        token_slots: (task, bodies) → int64[m, 2], the pivot and the shift of each body. Token i of
+            the body is at slot i before the pivot, and at slot i + shift from the pivot on. Needed
+            with `supervised` if the body has more slots than tokens. None: no shift.
+        noise: Draws the noise and writes it to the rows. It is a schedule's `draw` in
+            `dataset/epochs/noise.py`, with a compiled writer.
         mean_weight: (task) → the expected loss weight of a trained slot. None: 1.
         resolve: (parameters, ids) → values that the plan stores, such as thresholds.
-        most_tokens: (task) → the most tokens of a segment in a row of any length.
+        most_tokens: (task) → the most tokens that a segment can have, however long the rows are.
+            None: no limit.
         sentinels: (parameters, n) → how many sentinels a segment of n tokens can use.
-        added: The ledger's kind for the slots that a body has beyond its tokens: "sentinel" or
-            "fim".
+        added: "sentinel" or "fim". The ledger counts the slots that a body has beyond its tokens
+            under this name.
         roles: (parameters) → the special tokens that the vocabulary must have.
         forecast: (task, n) → figures that the plan prints for segments of n tokens: name → (wanted,
             realised).
@@ -277,12 +290,15 @@ class Objective:
 
     @property
     def copies(self) -> int:
-        """The number of copies of a segment's tokens: 2 for block_diffusion, otherwise 1."""
+        """The number of copies of a segment's tokens in a row.
+
+        It is 2 for the attention pattern "block_diffusion", otherwise 1.
+        """
         return RULES[self.attention].copies
 
     @property
     def later(self) -> dict[str, Any]:
-        """The defaults of parameters that older datasets do not store."""
+        """Name → default, for the parameters that datasets of older versions do not store."""
         return {
             parameter.name: parameter.default for parameter in self.parameters if parameter.later
         }

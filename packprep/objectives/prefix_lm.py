@@ -20,7 +20,9 @@ from packprep.randomness import PIVOT, REDRAWN_PIVOT
 
 
 def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
-    """Return the slots of each body: n, and 1 more each for eos and sentinel if the task has them.
+    """Return the number of slots of each body of n tokens.
+
+    It is n, plus 1 if the task writes an eos at the pivot, plus 1 if it writes a sentinel there.
 
     Args:
         task: The task.
@@ -112,7 +114,7 @@ def _restore(rows, columns, pivot, added_ids, out, fits):
 def _pivots_of(task: Task, bodies: Bodies) -> np.ndarray:
     """Return the number of tokens before each pivot, int64[m].
 
-    The pivot of a supervised document is its first trained token.
+    The pivot of a supervised document is its first trained token, or token 1 if token 0 is trained.
     """
     pivot = np.empty(bodies.n.shape, np.int64)
     _draw_pivots(bodies._replace(epoch=0 if task.keeps_prefix else bodies.epoch), pivot)
@@ -120,7 +122,9 @@ def _pivots_of(task: Task, bodies: Bodies) -> np.ndarray:
 
 
 def body_prefix(task: Task, bodies: Bodies) -> np.ndarray:
-    """Return the slots of each prefix: the tokens before the pivot, and 1 more if eos ends them.
+    """Return the number of slots of each prefix.
+
+    It is the number of tokens before the pivot, plus 1 if the task writes an eos after them.
 
     Args:
         task: The task.
@@ -148,7 +152,7 @@ def token_slots(task: Task, bodies: Bodies) -> np.ndarray:
 
 
 def _ids_at_pivot(task: Task) -> np.ndarray:
-    """Return the ids to insert at the pivot: eos and the sentinel if written, int32[0 … 2]."""
+    """Return the ids that the task writes at the pivot: eos, the sentinel, both or none, int32."""
     eos = [task.ids.eos] if task.parameters["eos_after_inputs"] else []
     return np.array([*eos, *task.ids.sentinels[: int(task.parameters["sentinel"])]], np.int32)
 

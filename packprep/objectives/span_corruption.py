@@ -62,7 +62,7 @@ class _Stream(NamedTuple):
 
 
 class _Buffers(NamedTuple):
-    """Memory that the segments of one call share, long enough for the longest segment."""
+    """Arrays that a kernel allocates once per call and uses for each segment in turn."""
 
     words: np.ndarray  # uint32: random words
     chosen: np.ndarray  # uint8: 1 at a chosen cut point, and all zero between two uses
@@ -72,7 +72,7 @@ class _Buffers(NamedTuple):
 
 
 class _Runs(NamedTuple):
-    """The runs of one segment. All numbers are int64."""
+    """The runs of one segment, alternately text and noise. All numbers are int64."""
 
     count: Any  # text runs and noise runs
     first_is_noise: Any  # 0 or 1
@@ -81,7 +81,7 @@ class _Runs(NamedTuple):
 
 
 class _Sides(NamedTuple):
-    """The position of a body in the flat rows. All numbers are int64."""
+    """The positions of a body's inputs and targets in the flat rows. All numbers are int64."""
 
     inputs: Any  # first slot of the inputs
     targets: Any  # first slot of the targets
@@ -129,9 +129,10 @@ def span_counts(
 def max_tokens_for(
     slots: int, noise_density: float, mean_span_length: float, max_spans: int | None = None
 ) -> int:
-    """Return the largest number of tokens that fit into a segment of `slots` slots, or 0.
+    """Return the largest number of tokens that fit into a segment of `slots` slots.
 
-    The segment has a mode token and no bos, eos or roll.
+    The segment has a mode token and no bos or eos, and random_roll is off. If no token fits, return
+    0.
 
     Args:
         slots: Slots of the segment.
@@ -158,7 +159,7 @@ def max_tokens_for(
 
 @kernel(inline=True)
 def _split_by_roll(n, n_noise, n_spans, key):
-    """Return whether the rotation cuts a span.
+    """Return whether random_roll cuts a span of the segment in two.
 
     The rotation offset is uniform over n values. Exactly n_noise − n_spans of the offsets cut a
     span, whatever the lengths of the spans.
@@ -168,7 +169,7 @@ def _split_by_roll(n, n_noise, n_spans, key):
 
 @kernel
 def _noise_and_runs(bodies, spans, noise, runs):
-    """Write each body's numbers of noise tokens and of noise runs to `noise` and `runs`."""
+    """Write each body's number of noise tokens to `noise`, and of noise runs to `runs`."""
     n = bodies.n
     for i in range(n.shape[0]):
         noise[i], runs[i] = _span_counts(n[i], spans.density, spans.mean_length, spans.most_spans)
@@ -196,9 +197,9 @@ def _ended(task: Task) -> int:
 
 
 def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
-    """Return the slots of each body: n + 2 · runs, and 1 more if eos ends the inputs.
+    """Return the number of slots of each body: n + 2 · runs, and 1 more if eos ends the inputs.
 
-    A run's tokens and its sentinel move to the targets, and a second sentinel stays in the inputs.
+    `runs` is the number of noise runs. Each has a sentinel in the inputs and one in the targets.
 
     Args:
         task: The task.
@@ -215,7 +216,7 @@ def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
 def most_body_slots(task: Task, n: int) -> int:
     """Return the most slots of a body of n tokens: n + 2 · runs, and 1 more if eos ends the inputs.
 
-    There is a run per span, and under a roll one more.
+    `runs` is the number of spans, plus 1 if random_roll is on, because it may cut a span in two.
 
     Args:
         task: The task.
@@ -231,7 +232,8 @@ def most_sides(task: Task, n: int) -> tuple[int, int]:
     """Return the most slots of a body's inputs and of its targets.
 
     The inputs have n − n_noise + runs slots, and 1 more if eos ends them. The targets have n_noise
-    + runs slots. There is a run per span, and under a roll one more.
+    + runs slots. `runs` is the number of spans, plus 1 if random_roll is on, because it may cut a
+    span in two.
 
     Args:
         task: The task.
@@ -247,9 +249,9 @@ def most_sides(task: Task, n: int) -> tuple[int, int]:
 
 
 def most_tokens(task: Task) -> int:
-    """Return the most tokens of a segment for which the sentinels suffice, one per span.
+    """Return the most tokens that a segment can have with at most one span per sentinel.
 
-    If too_many_spans is "lower", there is no limit and the result is _NO_LIMIT.
+    Return _NO_LIMIT if any number is possible, for example because too_many_spans is "lower".
     """
     density, mean, max_spans = _spans_of(task)[:3]
     if task.parameters["too_many_spans"] == "lower":
@@ -272,11 +274,12 @@ def most_tokens(task: Task) -> int:
 
 @kernel(inline=True)
 def _compose(total, parts, stream, buffers, lengths, first):
-    """Cut `total` into non-empty parts, uniformly over the C(total − 1, parts − 1) ways.
+    """Cut `total` into `parts` positive lengths.
 
-    Part i is written to lengths[first + 2i]. Floyd's sampling (Bentley and Floyd 1987) draws
-    distinct cut points of 1 … total − 1. Each chosen cut point is flagged in a byte of its own,
-    because setting bits of one word would make each step wait for the previous step.
+    All C(total − 1, parts − 1) ways to cut are equally likely. Length i is written to
+    lengths[first + 2i]. Floyd's sampling (Bentley and Floyd 1987) draws distinct cut points from
+    1 … total − 1. Each chosen cut point is flagged in a separate byte. If
+    the flags were bits of one word, each step would wait for the previous step.
     """
     if parts == 1:
         lengths[first] = total
@@ -311,7 +314,7 @@ def _compose(total, parts, stream, buffers, lengths, first):
 
 @kernel(inline=True)
 def _buffers(n):
-    """Return buffers for bodies of n tokens each."""
+    """Return buffers that are long enough for each body, with n[i] tokens in body i."""
     longest = np.int64(0)
     for i in range(n.shape[0]):
         longest = max(longest, n[i])
@@ -326,7 +329,7 @@ def _buffers(n):
 
 @kernel(inline=True)
 def _draw_runs(n, key, epoch, spans, buffers):
-    """Write the lengths of a segment's runs to `buffers.lengths`, and return the `_Runs`."""
+    """Draw a segment's runs, write their lengths to `buffers.lengths`, and return `_Runs`."""
     noise, count = _span_counts(n, spans.density, spans.mean_length, spans.most_spans)
     lengths = buffers.unrolled if spans.roll else buffers.lengths
     text_purpose, noise_purpose = TEXT_SPANS, NOISE_SPANS
@@ -341,11 +344,12 @@ def _draw_runs(n, key, epoch, spans, buffers):
 
 @kernel(inline=True)
 def _roll(n, runs, key, epoch, buffers):
-    """Rotate the runs of `buffers.unrolled` into `buffers.lengths`, and return the `_Runs`.
+    """Rotate the runs of `buffers.unrolled`, write them to `buffers.lengths`, and return `_Runs`.
 
-    The rotation may start at n positions. `inside` of them are strictly inside a noise run, so that
-    the rotation cuts this run. A drawn offset below `inside` is the index of such a position. From
-    any other offset, `inside` is subtracted to get the index of one of the other positions.
+    The rotation may start at each of n positions. There are two lists of positions. At the `inside`
+    positions strictly inside a noise run, the rotation cuts this run. At the other n − inside
+    positions, it cuts no noise run. A drawn offset below `inside` is an index into the first list.
+    For any other offset, offset − inside is an index into the second list.
     """
     unrolled, lengths = buffers.unrolled, buffers.lengths
     offset = integer(key, ROLL, 0, n, 0)
@@ -385,7 +389,7 @@ def _roll(n, runs, key, epoch, buffers):
 
 @kernel(inline=True)
 def _sides(first_slot, n, runs, eos):
-    """Return the position of the inputs and targets of a body of n tokens."""
+    """Return the positions of the inputs and targets of a body that begins at `first_slot`."""
     targets = first_slot + n - runs.noise_tokens + runs.noise_runs + np.int64(eos >= 0)
     return _Sides(first_slot, targets, targets + runs.noise_tokens + runs.noise_runs)
 
@@ -395,8 +399,8 @@ def _write_runs(tokens, begin, lengths, runs, sentinels, out, sides):
     """Write the inputs of one body to `out`, then its targets.
 
     The inputs are the text runs, with a sentinel in place of each noise run. The targets are the
-    noise runs, with a sentinel before each. All inputs are written first, since copies of short
-    runs may write beyond their end.
+    noise runs, with a sentinel before each of them. Copying a short run may also write to slots
+    after the run. Later copies overwrite these slots, so the order matters.
     """
     first_is_noise, end = runs.first_is_noise, sides.end
     # Inputs.
@@ -509,7 +513,8 @@ def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -
         out: The flat tokens, changed in place.
 
     Returns:
-        bool[m], whether the inputs and targets have each span's sentinel, and the inputs their eos.
+        bool[m], whether each body has its sentinels at the right slots of the inputs and targets,
+        and its eos at the end of the inputs if the task writes an eos.
     """
     fits = np.empty(columns.begin.shape, np.bool_)
     _restore(rows, columns, _spans_of(task), out, fits)
@@ -518,20 +523,20 @@ def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -
 
 @kernel
 def _write_masked(tokens, lengths, runs, sentinels, out, sides):
-    """Write the runs of one segment."""
+    """Call `_write_runs` from Python, for a segment with tokens from index 0 on."""
     _write_runs(tokens, 0, lengths, runs, sentinels, out, sides)
 
 
 def render_with_mask(
     tokens: np.ndarray, mask: np.ndarray, sentinels: np.ndarray, mode_token: int | None = None
 ) -> tuple[np.ndarray, int]:
-    """Return the slots of a segment with a given noise mask.
+    """Return the slots of a segment, with the noise mask as an argument instead of a random draw.
 
     Args:
         tokens: int[L].
         mask: bool[L], True for noise.
-        sentinels: int[k], the i-th for the i-th run of noise.
-        mode_token: An id to write before the body.
+        sentinels: int[k]. Sentinel i is used for run i of noise.
+        mode_token: An id to write before the body, or None.
 
     Returns:
         The slots, int64[L + 2 · runs (+ 1 for the mode token)], and the length of the prefix.
@@ -571,7 +576,9 @@ def render_with_mask(
 
 
 def sentinels(parameters: Mapping[str, Any], n: int) -> int:
-    """Return how many sentinels n tokens can use: one per span, and one more under a roll.
+    """Return how many sentinels n tokens can use.
+
+    It is the number of spans, plus 1 if random_roll is on, because it may cut a span in two.
 
     Args:
         parameters: The task's parameters.
@@ -587,7 +594,7 @@ def sentinels(parameters: Mapping[str, Any], n: int) -> int:
 def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
     """Return the wanted and the realized mean span length of a segment of n tokens.
 
-    They differ because span counts are whole numbers and clamped.
+    They differ because the numbers of noise tokens and spans are rounded and limited.
 
     Args:
         task: The task.

@@ -151,12 +151,12 @@ def resolve(
     mode_tokens: Mapping[str, int],
     resolved: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[Task]:
-    """Return the recipe's tasks, followed by `too_short`.
+    """Return the recipe's tasks, followed by the causal task for documents that are too short.
 
     Args:
         recipe: A completed recipe.
         ids: The ids that objectives write.
-        mode_tokens: The id of each mode token.
+        mode_tokens: Text → id of the mode tokens.
         resolved: The values that the plan stored for each task, or None to compute them.
 
     Returns:
@@ -184,10 +184,10 @@ def resolve(
 
 
 def _check_sentinels(task: Task) -> None:
-    """Check that there are enough sentinels.
+    """Check that the shortest segments of the task do not need more sentinels than there are.
 
     Raises:
-        RecipeError: If there are too few for the shortest segments.
+        RecipeError: If they need more.
     """
     if not task.objective.sentinels:
         return
@@ -229,7 +229,7 @@ def _check_roles(task: Task) -> None:
     """Check that the vocabulary has the special tokens that the task writes.
 
     Raises:
-        RecipeError: If one is missing.
+        RecipeError: If a special token is missing.
     """
     roles = task.objective.roles(task.parameters) if task.objective.roles else ()
     missing = sorted(role for role in roles if role_id(task.ids, role) < 0)
@@ -240,12 +240,13 @@ def _check_roles(task: Task) -> None:
 
 
 def _check_capacity(recipe: Recipe, task: Task) -> None:
-    """Check that a segment in the shortest rows is long enough for long documents to be cut.
+    """Check that the task's segments in the shortest rows are long enough.
 
-    It must hold 2 · min_tail − 1 content tokens.
+    A segment must have space for 2 · min_tail − 1 content tokens. With less space, a long document
+    could not always be cut into chunks of at least min_tail tokens.
 
     Raises:
-        RecipeError: If it holds fewer.
+        RecipeError: If a segment has less space.
     """
     documents, sides = recipe.documents, recipe.packing.sides
     bos, eos = int(documents.prepend_bos), int(documents.eos_after_document)
@@ -286,7 +287,11 @@ def capacity(recipe: Recipe, task: Task, bos: int, eos: int) -> int:
 
 
 def _tighter(task: Task, sides: tuple[int, int], n: int, bos: int, eos: int) -> str:
-    """Return which sequence, "encoder" or "decoder", n tokens exceed by the larger factor."""
+    """Return "encoder" or "decoder", depending on which sequence is shorter for n tokens.
+
+    The slots that n tokens need in a sequence are divided by the length of the sequence. The result
+    is the sequence with the greater quotient.
+    """
     assert task.objective.most_sides is not None
     prefix, continuation = task.objective.most_sides(task, n)
     encoder_slots, decoder_slots = prefix + bos + task.mode, continuation + eos
@@ -296,9 +301,9 @@ def _tighter(task: Task, sides: tuple[int, int], n: int, bos: int, eos: int) -> 
 def pieces_of_a_row(recipe: Recipe, task: Task) -> int:
     """Return how many chunks of a long document should share a row.
 
-    Sentinels, max_tokens or the objective may end a chunk before the row ends. If that leaves a
-    sixteenth of the row or more empty, the row is divided among the smallest number of chunks that
-    can fill it.
+    The sentinels, max_tokens or the objective may limit the length of a chunk. If the longest chunk
+    would leave a sixteenth of the row or more empty, several chunks share the row. Their number is
+    the smallest number that can fill the row.
 
     Args:
         recipe: A completed recipe.
@@ -325,8 +330,8 @@ def pieces_of_a_row(recipe: Recipe, task: Task) -> int:
 def inner_capacity(recipe: Recipe, task: Task, bos: int) -> int:
     """Return the most content tokens of a chunk that is not the last of its document.
 
-    Such a chunk gets an equal part of a row, which is divided among `pieces_of_a_row` chunks. The
-    result is at least 2 · min_tail − 1, unless `capacity` is smaller.
+    A row is divided equally among `pieces_of_a_row` chunks, and the tokens must fit into one part.
+    The result is at least 2 · min_tail − 1, unless `capacity` is smaller.
 
     Args:
         recipe: A completed recipe.
@@ -366,8 +371,9 @@ def capacities(recipe: Recipe, tasks: Sequence[Task]) -> tuple[np.ndarray, np.nd
 def thresholds(recipe: Recipe, supervised: bool = False) -> np.ndarray:
     """Return the cumulative shares of the tasks for each source, times 2⁵³ and rounded down.
 
-    The computation is exact. A task that a source does not draw has the threshold of the previous
-    task, so that no draw selects it.
+    The computation uses exact fractions. A random number selects the first task with a greater
+    threshold. A task that a source must not draw has the threshold of the previous task, so that no
+    random number selects it.
 
     Args:
         recipe: A completed recipe.
@@ -403,10 +409,10 @@ def thresholds(recipe: Recipe, supervised: bool = False) -> np.ndarray:
 
 
 def own_marks(recipe: Recipe, task: Task) -> np.ndarray:
-    """Return the ids that only the task may write into its segments.
+    """Return the ids that the texts of the task's segments must not contain.
 
-    They are sentinels and the special tokens of fill_in_the_middle. If a text contained such an id,
-    it would be read as a token that the task wrote.
+    They are the sentinels and the special tokens of fill_in_the_middle, if the task writes them. If
+    a text contained such an id, it would be read as a token that the task wrote.
 
     Args:
         recipe: A completed recipe.
@@ -435,7 +441,7 @@ The first array is for plain documents, the second for documents with loss_spans
 
 
 def marks_of_sources(recipe: Recipe, tasks: Sequence[Task]) -> list[Marks]:
-    """Return, per source, the `own_marks` of all tasks that the source's documents may draw.
+    """Return the `own_marks` of all tasks that the documents of each source may draw.
 
     Args:
         recipe: A completed recipe.
@@ -496,8 +502,8 @@ def check_loss_weighting(recipe: Recipe, source: int, is_supervised: bool) -> No
             loss_spans or masks.
 
     Raises:
-        RecipeError: If loss_weighting is not "token" and the source is not supervised, or the
-            expected loss of one of its tasks depends on the noise.
+        RecipeError: If loss_weighting is not "token", and the source is not supervised or draws a
+            task with an expected loss that depends on the noise.
     """
     weighting = recipe.documents.loss_weighting
     if weighting == "token":
@@ -525,10 +531,10 @@ FAR_WEIGHTS = 100.0
 
 
 def unequal_weights(tasks: Sequence[Task]) -> list[str]:
-    """Return a list with a warning if the tasks' mean loss weights differ by more than FAR_WEIGHTS.
+    """Return a warning if a task's mean loss weight is far below the weight of another task.
 
-    FAR_WEIGHTS is a factor. The task with the smallest weight would train almost nothing. Without a
-    warning, the list is empty.
+    The limit is the factor FAR_WEIGHTS. Beyond it, the task with the smallest weight would train
+    almost nothing. The result is a list with one warning, or an empty list.
     """
     weights = {
         t.name: t.objective.mean_weight(t) if t.objective.mean_weight else 1.0
@@ -561,7 +567,9 @@ def move(
     rows: np.ndarray,
     check: Callable[..., None],
 ) -> np.ndarray | None:
-    """Write resampled segments of one task with compiled kernels, like `_move` of `resampling.py`.
+    """Write resampled segments of one task to the rows, with compiled kernels.
+
+    The results equal the results of `_move` in `dataset/epochs/resampling.py`.
 
     Args:
         moved: The task.
@@ -573,7 +581,8 @@ def move(
         check: Takes flags, bool[m], and raises an error if a segment is flagged.
 
     Returns:
-        int64[m], each body's slots in the prefix, or None if the objective has no prefix.
+        int64[m], the number of slots of each body that are in the prefix. None if the objective has
+        no prefix.
     """
     no_id, objective = -1, REGISTRY[moved.layout.name]
     assert objective.restore is not None and objective.render is not None
@@ -616,9 +625,9 @@ def task_table(tasks: Sequence[Task]) -> list[dict[str, Any]]:
 
 
 def whole_task(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Add missing parameters with their defaults to a task of a stored task table or recipe.
+    """Return a task of a stored task table or recipe, with all of its parameters.
 
-    Only parameters that an older version did not store are added.
+    Only parameters that an older version did not store are added, with their defaults.
     """
     name, parameters = task.get("objective"), task.get("parameters")
     objective = find(name) if isinstance(name, str) else None
@@ -628,9 +637,9 @@ def whole_task(task: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def whole_recipe(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Add missing keys and parameters with their defaults to a stored recipe.
+    """Return a stored recipe, with all of its keys and task parameters.
 
-    Only keys and parameters that an older version did not store are added.
+    Only keys and parameters that an older version did not store are added, with their defaults.
     """
     whole = with_defaults(table, LATER)
     if isinstance(whole.get("tasks"), list | tuple):

@@ -1,4 +1,4 @@
-"""uniform_diffusion: tokens flip to other ordinary tokens, with a probability set by a level.
+"""uniform_diffusion: each token flips to another ordinary token with a probability.
 
     tokens       10  11  12  13  14  15
     slots        10  57  12  13  31  15
@@ -6,10 +6,10 @@
     loss_mask     1   1   1   1   1   1     loss_on = "all"; with "corrupted": 0 1 0 0 1 0
     prefix 6: every slot sees every other
 
-Each segment has one level. Duo (Sahoo et al. 2025) noises one-hot vectors with Gaussians and takes
-the argmax. The result is the original token with probability 1 − P, and otherwise any other token
-with equal probability. Here P = ∫ φ(x − µ) (1 − Φ(x)^(V−1)) dx, so one draw per token has the same
-distribution.
+The noise level of a segment sets the probability. Duo (Sahoo et al. 2025) noises one-hot vectors
+with Gaussians and takes the argmax. The result is the original token with probability 1 − P, and
+otherwise any other token with equal probability. packprep draws once per token, with the same
+distribution: P = ∫ φ(x − µ) (1 − Φ(x)^(V−1)) dx, for V tokens and the µ of the level.
 """
 
 import math
@@ -32,7 +32,7 @@ _NODES = 96
 
 
 def flip_probability(mu: np.ndarray, drawable: int) -> np.ndarray:
-    """Return the probability that the noised argmax is another token.
+    """Return the probability P that the argmax of a noised one-hot vector is another token.
 
     It is P = ∫ φ(x − µ) (1 − Φ(x)^(V−1)) dx, with V ids that can be drawn. V = 2 gives Φ(−µ/√2). P
     is computed by the trapezoidal rule, with an error far below 1e-12.
@@ -66,11 +66,11 @@ def _log_cdf(x: np.ndarray) -> np.ndarray:
 
 
 def mu_of(schedule: str, level: np.ndarray) -> np.ndarray:
-    """Return µ of a level, which is infinite at level 0.
+    """Return the µ of each level. At level 0, µ is infinite.
 
     Args:
-        schedule: "linear" for (1 − n) / n, or "vp" for (1 − t) / √(1 − (1 − t)²).
-        level: n or t, an array of any shape.
+        schedule: "linear" for µ = (1 − t) / t, or "vp" for µ = (1 − t) / √(1 − (1 − t)²).
+        level: t, an array of any shape.
 
     Returns:
         float64, shaped as level.
@@ -120,9 +120,9 @@ def resolve(parameters: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
         ids: The ids that objectives write.
 
     Returns:
-        A dict with three keys. "flip_thresholds" has ⌊P · 2⁴⁰⌋ for evenly spaced levels.
-        "flip_rate" is the mean of P over these levels. "alpha" has (P_keep − 1/V) V / (V − 1) at
-        both ends of noise_range, with P_keep = 1 − P.
+        A dict with three keys. "flip_thresholds" has ⌊P · 2⁴⁰⌋ for FLIP_STEPS evenly spaced levels
+        in noise_range. "flip_rate" is the mean of P over these levels. "alpha" has
+        (P_keep − 1/V) V / (V − 1) at both ends of noise_range, with P_keep = 1 − P.
 
     Raises:
         RecipeError: If the vocabulary has fewer than two ordinary tokens.
@@ -180,7 +180,7 @@ def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
 
 
 def mean_weight(task: Task) -> float:
-    """Return the mean loss weight over the levels."""
+    """Return the mean loss weight over the levels of noise_range, or 1 without weighting."""
     if task.parameters["weighting"] == "none":
         return 1.0
     low, high = task.parameters["noise_range"]
