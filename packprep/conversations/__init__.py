@@ -1,6 +1,7 @@
 """Readers of conversations and other supervised documents.
 
-They return a document's text, trained characters and media spans, and then its trained tokens.
+They find a document's text, its trained characters and its media spans. After tokenization, they
+find its trained tokens.
 
 ```
 record ─► layouts ─► messages ─► turns, parts ─► supervision ─► text, trained spans

@@ -46,7 +46,7 @@ class NoTemplate(RecipeError):
 class TemplateRefusal(Exception):
     """An error for messages that a template cannot render.
 
-    Its message is mostly the template's own, from raise_exception("…").
+    The error's message is usually the text that the template passes to raise_exception("…").
     """
 
 
@@ -55,10 +55,10 @@ class LeftOut(TemplateRefusal):
 
 
 def find_template(path_key: str, base: Path, tokenizer: str, date: str = "") -> str | None:
-    """Return the complete text of the chat template, or None without a template.
+    """Return the text of the recipe's chat template, or None if there is no template.
 
-    The special tokens that a template names, such as bos_token, are set at its top. A template next
-    to a tokenizer is checked only when a document needs it.
+    If the template names special tokens, such as bos_token, the returned text begins with lines
+    that set them. A template next to a tokenizer is checked only when a document needs it.
 
     Args:
         path_key: `documents.chat_template`, a Jinja file relative to base. "" takes the template
@@ -70,7 +70,7 @@ def find_template(path_key: str, base: Path, tokenizer: str, date: str = "") -> 
         date: As in `compile_template`.
 
     Raises:
-        RecipeError: If the recipe's file is not a usable template.
+        RecipeError: If the file that `documents.chat_template` names is not a usable template.
     """
     files = {name: read_beside(tokenizer, base, name) for name in HINT_FILES}
     configs = [hints_in(name, data) for name, data in files.items() if data is not None]
@@ -145,7 +145,7 @@ def _template_beside(
 
 
 def _by_name(given: Any) -> dict[str, str]:
-    """Return the templates of a chat_template by name, from a list or a mapping."""
+    """Return name → template for a `chat_template` that lists or maps several templates."""
     if isinstance(given, Mapping):
         pairs = list(given.items())
     else:
@@ -214,7 +214,10 @@ def unused_templates(tokenizer: str, base: Path) -> str:
 def _token_texts(
     source: str, tokenizer: str, configs: Sequence[Mapping[str, Any]]
 ) -> dict[str, str]:
-    """Return the known texts of the special tokens that a template names, such as eos_token."""
+    """Return name → text of the special tokens that a template names, such as eos_token.
+
+    Tokens without a known text are left out.
+    """
     texts: dict[str, str | None] = {}
     if tokenizer == "bytes":
         texts |= {f"{role}_token": text for role, text in BYTES_ROLES.items()}
@@ -242,11 +245,11 @@ class ChatTemplate:
     """A compiled template.
 
     Attributes:
-        marks_generation: Whether {% generation %} marks the text of an assistant.
-        knows_turns: Whether the template has {% generation %} or reads add_generation_prompt. Then
-            it separates the opening of a turn from the turn.
-        words: All names, attributes and texts in the template. A field that is not among them is
-            read only by a template that loops over all fields.
+        marks_generation: Whether the template marks an assistant's text with {% generation %}.
+        knows_turns: Whether the template has {% generation %} or reads add_generation_prompt. Such
+            a template separates the opening of a turn from the turn.
+        words: All names, attributes and texts in the template. If the name of a field is not in
+            `words`, the template can read the field only by looping over all fields.
     """
 
     def __init__(self, template: Any, source: str, names: Set[str], words: Set[str]):
@@ -278,12 +281,12 @@ class ChatTemplate:
             around: Texts before and after each {% generation %} block.
             tools: The tools that the assistant may call.
             variables: Other variables of the template by name.
-            go_on: Whether the counters of limits continue from the last rendering instead of
-                starting at 0.
+            go_on: Whether the counters of the template's limits continue from the last rendering.
+                Otherwise they start at 0.
 
         Raises:
-            TemplateRefusal: If the template refuses the messages. A template's mistakes raise other
-                errors.
+            TemplateRefusal: If the template refuses the messages. A fault in the template raises
+                another error, such as TypeError.
         """
 
         def generation(caller: Callable[[], str]) -> str:
@@ -303,8 +306,8 @@ class ChatTemplate:
     def remembered(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the result of `make`, from the cache if an earlier call had the same key.
 
-        The steps of cached renderings count each time, so that the limits do not depend on the
-        cache.
+        A cached result adds the steps and characters of its renderings to the counters again.
+        Whether a limit is exceeded therefore does not depend on the cache.
 
         Args:
             key: Everything that the result depends on.
@@ -466,7 +469,7 @@ def _to_json(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write JSON as Transformers' filter does. Jinja's own filter would escape < and >."""
+    """Write JSON as Transformers' `tojson` does. Jinja's own `tojson` would escape < and >."""
     if isinstance(indent, int) and indent > _MOST_INDENT:
         raise ValueError(f"tojson: indent is {indent}, and at most {_MOST_INDENT}")
     return json.dumps(

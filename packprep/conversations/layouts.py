@@ -9,9 +9,9 @@ prompt_completion   two texts, or two lists of messages   only the completion is
 alpaca              instruction, input, output            user: instruction↵↵input
                                                           assistant: output
 ```
-The layout of a record is determined earlier (`sources/formats/fields.py`), and its fields are as in
-the file. `train` and `weight` of a message or a part are removed, so that no template sees them.
-`ref` and `tokens` of a part of media are removed too.
+`sources/formats/fields.py` determines the layout of a record. The keys `train` and `weight` of
+messages and parts, and the keys `ref` and `tokens` of media parts, are for packprep only. They are
+removed from the messages, so that no template sees them.
 """
 
 import json
@@ -59,8 +59,8 @@ MOST_WEIGHT = float(np.finfo(np.float32).max)
 class Mark(NamedTuple):
     """The training marks of a part of a message.
 
-    train   whether its characters are trained; None follows the message
-    weight  multiplies the weight of its message
+    train   whether the part's characters are trained; None: only if the message is trained
+    weight  a factor of the message's weight
     """
 
     train: bool | None = None
@@ -76,12 +76,13 @@ class Dialogue:
             list of parts of text or media. Other keys are never null. The keys train and weight are
             removed.
         tools: The tools that the assistant may call, or None if the record does not mention tools.
-        kwargs: The record's chat_template_kwargs, which override the recipe's.
-        train: Whether each message is trained. None follows the recipe.
+        kwargs: The record's chat_template_kwargs, which override the chat_template_kwargs of the
+            recipe.
+        train: Whether each message is trained. None: the recipe's trained_roles decide.
         weights: The weight of each message times the record's weight, finite and ≥ 0.
         media: The media spans of all messages, in order.
-        parts: For each message, the marks of its parts, or () if none of its parts has a mark. ()
-            if no message has marks.
+        parts: For each message, a tuple with the mark of each part, or () if the message has no
+            marked part. The whole attribute is () if no message has a marked part.
         weight: The record's weight.
     """
 
@@ -112,14 +113,14 @@ def read_layout(
 ) -> Dialogue | Supervision | Problem:
     """Return the dialogue of a record, or a text with loss_spans, or the reason of a reject.
 
-    A prompt and a completion that are texts give a text with loss_spans, which needs no template. A
-    record with messages is rejected if it also has a text or loss_spans, because it is not clear
-    which of them to train.
+    If the prompt and the completion of a record are texts and not messages, the result is a text
+    with loss_spans, which needs no template. A record with messages is rejected if it also has a
+    text or loss_spans, because it is not clear which of them to train.
 
     Args:
         given: A record with a layout.
-        trained_roles: Roles with messages that are trained by default. The record has to train at
-            least one message.
+        trained_roles: The messages of these roles are trained unless a mark says otherwise. A
+            dialogue without any trained message is rejected.
     """
     if given.text is not None or given.loss_spans is not None:
         other = "a text" if given.text is not None else LOSS_SPANS
@@ -252,7 +253,7 @@ def _dialogue(
         given: Messages with role and content, or with from and value.
         record: The fields of the record.
         kinds: Kinds of media.
-        untrained: Number of leading messages that are trained only by their own mark.
+        untrained: Number of leading messages that are trained only if their mark says so.
     """
     messages, train, weights, parts = [], [], [], list[tuple[Mark, ...]]()
     system = record.get("system")
@@ -297,7 +298,8 @@ def _dialogue(
 def _take_marks(message: dict[str, Any], what: str) -> tuple[bool | None, float]:
     """Remove the marks of a message or a part, and return (train, weight).
 
-    Without marks, `train` is None and `weight` is 1. The marks may have the names of other tools.
+    Without marks, `train` is None and `weight` is 1. The names that other tools use for these marks
+    are also accepted, such as `loss` for `train`.
     """
     if not _MARK_KEYS & message.keys():
         return None, 1.0
@@ -325,10 +327,10 @@ def _take_marks(message: dict[str, Any], what: str) -> tuple[bool | None, float]
 
 
 def _take_part_marks(message: dict[str, Any], what: str, kinds: Sequence[str]) -> tuple[Mark, ...]:
-    """Remove and return the marks of a checked message's parts, or () if no part has a mark.
+    """Remove the marks of a message's parts, and return them. Return () if no part has a mark.
 
     Raises:
-        _Bad: If a part with a mark has no characters.
+        _Bad: If a part of media or a blank part has a mark.
     """
     content = message.get("content")
     if not isinstance(content, list):
@@ -351,10 +353,10 @@ _MARK_KEYS = {"train", "training", "loss", "weight", "loss_weight", *_UNREAD_MAR
 
 
 def _taken_off(message: dict[str, Any], what: str, kinds: Sequence[str]) -> list[MediaPlace]:
-    """Remove ref and tokens from a message's parts of media, and return the media spans.
+    """Remove `ref` and `tokens` from a message's media parts, and return the media spans.
 
     Raises:
-        BadMedia: If an entry is invalid.
+        BadMedia: If `ref` or `tokens` of a part is invalid.
     """
     content = message.get("content")
     if not kinds or not isinstance(content, list):
@@ -376,7 +378,10 @@ def _taken_off(message: dict[str, Any], what: str, kinds: Sequence[str]) -> list
 
 
 def _from_sharegpt(message: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Convert a message with from and value into one with role and content, with its marks."""
+    """Convert a message with `from` and `value` into a message with `role` and `content`.
+
+    All other keys are kept, so the marks are kept too.
+    """
     own = dict(message)
     sender, value = own.pop("from"), own.pop("value", None)
     role = ROLES.get(sender.lower()) if isinstance(sender, str) else None
@@ -394,9 +399,9 @@ def _from_sharegpt(message: Mapping[str, Any], what: str) -> dict[str, Any]:
 
 
 def _calls(value: str) -> list[dict[str, Any]] | None:
-    """Return the tool_calls in a text that is the JSON of one or several calls.
+    """Parse a text that is the JSON of one or several calls, and return them as `tool_calls`.
 
-    The result is None for any other text.
+    Return None for any other text.
     """
     try:
         found = parsed_json(value)
@@ -473,9 +478,9 @@ def _kwargs(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_json(record: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a field, parsed if it is a JSON text.
+    """Return the value of a field. If the value is a JSON text, return the parsed JSON.
 
-    Tables store values of several types as JSON texts.
+    A column of a table has one type, so tables store values of several types as JSON texts.
     """
     value = record.get(key)
     try:

@@ -22,9 +22,10 @@ def check_written(
     tools: Sequence[Any] | None,
     text: str,
 ) -> None:
-    """Raise LeftOut if the template leaves out tools, tool calls, reasoning or a content.
+    """Raise LeftOut if `text` does not depend on a part of the record that the template must write.
 
-    Otherwise a model would be trained without a part of the record.
+    These parts are the tools, the tool calls, the reasoning, and the content of each message.
+    Without this check, a model would be trained without a part of the record.
     """
 
     def leaves_out(what: str, others: Sequence[dict[str, Any]], **more: Any) -> None:
@@ -55,9 +56,10 @@ def check_written(
 
 
 def _writes_any(text: str, said: Sequence[str]) -> bool:
-    """Return whether a text contains one of a content's texts, or the answer in one.
+    """Return whether a text contains at least one text of `said`, or the answer in such a text.
 
-    A template may drop the reasoning of a content, and write only the answer after it.
+    `said` has the texts of a message's content. The answer is a long string outside <think> and
+    </think>. It suffices, because a template may drop the reasoning before an answer.
     """
     if any(part in text for part in said):
         return True
@@ -66,7 +68,7 @@ def _writes_any(text: str, said: Sequence[str]) -> bool:
 
 
 def _describes(text: str, tool: Any) -> bool:
-    """Return whether a text contains a tool's description or parameters."""
+    """Return whether a text contains a tool's description, or a string of its parameters."""
     function = function_of(tool) if isinstance(tool, dict) else {}
     said = [said for said in strings_of(function.get("parameters")) if len(said) > 3]
     description = function.get("description")
@@ -85,12 +87,12 @@ def _without(message: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
 
 
 def check_parts(render: Render, messages: Sequence[Mapping[str, Any]], text: str) -> None:
-    """Check that a template supports a list of parts as a content.
+    """Check that a template supports messages with a list of parts as their content.
 
-    Only the parts of a tool's result may be written as JSON.
+    A template may write the parts of a tool's result as JSON, but no other parts.
 
     Raises:
-        TemplateRefusal: If the template writes the list as data or leaves it out.
+        TemplateRefusal: If the template writes a list as Python or JSON data, or leaves it out.
     """
     for k, message in enumerate(messages):
         if not isinstance(message.get("content"), list):
@@ -120,8 +122,8 @@ def check_parts(render: Render, messages: Sequence[Mapping[str, Any]], text: str
 def _writes_parts(render: Render, messages: Sequence[Mapping[str, Any]], k: int) -> bool:
     """Return whether a template writes each text in the list of parts of a message.
 
-    A character that occurs nowhere else is appended to each text and counted, because a short text
-    may also occur elsewhere.
+    A short text may occur elsewhere by accident. Therefore a character that occurs nowhere else is
+    appended to each text, and its occurrences in a new rendering are counted.
     """
     (mark,) = free_characters(strings_of(messages), 1)
     content = [

@@ -1,4 +1,4 @@
-"""Find where messages begin by the template's own text between two messages.
+"""Find where a message begins, from the text that the template writes between two messages.
 
 ```
 made up     <|user|>⟨x⟩<|end|>↵<|assistant|>⟨y⟩<|end|>↵<|user|>⟨z⟩<|end|>↵
@@ -7,10 +7,10 @@ heads       user <|user|>
 prompt      <|assistant|>
 a text      …⟨call⟩</call><|end|>↵<|user|>⟨2+2?⟩    the user's message begins before <|user|>
 ```
-Made-up conversations show how a template ends a message of a role, and how it begins the next one.
-A boundary counts only if the end of a message and the head of the next one are next to each other.
-A template may insert other text between them. Then the caller renders the messages before the
-boundary.
+Made-up conversations show how a template ends and begins the messages of each role. The boundary
+between two messages is found only if the head of the second message directly follows the end of the
+first message. If the template inserts other text between them, the caller finds the boundary by
+rendering the messages before it.
 """
 
 import re
@@ -23,12 +23,12 @@ _OPEN_TAG = re.compile(r"[<\[][^>\]]*\Z")
 
 
 class Boundary(NamedTuple):
-    """The start of a message in the template's text before its first string.
+    """The start of a message in a text.
 
     Attributes:
-        begin: Number of characters before the message.
-        answer: Number of characters before the trained part of an assistant's message, or None for
-            other roles.
+        begin: Number of the text's characters before the message.
+        answer: Number of the text's characters before the trained part of the message, or None if
+            the message is not an assistant's.
     """
 
     begin: int
@@ -39,11 +39,11 @@ class Markup(NamedTuple):
     """The texts that a template writes around messages.
 
     Attributes:
-        ends: Role → the texts that may follow the last string of its message. They may differ after
-            a content and after a call.
-        heads: Role → the text before the first string of its message.
+        ends: Role → the texts that may end its messages, after the last string of the message. The
+            end after a tool call may differ from the end after a content.
+        heads: Role → the text that begins its messages, before the first string of the message.
         prompt: The generation prompt, or "" for a template without one.
-        last_ends: The texts after the last string of an assistant's message that ends the text.
+        last_ends: The texts that may end an assistant's message if it is the last message.
     """
 
     ends: Mapping[str, Sequence[str]]
@@ -52,13 +52,13 @@ class Markup(NamedTuple):
     last_ends: Sequence[str] = ()
 
     def boundary(self, literal: str, before: str, role: str) -> Boundary | None:
-        """Return where a message begins, or None if this text does not show it.
+        """Return where a message begins in `literal`, or None if `literal` does not show it.
 
         Args:
-            literal: The template's text between the last string of a message and the first string
-                of the next one.
-            before: Role of the first message.
-            role: Role of the next message.
+            literal: The template's text between the last string of the previous message and the
+                first string of the message.
+            before: Role of the previous message.
+            role: Role of the message.
         """
         ends = self.ends.get(before, ())
         if not ends:
@@ -74,9 +74,9 @@ class Markup(NamedTuple):
     def _boundary_of_answer(
         self, literal: str, ends: Sequence[str], before: str
     ) -> Boundary | None:
-        """Return where an assistant's message begins, or None if `literal` does not show it.
+        """Return where an assistant's message begins in `literal`, or None if it is not shown.
 
-        The message may start with more text of the template than the generation prompt.
+        After the generation prompt, the template may write more text before the first string.
         """
         if before == "assistant":
             return None  # Some templates write no generation prompt after an answer.
@@ -95,11 +95,11 @@ class Markup(NamedTuple):
         return Boundary(begin, begin + count)
 
     def ends_answer(self, literal: str) -> bool:
-        """Return whether the text after the last string only ends an assistant's message."""
+        """Return whether `literal`, after the last string, is only the end of an answer."""
         return _is_end(literal, self.last_ends)
 
     def asks(self, text: str, before: str) -> bool:
-        """Return whether a text ends with a known end of a message and this generation prompt.
+        """Return whether a text ends with an end from `ends`, followed by `prompt`.
 
         Args:
             text: The template's text of some messages, with the generation prompt.
@@ -110,10 +110,10 @@ class Markup(NamedTuple):
 
 
 def _is_end(literal: str, ends: Sequence[str]) -> bool:
-    """Return whether a text ends a message, with nothing after this end.
+    """Return whether `literal` consists of a text from `ends`, or ends with it.
 
-    Before the end, there may only be the rest of a call. An inserted message would have an end of
-    its own.
+    Before this end, only the rest of a tool call is possible. If the template had inserted another
+    message, the same end would occur twice, and the result is False.
     """
     return literal in ends or any(
         end.strip() and literal.endswith(end) and literal.count(end.strip()) == 1 for end in ends
@@ -121,10 +121,11 @@ def _is_end(literal: str, ends: Sequence[str]) -> bool:
 
 
 def shared_start(prompt: str, written: str) -> int | None:
-    """Return how many leading characters the generation prompt and a message share.
+    """Return how many leading characters `prompt` and `written` have in common.
 
-    The result is None if they differ inside a word, because then the prompt does not begin the
-    message. A tag that differs is not shared, even where both begin with "<".
+    `prompt` is the generation prompt and `written` a message with its header. If they differ inside
+    a tag, no character of this tag counts. If they differ inside a word, the prompt does not begin
+    the message, and the result is None.
     """
     alike = commonprefix([prompt, written])
     tag = _OPEN_TAG.search(alike) if len(alike) < len(prompt) else None

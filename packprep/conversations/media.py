@@ -10,9 +10,9 @@ ids         A ·  <begin> <slot> <slot> <slot> <end>  cat .
 place       spans [2, 7)   first 3   tokens 3   kind 0   ref cat.jpg
 ```
 Text between two media spans is tokenized separately. Transformers' processors also do this, because
-they put a special token between the texts. A chat template writes a part of media with one slot
-token, which is repeated as often as the part says. Begin and end tokens next to the slots belong to
-the media span. A slot token anywhere else rejects the document, because each slot has its ref.
+they put a special token between the texts. A chat template writes a media part with one slot token,
+which is repeated `tokens` times. Begin and end tokens next to the slots belong to the media span. A
+document with a slot token outside of media spans is rejected, because the token has no ref.
 """
 
 import json
@@ -38,7 +38,7 @@ OF_PART = ("ref", "tokens")
 class MediaPlace(NamedTuple):
     """A media span of a document before tokenization.
 
-    `at` is the number of characters before it, or −1 if a chat template chooses the position.
+    `at` is the number of characters before the span, or −1 if a chat template writes the span.
     """
 
     kind: str
@@ -52,9 +52,9 @@ class BadMedia(Exception):
 
 
 class MediaPlaces(NamedTuple):
-    """The media spans of one document or of several documents in order, with k entries per array.
+    """The k media spans of one document, or of several documents in order.
 
-    Positions are token numbers in the document.
+    Each array has k entries. Positions are token numbers in the span's document.
     """
 
     spans: (
@@ -74,7 +74,7 @@ class MediaPlaces(NamedTuple):
         return MediaPlaces(spans, first, tokens, kind, offsets_of(lengths), self.refs[bytes_of])
 
     def of(self, begin: int, end: int) -> "MediaPlaces":
-        """Return the media spans begin … end − 1, as views."""
+        """Return the media spans with the indices begin … end − 1, as views of the arrays."""
         own, offsets = slice(begin, end), self.ref_offsets[begin : end + 1]
         first = offsets[0]
         refs = self.refs[first : offsets[-1]]
@@ -149,7 +149,7 @@ def read_media(entries: Any, text: str, kinds: Sequence[str]) -> tuple[MediaPlac
 
 
 def read_slots(entry: Mapping[str, Any], where: str) -> tuple[int, str]:
-    """Return (tokens, ref) of an entry of media or of a message's part.
+    """Return (tokens, ref) of an entry of a record's `media`, or of a message's media part.
 
     Raises:
         BadMedia: If the entry is invalid.
@@ -164,22 +164,23 @@ def read_slots(entry: Mapping[str, Any], where: str) -> tuple[int, str]:
 
 
 def refuse_many(places: Sequence[MediaPlace]) -> None:
-    """Raise BadMedia if media spans have more slots than a document may have."""
+    """Raise BadMedia if all media spans together have more slots than a document may have."""
     if (slots := slots_of(places)) > MAX_DOCUMENT_TOKENS:
         raise BadMedia(f"{slots} slots; at most {MAX_DOCUMENT_TOKENS}")
 
 
 def slots_of(places: Sequence[MediaPlace]) -> int:
-    """Return the number of slots of media spans, without their begin and end tokens."""
+    """Return the total number of slots of media spans, without begin and end tokens."""
     return sum([place.tokens for place in places])
 
 
 def ranges_beside(
     places: Sequence[MediaPlaces], lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the token ranges outside of media spans, and their offsets by document.
+    """Return (ranges, offsets): the token ranges of n documents outside of media spans.
 
-    The ranges are int64[k, 2], and the offsets are int64[n + 1].
+    `ranges`, int64[k, 2], has non-empty ranges of token numbers in their document. Document i has
+    the ranges with the indices offsets[i] … offsets[i + 1] − 1. `offsets` is int64[n + 1].
 
     Args:
         places: The media spans of each document.
@@ -196,12 +197,12 @@ def ranges_beside(
 
 
 def content_of(places: Sequence[MediaPlace]) -> bytes:
-    """Return a document's media spans as bytes, for a source's digest."""
+    """Return a document's media spans as JSON bytes, which the digest of a source includes."""
     return json.dumps(places).encode()
 
 
 def pieces_of(text: str, places: Sequence[MediaPlace]) -> list[str]:
-    """Return the pieces of a text before, between and after its media spans."""
+    """Return the pieces of a text that its k media spans separate: k + 1 texts."""
     bounds = [0, *(place.at for place in places), len(text)]
     return [text[begin:end] for begin, end in zip(bounds, bounds[1:], strict=False)]
 
@@ -215,12 +216,12 @@ _BESIDE = ("Look", " at 2 cats, ", "und\n  dies", "x ")
 
 @lru_cache(maxsize=4)
 def refuse_other_beginnings(engine: Any, vocabulary: Vocabulary) -> None:
-    """Check that a special token does not change the ids of the texts next to it.
+    """Check that the tokenizer gives texts next to a media kind's special tokens the usual ids.
 
     Otherwise a text with media spans cannot be tokenized as a model's processor tokenizes it.
 
     Raises:
-        RecipeError: If the ids differ.
+        RecipeError: If such a text gets other ids than the same text encoded separately.
     """
     for kind, ids in vocabulary.media.items():
         own = [id for id in ids if id >= 0]
@@ -240,9 +241,10 @@ def refuse_other_beginnings(engine: Any, vocabulary: Vocabulary) -> None:
 def put_in(
     tokens: Tokens, places: Sequence[Sequence[MediaPlace]], vocabulary: Vocabulary
 ) -> tuple[Tokens, dict[int, MediaPlaces]]:
-    """Insert the tokens of media spans, and return the tokens and the spans by document number.
+    """Insert the tokens of media spans between the tokens of the pieces.
 
-    A rejected piece rejects its document.
+    Return the tokens of the documents, and document number → its media spans. If a piece was
+    rejected, its document is rejected.
 
     Args:
         tokens: The tokens of all pieces that `pieces_of` returns for the documents.
@@ -284,7 +286,10 @@ def put_in(
 def _rejected_documents(
     tokens: Tokens, places: Sequence[Sequence[MediaPlace]], first_piece: np.ndarray
 ) -> list[tuple[int, str, str]]:
-    """Return the documents with a rejected piece, with the first reason and detail."""
+    """Return (document number, reason, detail) for each document with a rejected piece.
+
+    The reason and the detail are from the document's first rejected piece.
+    """
     rejected: dict[int, tuple[int, str, str]] = {}
     for k, reason, detail in tokens.rejected:
         i = int(np.searchsorted(first_piece, k, "right")) - 1
@@ -296,7 +301,10 @@ def _rejected_documents(
 
 
 def _ids_of_kinds(places: Sequence[MediaPlace], vocabulary: Vocabulary) -> np.ndarray:
-    """Return the begin, slot and end id of each media span, int64[k, 3]. −1 means no token."""
+    """Return (begin id, slot id, end id) of each media span, int64[k, 3].
+
+    A begin or end id is −1 if the kind of the span has no such token.
+    """
     ids = [vocabulary.media[place.kind] for place in places]
     return np.array(ids, np.int64).reshape(-1, 3)
 
@@ -304,9 +312,10 @@ def _ids_of_kinds(places: Sequence[MediaPlace], vocabulary: Vocabulary) -> np.nd
 def put_in_chats(
     tokens: Tokens, places: Sequence[Sequence[MediaPlace]], vocabulary: Vocabulary
 ) -> tuple[Tokens, dict[int, MediaPlaces]]:
-    """Return the result of `put_in` for rendered conversations.
+    """Repeat the slot tokens in rendered conversations as often as their media spans need.
 
-    A conversation is rejected unless it has exactly one slot token for each media span.
+    The result is as for `put_in`. A conversation is rejected unless it has exactly one slot token
+    for each media span.
     """
     found = slot_tokens(tokens.ids, vocabulary)
     document = np.searchsorted(tokens.offsets, found, "right") - 1
@@ -344,7 +353,7 @@ def put_in_chats(
 
 
 def slot_tokens(ids: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
-    """Return the indices into `ids` of slot tokens, int64[k]."""
+    """Return the indices of the slot tokens in `ids`, int64[k]."""
     slots = sorted({slot for _, slot, _ in vocabulary.media.values()})
     if not slots or not len(ids) or ids.max() < slots[0]:
         return np.zeros(0, np.int64)
@@ -352,9 +361,9 @@ def slot_tokens(ids: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
 
 
 def refuse_strays(tokens: Tokens, vocabulary: Vocabulary) -> Tokens:
-    """Reject documents with a slot token, because their text must not produce one.
+    """Reject the documents with a slot token, because a text must not produce a slot token.
 
-    Return the tokens without the tokens of these documents.
+    Return the tokens without the tokens of rejected documents.
     """
     found = slot_tokens(tokens.ids, vocabulary)
     if not len(found):
@@ -395,8 +404,8 @@ def _repeated(
 ) -> tuple[Tokens, dict[int, MediaPlaces]]:
     """Repeat each slot token as often as its media span needs.
 
-    `slots`, int64[k], has the indices of the slot tokens. Return the tokens, and the media spans by
-    document number.
+    `slots`, int64[k], has the indices of the slot tokens in `tokens.ids`. Return the new tokens,
+    and document number → its media spans.
     """
     flat = [place for of_document in places for place in of_document]
     place_counts = np.array([len(of_document) for of_document in places], np.int64)
@@ -434,9 +443,10 @@ def _has_begin_and_end(
     document: np.ndarray,
     vocabulary: Vocabulary,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return whether each slot token follows its begin token, and precedes its end token.
+    """Return two arrays for k slot tokens, bool[k].
 
-    Both results are bool[k]. Only tokens of the same document count.
+    The first says whether the slot token directly follows the begin token of its kind in the same
+    document. The second says whether it directly precedes the end token.
     """
     ids = _ids_of_kinds(places, vocabulary)
     padded_ids = np.concatenate(([-2], tokens.ids, [-2]))  # Tokens around slot s are s and s + 2.

@@ -6,8 +6,8 @@ the turn                              ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 its reasoning                         ------------------------             train_reasoning = false
 ```
 Such a part is a reasoning, the tags of an empty reasoning, or a marked part of the content.
-Placeholders give the position of a string. Tags around a string are found in the template's text
-next to it.
+Placeholders give the positions of the strings in the text. The tags around a string are found in
+the template's text next to the string.
 """
 
 import re
@@ -38,15 +38,15 @@ _MOST_BEGUN = 100  # number of characters before a turn in which a reasoning's t
 
 
 class UncertainPart(Exception):
-    """An error for a part of a message with an uncertain position in the text."""
+    """An error for a part of a message, if its position in the text is uncertain."""
 
 
 class Change(NamedTuple):
     """A range of characters [begin, end) that is trained differently from its turn.
 
     message  number of the message
-    train    whether the characters are trained; None leaves that to the turn
-    weight   multiplies the weight of the message
+    train    whether the characters are trained; None: only if the turn is trained
+    weight   a factor of the message's weight
     """
 
     begin: int
@@ -75,15 +75,15 @@ class Rendered:
 
     @cached_property
     def ends(self) -> dict[int, int]:
-        """Return message number → end of its trained turn."""
+        """Return message number → the end of its trained turn, for messages with such a turn."""
         return {k: end for _, end, k in self.trained}
 
     def strings(self, k: int, what: str) -> list[PlacedString]:
-        """Return the strings of a message in the text.
+        """Return the strings of a message, with their positions in the text.
 
         Args:
             k: Message number.
-            what: Name of the part in the error.
+            what: Name of the part that is searched, for the error.
 
         Raises:
             UncertainPart: If the placeholders do not fit the text in exactly one way.
@@ -105,11 +105,11 @@ def texts_in_parts(message: Mapping[str, Any]) -> list[str | None]:
 
 
 def find_changes(rendered: Rendered, settings: DocumentKeys) -> list[list[Change]]:
-    """Return lists of the ranges that are trained differently from their turns.
+    """Return the ranges that are trained differently from their turns, in at most two lists.
 
-    The changes by the recipe come first, then the changes by marks of parts. An empty list is left
-    out. A later list overrides an earlier one. The changes of a list are ascending and do not
-    overlap.
+    The first list has the changes that the recipe demands, such as train_reasoning = false. The
+    second list has the changes that marks of parts demand. The second list overrides the first. A
+    list without changes is left out. The changes of a list are ascending and do not overlap.
 
     Raises:
         UncertainPart: If the position of a part in the text is not certain.
@@ -165,9 +165,9 @@ def changed_ranges(
 
 
 def _finder(items: Sequence[Any]) -> Callable[[int], Any]:
-    """Return a function that returns the item that contains a character, or None.
+    """Return a function: number of a character → the item that contains it, or None.
 
-    Items start with (begin, end) and are ascending.
+    The first two entries of an item are its range (begin, end). The ranges are ascending.
     """
     begins = [item[0] for item in items]
 
@@ -207,8 +207,9 @@ def _reasoning(rendered: Rendered, k: int) -> Iterator[tuple[int, int]]:
 def _inside_tags(texts: Sequence[str | None]) -> tuple[set[Place], bool | None]:
     """Return the strings between <think> and </think>, and whether the content starts inside.
 
-    The second value is true if the first tag of the content is </think>, which belongs to a <think>
-    of the prompt. It is None if the tags do not pair.
+    The second value is True if the first tag of the content is </think>. Then the generation prompt
+    has the <think>, and the content starts inside the reasoning. The second value is None if some
+    tag has no partner.
     """
     inside: set[Place] = set()
     before: list[Place] = []
@@ -229,17 +230,20 @@ def _inside_tags(texts: Sequence[str | None]) -> tuple[set[Place], bool | None]:
 
 
 def _follows_tag(text: str, placed: PlacedString) -> bool:
-    """Return whether a string follows a <think>."""
+    """Return whether a string directly follows a <think> in the text, except for spaces."""
     return text[placed.before : placed.begin].rstrip().endswith("<think>")
 
 
 def _with_tags(
     rendered: Rendered, k: int, first: PlacedString, last: PlacedString
 ) -> tuple[int, int]:
-    """Return the range from a reasoning's opening tag to the end of its closing tag.
+    """Return the range of a reasoning, from its opening tag to the end of its closing tag.
 
-    Without an opening tag, the closing tag is not included either. The last tag of a turn may close
-    the turn itself, unless its name says that it closes the reasoning.
+    If one of the tags is missing, return only the range from string `first` to string `last`.
+
+    Raises:
+        UncertainPart: If the closing tag is the last text of the turn and has no "/". Such a tag
+            may close the turn instead of the reasoning.
     """
     text = rendered.text
     head = text[first.before : first.begin]
@@ -254,7 +258,10 @@ def _with_tags(
 
 
 def _empty_reasoning(rendered: Rendered, answers: set[int]) -> Iterator[Change]:
-    """Yield a change for the tags of empty reasoning at the start of each trained turn."""
+    """Yield a change for each answer that begins with the tags of an empty reasoning.
+
+    The change covers these tags. `answers` has the message numbers of the answers.
+    """
     text = rendered.text
     for begin, end, k in rendered.trained:
         if k not in answers:
@@ -276,10 +283,10 @@ def _empty_reasoning(rendered: Rendered, answers: set[int]) -> Iterator[Change]:
 def _part(rendered: Rendered, k: int, j: int) -> tuple[int, int]:
     """Return the range of part j of message k.
 
-    It is (0, 0) if the part is reasoning that the template drops.
+    The range is (0, 0) if the template leaves the part out because it is reasoning.
 
     Raises:
-        UncertainPart: If the text does not have the part exactly once.
+        UncertainPart: If the text otherwise does not have the part exactly once.
     """
     texts = texts_in_parts(rendered.dialogue.messages[k])
     what = f"part {j}"
@@ -312,9 +319,13 @@ def _part(rendered: Rendered, k: int, j: int) -> tuple[int, int]:
 def _part_of_tags(
     rendered: Rendered, k: int, j: int, strings: Sequence[PlacedString], pattern: str
 ) -> tuple[int, int]:
-    """Return the range of a part that has only tags in the text, or (0, 0) if it has none.
+    """Return the range of a part that has only tags and no string in the text.
 
-    The tags are searched next to the strings of other parts. `pattern` matches the tags.
+    `pattern` matches the tags. They are searched next to the strings of other parts. If they are
+    not found, return (0, 0).
+
+    Raises:
+        UncertainPart: If the tags are found more than once.
     """
     if not pattern:
         return 0, 0
@@ -333,6 +344,6 @@ def _part_of_tags(
 
 
 def _tags_in(pieces: Iterable[str]) -> str:
-    """Return a pattern for the tags in pieces of a text, each with white space after it."""
+    """Return a pattern that matches the tags in `pieces`, with white space after each tag."""
     tags = [re.escape(piece.strip()) for piece in pieces if TAGS.fullmatch(piece)]
     return "".join(tag + r"\s*" for tag in tags)

@@ -67,20 +67,22 @@ class Conversation:
             uncertain start are missing.
         roles: The role of the first message and of the message at each boundary, or () if they are
             unknown.
-        chat: Whether special tokens in the text are the template's.
+        chat: Whether a chat template wrote the text. Then special tokens in the text are real,
+            except in `strings`.
         system_end: Number of characters of the leading system message and its markup, or 0.
-        strings: Strings of the messages, in which the text of a special token is plain text.
+        strings: The strings that come from messages. They must not contain special tokens.
         weights: The weight of each span, above 0, rounded to float32. () if all are 1.
-        weight: The weight of the document, a factor of all `weights`.
+        weight: The weight of the document. `weights` already include this factor.
         blocks: Ascending characters at which trained {% generation %} blocks begin.
         places: Media spans, in the text's order.
         limited: Whether the document limits what is trained. A document with only a weight may draw
             any task.
-        whole: Returns the conversation with boundaries, roles and system_end, which are needed only
-            if the document is cut. None if they are present.
-        history: Number of leading characters that repeat an earlier text of the document.
-        parts: A conversation per text, if the document has several texts. Then `spans` has the
-            spans of all parts, relative to their own texts, and there are no boundaries.
+        whole: None, or a function that returns the conversation with boundaries, roles and
+            system_end. They take time to find and are needed only if the document is cut.
+        history: Number of leading characters that repeat an earlier text of the same document.
+        parts: One conversation per text, if the document has several texts, otherwise (). With
+            parts, `spans` has the spans of all parts, in characters of the part's text, and there
+            are no boundaries.
     """
 
     text: str
@@ -113,10 +115,10 @@ class Conversation:
 def supervise(
     batch: Batch, template: str | None, settings: DocumentKeys = DEFAULTS
 ) -> tuple[Batch, dict[int, Conversation]]:
-    """Return a batch with every document's text, and the conversations of supervised documents.
+    """Return a new batch with the text of each document, and the conversations of its documents.
 
-    Each conversation has the number of its document in the new batch as its key. Documents that
-    cannot be used are among this batch's rejects.
+    The second result maps document number in the new batch → conversation, for supervised
+    documents. Documents that cannot be used are among the rejects of the new batch.
 
     Args:
         batch: A reader's batch.
@@ -159,12 +161,13 @@ def read_supervised(
     decoders: Decoders | None = None,
     kinds: tuple[str, ...] = (),
 ) -> Iterator[tuple[Batch, dict[int, Conversation]]]:
-    """Yield the batches of a part of a source, with the conversations of supervised documents.
+    """Yield the batches of a work range, with the conversations of supervised documents.
 
-    Each pair is a result of `supervise` for a batch of `formats.read`.
+    Each pair is a result of `supervise` for a batch of `formats.read`. A batch with many media
+    slots is yielded in several pairs.
 
     Args:
-        part: The part of the source.
+        part: The work range.
         source: The source.
         settings: The recipe's table `documents`, which may ignore supervision.
         template: The result of `find_template`.
@@ -191,7 +194,7 @@ The number is limited because a few bytes of a record can ask for any number of 
 def _with_few_slots(
     batch: Batch, conversations: dict[int, Conversation]
 ) -> Iterator[tuple[Batch, dict[int, Conversation]]]:
-    """Yield a batch in parts with about MOST_SLOTS slots of media each."""
+    """Yield a batch with its conversations, in parts with about MOST_SLOTS media slots per part."""
     slots = np.zeros(len(batch.texts), np.int64)
     slots[[*conversations]] = [found.slots for found in conversations.values()]
     part = (np.cumsum(slots) - slots) // MOST_SLOTS
@@ -221,14 +224,14 @@ def conversation(
     settings: DocumentKeys = DEFAULTS,
     with_boundaries: bool = True,
 ) -> Conversation | Problem:
-    """Return the trained characters of a document, or the reason of its reject.
+    """Return a document's text with its trained characters, or the reason of its reject.
 
     Args:
         given: A supervised record or a dialogue.
         template: The result of `find_template`.
         settings: The recipe's table `documents`.
-        with_boundaries: Whether to find where messages begin. If false, `whole` of the conversation
-            may find it later.
+        with_boundaries: Whether to find where messages begin. If false, the result may have the
+            function `whole`, which finds it later.
 
     Raises:
         RecipeError: If the document has messages, but there is no template.
@@ -279,14 +282,14 @@ def _of_dialogue(
     with_boundaries: bool,
     known: int = 0,
 ) -> Conversation | Problem:
-    """Return the trained characters of a dialogue's text, or the reason of a reject.
+    """Return a dialogue's text with its trained characters, or the reason of a reject.
 
     Args:
         dialogue: The dialogue.
         template: The result of `find_template`.
         settings: The recipe's table `documents`.
         with_boundaries: As in `conversation`.
-        known: Number of leading messages that an earlier text of the document has, too.
+        known: Number of leading messages that are also in an earlier text of the same document.
     """
     turns = rendered_turns(dialogue, template, settings, with_boundaries)
     if not isinstance(turns, Turns):
@@ -315,14 +318,14 @@ def _of_dialogue(
 
 
 def weighted(text: str, ranges: Iterable[tuple[int, int, float]], **more: Any) -> Conversation:
-    """Return the conversation of a text and its weighted ranges of characters.
+    """Return a `Conversation` with this text, in which the given ranges of characters are trained.
 
     Ranges of weight 0 are untrained. Touching ranges of the same weight are merged.
 
     Args:
         text: The text.
         ranges: (begin, end, weight), ascending and not overlapping.
-        more: Other fields of the conversation.
+        more: Other attributes of the `Conversation`.
     """
     spans: list[tuple[int, int]] = []
     weights: list[float] = []
@@ -340,9 +343,9 @@ def weighted(text: str, ranges: Iterable[tuple[int, int, float]], **more: Any) -
 
 
 def _with_media(given: Supervision) -> Conversation | Problem:
-    """Return the conversation of a text with its media spans, weight and loss_spans.
+    """Return a `Conversation` for a text with media spans or a weight, or the reason of a reject.
 
-    The result may also be the reason of a reject. Without loss_spans, all characters are trained.
+    If the text has loss_spans, only they are trained. Otherwise all characters are trained.
     """
     assert given.text is not None
     try:
@@ -365,10 +368,10 @@ def _with_media(given: Supervision) -> Conversation | Problem:
 def _with_spans(
     text: str, spans: Any, of_document: float, places: tuple[MediaPlace, ...] = ()
 ) -> Conversation | Problem:
-    """Return the conversation of a text with loss_spans, or the reason of a reject.
+    """Return a `Conversation` for a text with loss_spans, or the reason of a reject.
 
-    Spans may be unordered, overlap, be empty or reach beyond the text. Spans of different weights
-    may not overlap.
+    Spans may be unordered, overlap, be empty or reach beyond the end of the text. But the document
+    is rejected if spans of different weights overlap.
 
     Args:
         text: The text.
@@ -422,7 +425,7 @@ def _with_spans(
 def rendered_turns(
     dialogue: Dialogue, template: str | None, settings: DocumentKeys, with_begins: bool = True
 ) -> Turns | Problem:
-    """Return a template's text of a dialogue with the positions of its messages.
+    """Render a dialogue, and return its text with the positions of its messages.
 
     If the dialogue is rejected, return the reason.
 
@@ -444,7 +447,7 @@ def _attempt(
     template: str | None,
     settings: DocumentKeys,
 ) -> T | Problem:
-    """Return the result of `find` with the compiled template, or the reason of a reject.
+    """Call `find` with the compiled template, and return its result or the reason of a reject.
 
     Raises:
         RecipeError: If the template is missing or invalid.
@@ -483,7 +486,7 @@ def _attempt(
 
 
 def _variables(dialogue: Dialogue, settings: DocumentKeys) -> dict[str, Any]:
-    """Return the variables that a template reads next to messages and tools."""
+    """Return name → value of the template's variables, except messages and tools."""
     return {**(settings.chat_template_kwargs or {}), **dialogue.kwargs}
 
 
@@ -529,10 +532,11 @@ def _rendered(
 def _roles(
     messages: Sequence[dict[str, Any]], begins: Mapping[int, int], boundaries: Sequence[int]
 ) -> tuple[str, ...]:
-    """Return the roles of the texts that begin at 0 and at each boundary.
+    """Return the roles of the sections that begin at character 0 and at each boundary.
 
-    If such a text has several messages, the role is that of its last message from a user or a tool.
-    Without such a message, the role is that of its first message.
+    If a section has several messages, because some starts are unknown, its role is the role of its
+    last message from a user or a tool. If it has no such message, it is the role of its first
+    message.
     """
     roles = {0: messages[0]["role"]}
     at = 0

@@ -60,7 +60,7 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return self._steps, self._characters
 
     def count_again(self, steps: int, characters: int) -> None:
-        """Add the counts of an earlier rendering with a cached text.
+        """Add the counts of an earlier rendering, if its cached text is used again.
 
         Raises:
             TemplateLimit: If a limit is exceeded.
@@ -98,11 +98,11 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return self.concat(map(str, values))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Evaluate `obj.attribute` as the sandbox does.
+        """Evaluate `obj.attribute` with the same result as in the sandbox, but faster.
 
         Most attributes in templates are keys of objects, methods of texts, and values of loops and
-        namespaces. They need no check, and the sandbox's own checks take longer than all other
-        parts of a rendering.
+        namespaces. For these attributes, the sandbox's checks are skipped. The checks are not
+        needed there, and take longer than all other parts of a rendering.
         """
         if type(obj) is dict and attribute not in _DICT_NAMES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
@@ -115,9 +115,9 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Return the sandbox's answer, which is cached.
+        """Return whether the sandbox allows the attribute.
 
-        It depends only on the type of `obj` and on `attr`.
+        The answer depends only on the type of `obj` and on `attr`, so it is cached.
         """
         key = type(obj), attr
         if key not in self._safe:
@@ -171,9 +171,10 @@ def check_printable(value: Any) -> None:
 
 
 def with_counters(tree: jinja2.nodes.Template) -> jinja2.nodes.Template:
-    """Return the template with a counter in each loop, macro, block and `~`.
+    """Return the parsed template with a counter in each loop, macro, block and `~`.
 
-    The counters are a test and a filter, which the sandbox calls without its checks.
+    The counters are a Jinja test and a Jinja filter, because the sandbox calls tests and filters
+    without checks.
     """
     count = jinja2.nodes.Test(jinja2.nodes.Const(None), _COUNT, [], [], None, None)
 

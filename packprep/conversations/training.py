@@ -47,9 +47,10 @@ _EVERYWHERE = np.iinfo(np.int64).max
 class Training(NamedTuple):
     """The trained tokens of D documents. Token numbers are relative to their document.
 
-    A chunk that begins at token `at` trains its tokens of span k if at < turns[k, 1] or turns[k, 0]
-    < at. In the first case, the chunk has a part of the message that the span answers. In the
-    second case, an earlier chunk has the start of the answer, and this chunk has the rest.
+    `turns[k]` is (the first trained token of the answer that has span k, the end of the question).
+    A chunk that begins at token `at` trains its tokens of span k in two cases. If at < turns[k, 1],
+    the chunk has at least a part of the question. If turns[k, 0] < at, an earlier chunk has the
+    start of the answer, and this chunk continues the answer.
     """
 
     # uint8[D]: 1 if the document limits what is trained; otherwise all its tokens are trained
@@ -100,10 +101,10 @@ _NOTHING_TRAINED = Trained(
 
 
 def counted_begins(characters: np.ndarray, blocks: Sequence[int]) -> np.ndarray:
-    """Return the character that decides whether each token is trained, int64[n], ascending.
+    """Return the index of the character that decides whether each token is trained.
 
-    It is the token's first character. If a {% generation %} block begins inside the token, it is
-    the start of the first such block.
+    This is the first character of the token. If a {% generation %} block begins inside the token,
+    it is the first character of this block. The result is int64[n], ascending.
 
     Args:
         characters: The characters of each token, int64[n, 2].
@@ -195,9 +196,9 @@ def _equal_ranges(message: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 def _system_tokens(conversation: Conversation, begins: np.ndarray, places: MediaPlaces) -> int:
-    """Return the number of leading tokens that later chunks repeat.
+    """Return the number of leading tokens that later chunks repeat: system message and tools.
 
-    It is 0 if these tokens have a media span, which is never repeated.
+    Return 0 if these tokens have a media span, because media spans are never repeated.
     """
     count = int(np.searchsorted(begins, conversation.system_end)) if conversation.system_end else 0
     return 0 if len(places.spans) and places.spans[0, 0] < count else count
@@ -298,11 +299,11 @@ def trained_by_weight(weights: Mapping[int, float], lengths: np.ndarray) -> dict
 
 
 def all_supervised(trained: Mapping[int, Trained], lengths: np.ndarray) -> dict[int, Trained]:
-    """Return the trained tokens of all n documents, by number. All of them count as supervised.
+    """Return document number → trained tokens for all n documents, all marked as supervised.
 
     Args:
-        trained: Document number → trained tokens. Documents that are missing here are trained
-            whole.
+        trained: Document number → trained tokens. If a document is missing here, all its tokens
+            are trained.
         lengths: Tokens of each document, int64[n].
     """
     others = [i for i in range(len(lengths)) if i not in trained]
@@ -313,13 +314,13 @@ def all_supervised(trained: Mapping[int, Trained], lengths: np.ndarray) -> dict[
 
 
 def trained_by_tokens(weights: np.ndarray, of_document: float, n: int) -> Trained | None:
-    """Return the trained tokens of a document with a weight per token.
+    """Return the trained tokens of a document that has a weight for each token.
 
     The result is None if all weights are 1.
 
     Args:
-        weights: float32[n + 1], with the weight of the document's end last.
-        of_document: A factor for all weights.
+        weights: float32[n + 1]. The last entry is the weight of the end of the document.
+        of_document: The weight of the document, a factor of all weights.
         n: Number of tokens.
     """
     weights = (weights * np.float32(of_document)).astype(np.float32)
@@ -360,9 +361,10 @@ def tokenize_supervised(
     vocabulary: Vocabulary,
     uncut_tokens: float = 0,
 ) -> tuple[Tokens, dict[int, Trained]]:
-    """Return the ids of each text, and the trained tokens of supervised documents by number.
+    """Return the result of `tokenize` for the texts, and the trained tokens of some documents.
 
-    The ids are as `tokenize` returns them. Rejected documents have no trained tokens.
+    The second result maps document number → trained tokens, for supervised documents that are not
+    rejected.
 
     Args:
         engine: The tokenizer's engine.
@@ -370,8 +372,8 @@ def tokenize_supervised(
         conversations: Document number → conversation of each supervised document.
         special_text: As in the recipe.
         vocabulary: The vocabulary.
-        uncut_tokens: Documents of at most this length in tokens are never cut, so the starts of
-            their messages are not needed.
+        uncut_tokens: Documents with at most this number of tokens are never cut, so the starts of
+            their messages are not searched.
     """
     how = engine, special_text, vocabulary
     if not conversations:
@@ -474,7 +476,7 @@ def _trained_of_group(
 
 
 def _joined_groups(groups: Sequence[_Group], count: int) -> Tokens:
-    """Return the tokens of all `count` documents in order."""
+    """Return the tokens of all `count` documents, in the order of their numbers."""
     if len(groups) == 1:
         return groups[0].tokens._replace(characters=None)
     lengths = np.zeros(count, np.int64)
@@ -491,9 +493,10 @@ def _joined_groups(groups: Sequence[_Group], count: int) -> Tokens:
 
 
 def _joined_parts(tokens: Tokens, counts: Sequence[int]) -> tuple[Tokens, list[np.ndarray]]:
-    """Join the tokens of each document's texts, and return the end of each text in its document.
+    """Join the tokens of the texts of each document.
 
-    A document is rejected if one of its texts is rejected.
+    Return the tokens of the documents, and for each document an array with the end of each text in
+    the document's tokens. A document is rejected if one of its texts is rejected.
 
     Args:
         tokens: The tokens of the texts.
@@ -521,10 +524,10 @@ def _trained_parts(
 ) -> Trained:
     """Return the trained tokens of a document with several texts.
 
-    If all texts begin with the same system message, a later chunk of any of them repeats it.
+    If all texts begin with the same system message, each later chunk of the document repeats it.
 
     Args:
-        parts: The texts.
+        parts: The conversation of each text.
         ids: The ids of all texts, int64[n].
         characters: The characters of each token in its text, int64[n, 2].
         ends: The end of each text in `ids`, int64[t].
@@ -574,7 +577,7 @@ def _trained_parts(
 
 
 def history_tokens(training: Training) -> np.ndarray:
-    """Return how many tokens of each document repeat tokens of its earlier texts, int64[D]."""
+    """Return how many tokens of each document only repeat its earlier texts, int64[D]."""
     tokens = np.zeros(len(training.supervised), np.int64)
     document = np.repeat(np.arange(len(tokens)), np.diff(training.cut_offsets))
     begins_text = training.ranks == NEW_TEXT
@@ -589,11 +592,11 @@ def training_columns(
     documents: int,
     long_answers: str = "continue",
 ) -> Training:
-    """Return the `Training` of `documents` documents.
+    """Return the `Training` of all documents of a batch.
 
     Args:
-        trained: Document number → trained tokens, of supervised documents. Other documents are
-            trained whole.
+        trained: Document number → trained tokens, for supervised documents. All tokens of other
+            documents are trained.
         documents: Number of documents.
         long_answers: As in a recipe. With "untrained", a chunk does not train an answer that an
             earlier chunk begins.
