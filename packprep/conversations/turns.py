@@ -5,15 +5,15 @@ text        <|im_start|>user↵2+2?<|im_end|>↵<|im_start|>assistant↵4<|im_en
 begins                                      ^
 trained                                                           ^^^^^^^^^^^^
 ```
-Message 1 begins at the first mark. Its turn and the text that ends it are trained, without its
-header.
+In the example, message 1 begins at the ^ of the line `begins`. Its content and the text that ends
+its turn are trained. Its header is not trained.
 
 {% generation %} blocks of a template mark trained text. Without such blocks, a turn begins after
-the generation prompt, and ends where the next message begins. The template's own text between two
-messages shows both positions (`markup.py`). If it does not, two renderings are compared: the
-messages up to an assistant's turn, and the messages before this turn with the generation prompt.
-Some templates rewrite earlier turns, for example to drop reasoning. Placeholders find the turns of
-such templates (`placeholders.py`).
+the generation prompt, and ends where the next message begins. Usually, the text that the template
+writes between two messages shows both positions (`markup.py`). Otherwise two renderings are
+compared: the messages up to an assistant's turn, and the messages before this turn with the
+generation prompt. This fails for templates that rewrite earlier turns, for example to drop
+reasoning. Placeholders find the turns of such templates (`placeholders.py`).
 """
 
 import json
@@ -59,9 +59,9 @@ Span = tuple[int, int, int]  # begin, end, number of the message
 
 
 class NotIncremental(Exception):
-    """An error for a message with an uncertain position in the text.
+    """An error for a message, if its position in the text is uncertain.
 
-    For example, the template changes the text of earlier messages when messages are added.
+    For example, the template may change the text of earlier messages when messages are added.
     """
 
 
@@ -73,8 +73,8 @@ class Turns(NamedTuple):
         trained: (begin, end, message number) of trained characters, ascending and not overlapping.
         begins: Message number → its first character, for messages after the first. Messages with an
             uncertain start are missing.
-        system_end: Number of characters of the leading system message, the tools and the template's
-            text around them. 0 without them.
+        system_end: Number of leading characters with the system message, the tools and the
+            template's text around them. 0 if there is no system message and there are no tools.
         changes: Ranges that are trained differently from their turns, as `find_changes` returns
             them.
     """
@@ -104,8 +104,8 @@ def find_turns(
             empty.
 
     Raises:
-        NotIncremental: If the characters of a message are not certain.
-        UncertainPart: If the characters of a part of a message are not certain.
+        NotIncremental: If the position of a message in the text is uncertain.
+        UncertainPart: If the position of a part of a message in the text is uncertain.
         TemplateRefusal: If the template refuses the messages.
     """
     chat, blocks = _rendered_chat(template, dialogue, variables, settings)
@@ -123,18 +123,19 @@ def dialogues_with_own_history(
     variables: Mapping[str, Any],
     settings: DocumentKeys,
 ) -> list[Dialogue]:
-    """Split a dialogue so that each trained message has its own history.
+    """Split a dialogue into dialogues, so that each trained message has the right text before it.
 
-    The own history of a message is the text that the template writes before it if no messages
-    follow it. Templates may write earlier messages differently when further messages follow.
+    The right text is the text that the template writes before the message if no messages follow
+    it. Templates may write earlier messages differently when further messages follow.
 
     ```
     messages    user  assistant·1  user  assistant·2        the template drops earlier reasoning
     dialogues   user  assistant·1                           trains 1
                 user  assistant·1  user  assistant·2        trains 2
     ```
-    Each dialogue ends with a trained message. If its text only continues the text of an earlier
-    dialogue, one dialogue trains the messages of both. The errors are the same as for `find_turns`.
+    Each resulting dialogue ends with a trained message. If the text of a dialogue only continues
+    the text of an earlier dialogue, both become one dialogue that trains the messages of both. The
+    errors are the same as for `find_turns`.
     """
     wanted = trained_messages(dialogue, settings)
     # A message of weight 0 is only history.
@@ -159,7 +160,7 @@ def dialogues_with_own_history(
 
 
 def _trained_from(dialogue: Dialogue, first: int, count: int, wanted: Sequence[bool]) -> Dialogue:
-    """Return the first `count` messages of a dialogue, without training before message `first`."""
+    """Return a dialogue's first `count` messages. Messages before number `first` are untrained."""
     return replace(
         dialogue,
         messages=dialogue.messages[:count],
@@ -180,9 +181,8 @@ def _rendered_chat(
 ) -> tuple["_Chat", list[tuple[int, int]] | None]:
     """Return a rendered conversation and the ranges of its {% generation %} blocks.
 
-    The ranges are None if the template has no such blocks. If a dialogue has marked parts and the
-    template fails on a list of parts, the template gets the texts of the parts joined into one
-    string.
+    The ranges are None if the template has no such blocks. If the template fails on a list of parts
+    and the dialogue has marked parts, each list is replaced by one string with all of its texts.
     """
     from packprep.conversations.template_limits import TemplateLimit
 
@@ -200,7 +200,7 @@ def _rendered_chat(
 
 
 def _with_joined_parts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with each content that is a list of texts joined into a string."""
+    """Return the messages. A content that is a list of texts becomes one string."""
     return [
         {**message, "content": "".join(texts)}
         if isinstance(message.get("content"), list)
@@ -217,7 +217,7 @@ def _rendered_messages(
     settings: DocumentKeys,
     messages: list[dict[str, Any]],
 ) -> tuple["_Chat", list[tuple[int, int]] | None]:
-    """Return the result of `_rendered_chat` for the given form of a dialogue's messages."""
+    """Return the result of `_rendered_chat` for `messages`, which are a form of the dialogue's."""
     from packprep.conversations.template_limits import TemplateLimit
 
     tools = dialogue.tools
@@ -247,9 +247,9 @@ def _rendered_messages(
 
 
 def _trained_alone(chat: "_Chat", blocks: list[tuple[int, int]] | None) -> list[Span] | None:
-    """Return the trained ranges without finding where all messages begin, or None.
+    """Return the trained ranges, without finding where untrained messages begin.
 
-    None means that `_found` is needed.
+    Return None if this is not possible. The caller then uses `_found`.
     """
     from packprep.conversations.template_limits import TemplateLimit
 
@@ -275,9 +275,9 @@ def _trained_alone(chat: "_Chat", blocks: list[tuple[int, int]] | None) -> list[
 
 
 def _with_objects(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """Parse JSON strings in the arguments of tool calls into objects, and return the messages.
+    """Return the messages, with the arguments of tool calls as objects instead of JSON strings.
 
-    The result is None if no arguments are such strings.
+    Return None if no tool call has arguments that are the JSON string of an object.
     """
     changed, is_changed = [], False
     for message in messages:
@@ -306,10 +306,10 @@ def _object_of(text: Any) -> dict[str, Any] | None:
 
 
 def _quotes_arguments(messages: Sequence[dict[str, Any]], text: str) -> bool:
-    """Return whether the text has the JSON arguments of a tool call as a quoted string.
+    """Return whether the text has the arguments of a tool call as a JSON string in quotes.
 
-    A template that writes them like this expects an object. Transformers writes the quotes, and a
-    model would learn them.
+    This happens if the messages have the arguments as a string and the template expects an object.
+    Transformers would write the quotes into the text, and a model would learn them.
     """
     for message in messages:
         for call in message.get("tool_calls", ()):
@@ -358,9 +358,9 @@ def _as_read(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trained_messages(dialogue: Dialogue, settings: DocumentKeys) -> list[bool]:
-    """Return, for each message, whether it is trained.
+    """Return whether each message is trained.
 
-    A message's own mark overrides the recipe.
+    The mark `train` of a message overrides the recipe's trained_roles.
     """
     taken = [
         message["role"] in settings.trained_roles
@@ -397,7 +397,7 @@ class _Chat:
 
     @cached_property
     def markup(self) -> Markup | None:
-        """Return what the template writes around messages, or None if that is not certain."""
+        """Return the result of `find_markup` for the template."""
         variables = self.render.keywords["variables"]  # type: ignore[attr-defined]
         render = partial(self.template.render, variables=variables, go_on=True)
         markup: Markup | None = self.template.remembered(
@@ -469,12 +469,12 @@ def _found(chat: _Chat, blocks: list[tuple[int, int]] | None) -> Turns:
 
 
 class _Told(NamedTuple):
-    """The positions that renderings show.
+    """The positions of messages that a comparison of renderings has found.
 
     begins  as in `Turns`
     spans   trained ranges; None if they are not needed or not certain
-    why     the error if the trained ranges are not certain
-    laid    placeholders with their positions in the text, if they are needed and fit
+    why     the error that explains why the trained ranges are not certain, or None
+    laid    placeholders with their positions in the text; None if they are not needed or do not fit
     """
 
     begins: dict[int, int]
@@ -484,9 +484,9 @@ class _Told(NamedTuple):
 
 
 def _told(chat: _Chat, with_spans: bool, others: bool) -> _Told:
-    """Return the positions that prefixes show, completed by placeholders if necessary.
+    """Return the positions that prefixes show. Placeholders add positions that are missing.
 
-    A prefix is a rendering of the first messages.
+    A prefix is a rendering of the first k messages.
 
     Args:
         chat: The rendered conversation.
@@ -541,12 +541,15 @@ def _told_by_prefixes(chat: _Chat, with_spans: bool) -> _Told:
 
 
 def _told_by_placeholders(chat: _Chat, told: _Told, needed: bool) -> _Told:
-    """Return earlier results, completed by the positions of placeholders.
+    """Return the positions in `told`, and the missing positions from placeholders.
+
+    If no placeholders fit the text, return `told`.
 
     Args:
         chat: The rendered conversation.
-        told: Earlier results.
-        needed: Whether to find trained ranges too.
+        told: The positions that are already known.
+        needed: Whether to find the trained ranges with placeholders. If false, `told.spans` is
+            returned.
     """
     chat.template.begin()
     laid = chat.laid
@@ -580,10 +583,10 @@ def _begins(prefix: Callable[..., str], count: int, text: str) -> dict[int, int]
 
 
 class _Begins(dict[int, int]):
-    """A mapping from a message's index to its first character, computed on demand.
+    """A mapping of message number → its first character, computed when a number is looked up.
 
-    It has the items that `_begins` returns, without messages that begin at the same character as
-    the message before them.
+    It has the items that `_begins` returns, except messages that begin at the same character as the
+    message before them.
     """
 
     def __init__(self, prefix: Callable[..., str], text: str):
@@ -600,7 +603,7 @@ class _Begins(dict[int, int]):
         return super().__contains__(k)
 
     def _begin(self, k: int) -> int:
-        """Return where message k begins, or 0 where it is not certain."""
+        """Return the first character of message k, or 0 if it is uncertain."""
         if k not in self._lengths:
             before = attempted(partial(self.prefix, k)) if k > 0 else None
             is_told = before is not None and 0 < len(before) < len(self._text)
@@ -610,10 +613,9 @@ class _Begins(dict[int, int]):
 
 
 def _by_markup(chat: _Chat) -> list[Span] | None:
-    """Return the trained ranges of the wanted messages, or None.
+    """Return the trained ranges of the wanted messages, or None if the markup does not show all.
 
-    All wanted messages must be an assistant's. None means that the template's markup does not show
-    all ranges.
+    All wanted messages must be an assistant's.
     """
     from packprep.conversations.template_limits import TemplateLimit
 
@@ -684,8 +686,8 @@ def _laid(chat: _Chat) -> Placeholders | None:
     """Return placeholders that fit the text, or None.
 
     The first attempt replaces all strings with placeholders, including blank strings. The next
-    attempts leave out messages that are not trained, and then the names of tool calls, which some
-    templates compare.
+    attempts keep the strings of untrained messages that are not an assistant's. The last attempt
+    also keeps the names of tool calls, because some templates compare them with a fixed text.
     """
     render, marks, remember = chat.anew(), free_characters(chat.taken, 2), chat.remember()
     everybody = [True] * len(chat.messages)
@@ -752,9 +754,9 @@ def _by_placeholders(chat: _Chat, laid: Placeholders, begins: Mapping[int, int])
 def _with_blocks(
     render: Render, messages: Sequence[dict[str, Any]], taken: Sequence[str]
 ) -> tuple[str, list[tuple[int, int]]]:
-    """Return the text and the ranges of its {% generation %} blocks.
+    """Return the text of messages, and the ranges of its {% generation %} blocks.
 
-    During rendering, two characters that are not in `taken` mark the blocks.
+    During rendering, the blocks are marked with two characters that occur in no text of `taken`.
     """
     opening, closing = free_characters(taken, 2)
     pieces: list[str] = []
@@ -790,7 +792,7 @@ def _owned(
     messages: Sequence[Mapping[str, Any]],
     wanted: Sequence[bool] | None = None,
 ) -> list[Span]:
-    """Return (begin, end, message number) of the blocks of wanted messages."""
+    """Return (begin, end, message number) for each block that belongs to a wanted message."""
     speakers = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
     if len(blocks) == len(speakers) or not speakers:
         owners = speakers
@@ -809,7 +811,7 @@ def _owned(
 def _first_begin(
     text: str, messages: Sequence[Mapping[str, Any]], laid: Placeholders, k: int
 ) -> int:
-    """Return the first character of message k, or 0 where it is not certain.
+    """Return the first character of message k, or 0 if it is uncertain.
 
     Message k is the first message after the system message and tools.
     """
@@ -821,7 +823,7 @@ def _first_begin(
 def _system_end(
     messages: Sequence[dict[str, Any]], text: str, end: int, tools: Sequence[Any] | None = None
 ) -> int:
-    """Return `end` if text[:end] has the system message or the tools' names, otherwise 0."""
+    """Return `end` if text[:end] contains the system message or the tools' names, otherwise 0."""
     if messages[0]["role"] in SYSTEM:
         said = texts_of(messages[0])
     else:
