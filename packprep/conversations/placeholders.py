@@ -1,4 +1,4 @@
-"""Find the strings of messages in a conversation's text by the template's own text around them.
+"""Find where the strings of messages are in the text that a chat template makes of them.
 
 ```
 messages    user: 2+2?                        assistant: <think>easy</think>4     user: thanks
@@ -6,10 +6,11 @@ T           <|user|>2+2?<|end|>↵<|assistant|>4<|end|>↵<|user|>thanks<|end|>�
 T′          <|user|>⟨0⟩<|end|>↵<|assistant|>⟨2⟩<|end|>↵<|user|>⟨3⟩<|end|>↵
 before 2    <|user|>⟨0⟩<|end|>↵<|assistant|><think>⟨1⟩</think>⟨2⟩<|end|>↵
 ```
-T is the rendered text. T′ is the rendering of the messages with a placeholder for each string. No
-text contains a placeholder. If T is T′ with each string in place of its placeholder, the rest is
-the template's own text. It consists of literals, which are the texts between two placeholders. A
-template may change a string in the ways of `forms_of`.
+T is the rendered text. T′ is the rendering of the messages with a placeholder in place of each
+string. A placeholder is a text that does not occur in the messages. If T can be made from T′ by
+replacing each placeholder with its string, the positions of the strings in T are known. The texts
+between the placeholders are called literals. They are written by the template. The template may
+change a string in the ways of `forms_of`, for example strip it.
 
 In the example, the template leaves out the reasoning ⟨1⟩ in T′. The rendering of the messages
 before message 2 ends in ⟨2⟩<|end|>↵, so message 2 begins after this text.
@@ -70,14 +71,14 @@ _MADE_UP: Sequence[Sequence[Mapping[str, Any]]] = (
 
 
 class Render(Protocol):
-    """A function like `ChatTemplate.render`, with the template, tools and variables given."""
+    """A function that calls `ChatTemplate.render` with fixed tools and variables."""
 
     def __call__(self, messages: Sequence[Mapping[str, Any]], prompt: bool = False) -> str:
         """Return the text of messages, with the generation prompt if `prompt` is true."""
 
 
 class Remember(Protocol):
-    """A function like `ChatTemplate.remembered`, with the template, tools and variables given."""
+    """A function that calls `ChatTemplate.remembered`. Its keys include tools and variables."""
 
     def __call__(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the result of `make`, or of an earlier call with the same key."""
@@ -97,10 +98,10 @@ class _End(NamedTuple):
 
 
 def free_characters(taken: Iterable[str], count: int) -> list[str]:
-    """Return `count` of Unicode's noncharacters that no text contains.
+    """Return `count` of Unicode's noncharacters that occur in no text of `taken`.
 
     Raises:
-        TemplateRefusal: If there are too few of them.
+        TemplateRefusal: If fewer than `count` noncharacters are free.
     """
     text, free = "".join(taken), list[str]()
     for character in map(chr, range(0xFDD0, 0xFDF0)):
@@ -114,7 +115,7 @@ def free_characters(taken: Iterable[str], count: int) -> list[str]:
 def attempted(do: Callable[[], T]) -> T | None:
     """Return the result of a function that renders, or None if the template fails.
 
-    A template is code and may raise any error. Errors of its limits are raised again.
+    A template is code and may raise any error. MemoryError and TemplateLimit are not caught.
     """
     from packprep.conversations.template_limits import TemplateLimit
 
@@ -142,12 +143,12 @@ class Place(NamedTuple):
 class PlacedString(NamedTuple):
     """A string of a message, with its position in the text.
 
-    place   its position in the message
+    place   the string's position in the message
     once    whether the text has the string exactly once per message that has it
-    before  the end of the string before it, of any message; 0 for the first string
-    begin   its first character
+    before  the end of the previous string in the text, of any message; 0 for the first string
+    begin   the string's first character
     end     the end of the string
-    after   the first character of the string after it; the text's length for the last string
+    after   the start of the next string in the text; the text's length for the last string
     """
 
     place: Place
@@ -159,10 +160,10 @@ class PlacedString(NamedTuple):
 
 
 class _Places(NamedTuple):
-    """The start of a message and of its trained characters.
+    """The start of a message, and the start of its trained characters.
 
     Attributes:
-        literal: Number of the literal that has both starts.
+        literal: Number of the literal in which both starts are.
         begin: Number of the literal's characters before the message, or None if not certain.
         answer: Number of the literal's characters before the trained part of an assistant's
             message, or None if not certain.
@@ -174,11 +175,12 @@ class _Places(NamedTuple):
 
 
 class ShownBoundary(NamedTuple):
-    """The start of a message, as renderings show it.
+    """The start of a message that was found by comparing renderings.
 
     Attributes:
-        literal: The template's text between the string before the message and its first string.
-        before: Role of the message before it.
+        literal: The template's text between the last string of the previous message and the first
+            string of the message.
+        before: Role of the previous message.
         role: Role of the message.
         boundary: Where the message begins in `literal`.
         asks: The generation prompt before an assistant's message, or None if not certain.
@@ -215,12 +217,12 @@ class Placeholders:
             render: Renders messages.
             messages: The messages.
             marks: Two characters that no message contains.
-            replaced: For each message, whether to replace its strings.
+            replaced: Whether to replace the strings of each message.
             calls: Whether to replace the names in tool calls.
-            blanks: Whether to replace blank strings, except an assistant's.
-            remember: Caches renderings; None renders every time.
-            texts: Message number → the texts of its parts, for messages with a content that joins
-                the parts into one string.
+            blanks: Whether to replace blank strings, except blank strings of an assistant.
+            remember: Caches renderings. None: messages are rendered every time.
+            texts: Message number → the texts of its parts, for messages in which the parts were
+                joined into one string.
         """
         self._given = list(messages)
         self._render, self._remember, self._texts = render, remember, texts
@@ -254,7 +256,10 @@ class Placeholders:
 
     @cached_property
     def _replaces_numbers(self) -> bool:
-        """Return whether no message has a number like the numbers that replace numbers."""
+        """Return whether integers in the arguments of tool calls can be replaced.
+
+        The numbers that replace them begin with 8 fixed digits, which must not occur in a message.
+        """
         return str(_FIRST_NUMBER)[:8] not in repr(self._given)
 
     # Messages with placeholders
@@ -284,7 +289,7 @@ class Placeholders:
         return content
 
     def _marked_text(self, k: int, text: str, key: str, part: int) -> str:
-        """Return a text of a message with placeholders for the strings between tags."""
+        """Return a text of message k, with placeholders for the strings between its tags."""
         if "think>" not in text:
             return self._new(k, text, key, Place(key, part, 0))
         return "".join(
@@ -314,9 +319,10 @@ class Placeholders:
         return [self._argument(k, inner) for inner in value] if isinstance(value, list) else value
 
     def _new(self, k: int, string: str, key: str, source: Place | None = None) -> str:
-        """Return the placeholder of a string of a message.
+        """Return the placeholder for a string of message k, or a blank string unchanged.
 
-        Equal strings of users have the same placeholder, because templates compare messages.
+        Equal strings have the same placeholder if their messages have the same role, except an
+        assistant's strings. Some templates compare messages.
         """
         if not string.strip() and not (self._blanks and self._roles[k] != "assistant"):
             return string  # Templates check whether a string is blank.
@@ -333,19 +339,19 @@ class Placeholders:
         return placeholder
 
     def _written(self, text: str) -> Any:
-        """Return a text as the content of a message.
+        """Return a text in the form that the contents of the messages have.
 
-        The content is a list with one part if some given message has a list, otherwise the text
-        itself.
+        If the content of some message is a list of parts, return a list with the text as its only
+        part. Otherwise return the text.
         """
         return [{"type": "text", "text": text}] if self._in_parts else text
 
     # The text
 
     def place(self, text: str) -> bool:
-        """Return whether the text is T′ with strings for all placeholders.
+        """Return whether `text` can be made from T′ by replacing the placeholders with strings.
 
-        If so, store the positions that the other methods return.
+        If so, store the positions of the strings. The other methods need them.
         """
         literals, numbers = self._first_messages(len(self.messages))
         ends, self.is_certain = _fitted(
@@ -368,7 +374,7 @@ class Placeholders:
         return True
 
     def _split(self, rendered: str) -> tuple[list[str], list[int]]:
-        """Return the literals and the placeholder numbers of a rendered text.
+        """Split a rendered text, and return (literals, numbers of the placeholders).
 
         The text is literals[0], placeholder numbers[0], literals[1], …, literals[-1].
         """
@@ -381,9 +387,10 @@ class Placeholders:
         return parts[::4], numbers
 
     def _in_order(self, numbers: Sequence[int]) -> list[int] | None:
-        """Return the message of each placeholder in the text, or None if they are out of order.
+        """Return the message number of each placeholder in the text.
 
-        A system message may stand inside another message and counts as part of it.
+        Return None if the messages are out of order. A template may write a system message inside
+        another message. Its placeholders then count as placeholders of the other message.
         """
         seen: dict[int, int] = {}
         owners: list[int] = []
@@ -408,8 +415,8 @@ class Placeholders:
 
         Args:
             k: Number of messages.
-            then: What follows the messages: "prompt" for the generation prompt, "user" for a user's
-                message.
+            then: "prompt" to render the messages with the generation prompt, "user" to render them
+                with a user's message after them, or "".
         """
         if (k, then) not in self._before:
             self._before[k, then] = attempted(partial(self._rendered_end, k, then))
@@ -442,8 +449,8 @@ class Placeholders:
     def prefix(self, k: int, prompt: bool = False) -> str:
         """Return the text of the first k messages.
 
-        It is the rendering with placeholders, where each placeholder is replaced by its string in
-        the form that the whole text has.
+        The messages are rendered with placeholders. Each placeholder is then replaced by its
+        string, in the form that the string has in the whole text.
 
         Args:
             k: Number of messages.
@@ -463,11 +470,12 @@ class Placeholders:
         return "".join(parts)
 
     def _behind(self, k: int, then: str = "") -> tuple[int, str] | None:
-        """Return where the first k messages end, as (number, tail).
+        """Return (number, tail) for the end of the first k messages.
 
-        In the whole text, literal `number` follows the last string of these messages. `tail` is the
-        text after this string if only these messages are rendered, with `then` as in `_end`. The
-        result is None if this rendering fails, or its last string is not in the whole text.
+        `number` is the number of the literal that follows their last string in the whole text.
+        `tail` is the text that follows this string if only these messages are rendered. `then` is
+        as in `_end`. The result is None if this rendering fails, or if its last string is not in
+        the whole text.
         """
         end = self._end(k, then)
         if end is None or end.last < 0:
@@ -476,9 +484,9 @@ class Placeholders:
         return (where[end.times - 1] + 1, end.tail) if len(where) >= end.times else None
 
     def head_of(self, role: str) -> str:
-        """Return the template's text before the content of a role's message.
+        """Return the text that a template writes before the content of a message with this role.
 
-        The result is "" if this text is not certain.
+        Return "" if the text is uncertain.
         """
         if role not in self._heads:
             self._heads[role] = ""  # the result for calls during the search
@@ -487,7 +495,7 @@ class Placeholders:
         return self._heads[role]
 
     def _heads_with(self, role: str) -> dict[str, str]:
-        """Return the known results of `head_of`, with the result for one more role."""
+        """Return role → result of `head_of`, for the roles that are known and for `role`."""
         head = attempted(partial(self._rendered_head, role)) or ""
         return {**self._heads, role: head}
 
@@ -505,7 +513,7 @@ class Placeholders:
 
     @cached_property
     def asks(self) -> str:
-        """Return the generation prompt, or "" if not certain."""
+        """Return the generation prompt, or "" if it is uncertain."""
         other = ""  # a prompt that replaces the end of a text
         for k in range(1, len(self.messages) + 1):
             end, asked = self._end(k), self._end(k, "prompt")
@@ -517,9 +525,9 @@ class Placeholders:
         return other
 
     def boundary_by_markup(self, k: int, markup: Markup) -> Boundary | None:
-        """Return where message k begins in the text, without rendering the messages before it.
+        """Return where message k begins in the text, or None if `markup` does not show it.
 
-        The result is None if the template's markup does not show it.
+        No messages are rendered.
         """
         gap, owners = self._gap[k], self._owner
         # The start of an answer is found from the string before the gap, and the start of another
@@ -537,11 +545,11 @@ class Placeholders:
         return Boundary(start + found.begin, None if found.answer is None else start + found.answer)
 
     def text_after(self, k: int) -> str | None:
-        """Return the text after the last string if this string is message k's, otherwise None."""
+        """Return the text after the last string, or None if message k does not have this string."""
         return self._literals[-1] if self._owner and self._owner[-1] == k else None
 
     def shown_boundary(self, k: int) -> "ShownBoundary | None":
-        """Return where renderings show that message k begins, or None if not certain."""
+        """Compare renderings to find where message k begins. Return None if it is uncertain."""
         number, begin, answer = self._looked_up(k)
         is_answer = self._roles[k] == "assistant"
         if (
@@ -565,7 +573,7 @@ class Placeholders:
         return 0 < gap < len(owners) and owners[gap - 1] == k - 1 and owners[gap] == k
 
     def _places(self, k: int) -> _Places:
-        """Return where message k and its trained characters begin."""
+        """Return where message k begins, and where its trained characters begin."""
         gap = self._gap[k]
         if self.markup and (shown := self.boundary_by_markup(k, self.markup)):
             start, answer = self._starts[gap], shown.answer
@@ -607,9 +615,10 @@ class Placeholders:
         return None
 
     def _boundary(self, k: int) -> tuple[int, int | None]:
-        """Return the number of a literal, and the number of its characters before message k.
+        """Return (literal, begin) for the start of message k.
 
-        The second value is None if it is not certain.
+        `literal` is the number of the literal in which message k begins. `begin` is the number of
+        the literal's characters before message k, or None if it is uncertain.
         """
         found = None
         # Some templates end the last message differently, and end it like the others before a
@@ -629,7 +638,7 @@ class Placeholders:
         return found or (self._gap[k], None)
 
     def _first_places(self) -> _Places:
-        """Return where the first message begins, which has no rendering before it."""
+        """Return the result of `_places` for message 0, which has no messages before it."""
         literal, alone = self._literals[0], self._behind(0)
         begin = len(alone[1]) if alone and alone[0] == 0 and literal.startswith(alone[1]) else 0
         answer = None
@@ -646,9 +655,10 @@ class Placeholders:
         return _Places(0, begin, answer)
 
     def _unasked_head(self) -> str | None:
-        """Return the trained text before the first string of an assistant's message.
+        """Return the trained text that precedes the first string in an assistant's messages.
 
-        It is read from a later assistant's message. The result is None if no later message has it.
+        It is read from an assistant's message after message 0. Return None if there is no such
+        message with a known start.
         """
         for k in (k for k in self._shown if k and self._roles[k] == "assistant"):
             literal, _, answer = self._places(k)
@@ -684,12 +694,12 @@ class Placeholders:
         return dict(sorted(found.items()))
 
     def answer(self, k: int) -> int | None:
-        """Return the first trained character of an assistant's message, or None if uncertain."""
+        """Return the first trained character of message k, an assistant's, or None if uncertain."""
         literal, _, answer = self._places(k)
         return None if answer is None else self._starts[literal] + answer
 
     def said(self, k: int) -> int | None:
-        """Return the first character of message k's first string, or None without strings."""
+        """Return the first character of message k's first string, or None if it has no string."""
         return self._first.get(k)
 
     @cached_property
@@ -713,10 +723,10 @@ class Placeholders:
 
 
 def find_markup(render: Render, source: str) -> Markup | None:
-    """Return what a template writes around messages, learned from made-up conversations, or None.
+    """Render made-up conversations, and return the texts that the template writes around messages.
 
-    None means that renderings of these conversations do not show it. If renderings show another
-    boundary after a role's message than the markup, this role is left out of `ends`.
+    Return None if the renderings do not show these texts. A role is left out of `ends` if the
+    markup would give another boundary after a message of this role than the renderings do.
 
     Args:
         render: Renders messages without tools.
@@ -762,10 +772,11 @@ def find_markup(render: Render, source: str) -> Markup | None:
 def _fitted(
     text: str, literals: Sequence[str], strings: Sequence[str]
 ) -> tuple[list[tuple[int, int]] | None, bool]:
-    """Return the position of each string in a text, and whether no other positions are possible.
+    """Find the strings in a text that consists of literals[0], strings[0], literals[1], …
 
-    The text is literals[0], strings[0], literals[1], …; each string has one of its forms
-    (`forms_of`). The positions are None if the text is different.
+    Each string may have one of its forms (`forms_of`). Return the ranges (begin, end) of the
+    strings, and whether only these ranges are possible. If the text does not consist of the
+    literals and strings, the ranges are None.
     """
     if not text.startswith(literals[0]):
         return None, False
@@ -801,7 +812,7 @@ def _fitted(
 
 
 def forms_of(string: str, in_json: bool = True) -> list[str]:
-    """Return a string's forms in a template's text: unchanged, stripped, in JSON, or empty.
+    """Return the forms that a string may have in the text: unchanged, stripped, in JSON, or empty.
 
     Args:
         string: The string.
