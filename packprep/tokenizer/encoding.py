@@ -113,7 +113,7 @@ def _encoded(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Return (ids, offsets, characters) of the texts, with no ids for rejected texts.
 
-    `characters` is None unless characters are requested. Errors of the engine are raised unchanged,
+    The third value is None if `characters` is false. Errors of the engine are raised unchanged,
     for example for a text with lone surrogates.
     """
     usable = ["" if i in rejected else text for i, text in enumerate(texts)] if rejected else texts
@@ -185,7 +185,7 @@ def _turned_away(
     """Return the texts to reject: index of the document → (reason, detail).
 
     They have a lone surrogate, or the text of a special token. For chats, only the strings from
-    messages are searched for special tokens. If `plain` is None, all special tokens are allowed.
+    messages are searched for special tokens. Without `plain`, all special tokens are allowed.
     """
     rejected = _with_half_characters(texts)
     if plain is None:

@@ -462,8 +462,8 @@ def _parse(data: bytes) -> Mapping[str, Any]:
 def steps_of(part: Any, key: str) -> Iterator[Any]:
     """Yield the steps of a normalizer, pre-tokenizer or decoder, with sequences flattened.
 
-    `key` is the key under which a Sequence lists its steps, such as "normalizers". If `part` is
-    None, nothing is yielded.
+    `key` is the key under which a Sequence lists its steps, such as "normalizers". Without
+    `part`, nothing is yielded.
     """
     if isinstance(part, dict) and part.get("type") == "Sequence":
         for inner in part.get(key) or ():

@@ -583,5 +583,5 @@ def _difference(
 
 
 def _printable(text: str) -> str:
-    """Return the text with escapes such as \\ud800 for lone surrogates, which UTF-8 lacks."""
+    """Return the text with escapes such as \\ud800 for its lone surrogates."""
     return text.encode("utf-8", "backslashreplace").decode()

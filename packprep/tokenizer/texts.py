@@ -51,8 +51,8 @@ class TokenTexts:
     At the start of a document, a decoder trims a space from the text of the first token. These
     texts keep that space.
 
-    `tokens` maps each id that will be requested to its token as written in the tokenizer.json. If
-    it is None, all tokens are read from the file.
+    `tokens` maps each id that will be requested to its token as written in the tokenizer.json.
+    Without `tokens`, all tokens are read from the file.
     """
 
     def __init__(

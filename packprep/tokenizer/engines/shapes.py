@@ -87,7 +87,7 @@ def not_sentencepiece_bpe(parsed: Mapping[str, Any], metaspace: bool = True) -> 
 def not_of_own_characters(parsed: Mapping[str, Any]) -> str | None:
     """Return a reason if some token contains a character that is not itself a token.
 
-    Return None if there is no such token. Added tokens that are not special are ignored.
+    Otherwise return None. Added tokens that are not special are ignored.
     """
     vocabulary = parsed["model"].get("vocab", {})
     tokens = vocabulary.keys() - {
