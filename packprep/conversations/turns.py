@@ -687,7 +687,7 @@ def _laid(chat: _Chat) -> Placeholders | None:
 
     The first attempt replaces all strings with placeholders, including blank strings. The next
     attempts keep the strings of untrained messages that are not an assistant's. The last attempt
-    also keeps the names of tool calls, because some templates compare them with a fixed text.
+    also keeps the names of tool calls, because some templates compare these names.
     """
     render, marks, remember = chat.anew(), free_characters(chat.taken, 2), chat.remember()
     everybody = [True] * len(chat.messages)
