@@ -1,4 +1,7 @@
-"""Assign shards to array tasks, and find this process's task and the tasks of missing shards."""
+"""Assign shards to array tasks.
+
+Array task `index` of `count` makes a range of consecutive shards.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -15,11 +18,12 @@ _SLURM = (
 def array_position(
     index: int | None, count: int | None, environment: Mapping[str, str]
 ) -> tuple[int, int]:
-    """Return the index and count of this array task, or (0, 1) outside an array.
+    """Return this array task's index and the number of array tasks, or (0, 1) outside an array.
 
-    Flags take precedence. Slurm's variables are used only if the array has no gaps (MAX − MIN + 1
-    == COUNT). An array with gaps usually repeats some tasks of a larger array, and the size of the
-    larger array is unknown here. JOB_COMPLETION_INDEX (Kubernetes) is used with --array-count.
+    The flags have precedence over Slurm's variables. SLURM_ARRAY_TASK_* are used only if the task
+    numbers have no gaps (MAX − MIN + 1 == COUNT). An array with gaps usually repeats some tasks of
+    a larger array, and the size of the larger array is unknown here. With --array-count but without
+    --array-index, the index is Kubernetes' JOB_COMPLETION_INDEX.
 
     Args:
         index: The value of --array-index, or None.
@@ -74,20 +78,26 @@ def array_position(
 
 
 def share_of(index: int, count: int, shards: int) -> range:
-    """Return the shards b of array task `index`, which satisfy b · count div shards == index."""
+    """Return the range of shards that array task `index` makes.
+
+    They are the shards b with b · count div shards == index.
+    """
     return range(-(-index * shards // count), -(-(index + 1) * shards // count))
 
 
 def tasks_of(shards: Iterable[int], count: int, of: int) -> list[int]:
-    """Return the indices of the array tasks that make these shards, ascending.
+    """Return the indices of the array tasks that make the given `shards`, ascending.
 
-    `count` is the number of array tasks, and `of` is the number of all shards.
+    Args:
+        shards: Shard numbers.
+        count: Number of array tasks.
+        of: Number of all shards of the build.
     """
     return sorted({b * count // of for b in shards})
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers in Slurm's notation: 0-3,7."""
+    """Return ascending numbers in Slurm's notation: [0, 1, 2, 3, 7] gives "0-3,7"."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and parts[-1][-1] == number - 1:

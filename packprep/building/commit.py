@@ -76,7 +76,7 @@ REJECTS_KEYS = {"file", "bytes", "digest", "documents"}
 
 
 def read_receipt(out: Folder, shard: int) -> tuple[dict[str, Any], bytes] | None:
-    """Return a receipt and its raw bytes, or None if it is missing or malformed.
+    """Return a shard's receipt and its raw bytes, or None if the receipt is missing or malformed.
 
     Raises:
         PlanError: If a newer version wrote the receipt.
@@ -130,7 +130,7 @@ def done_receipt(
 ) -> tuple[dict[str, Any], bytes] | None:
     """Return a shard's receipt and its raw bytes, or None if the shard is not done.
 
-    `digests` are the plan digests that are accepted, as returned by `plan_digests`.
+    `digests` are the results of `plan_digests`. A receipt with another plan digest does not count.
     """
     found = read_receipt(out, shard)
     if found is None or found[0]["plan_digest"] not in digests:
@@ -149,7 +149,7 @@ def done_receipt(
 
 
 def encode_rejects(made: Made | StoreShard) -> bytes:
-    """Return the rejects file of a shard, with one JSON record per line; empty without rejects."""
+    """Return a shard's rejects file: one JSON record per line, or b"" without rejects."""
     return b"".join(map(encode, made.documents.rejected.records()))
 
 
@@ -169,9 +169,10 @@ def commit_files(
     rejects: tuple[bytes, int],
     text_digests: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Write a shard, then its rejects, then its receipt, and return the receipt.
+    """Write the files of a shard, and return the shard's receipt.
 
-    If the shard is already done with the same digest, nothing is written.
+    The order is: the arrays, the rejects, the receipt. If the shard already has the same receipt,
+    nothing is written.
 
     Args:
         out: The output folder.
@@ -179,8 +180,8 @@ def commit_files(
         shard: Shard number.
         arrays: The shard's arrays.
         ledger: The shard's ledger.
-        rejects: The bytes of the rejects file and the number of records.
-        text_digests: Digest of the text that was read, by source name.
+        rejects: The bytes of the rejects file, and the number of its records.
+        text_digests: Source name → digest of the text that the shard read from this source.
 
     Raises:
         BuildError: If the shard is done with another receipt, or cannot be written.
@@ -233,11 +234,14 @@ class _Differs(BuildError):
 
 
 def _commit_receipt(out: Folder, plan: Plan, receipt: dict[str, Any]) -> None:
-    """Write a shard's receipt, unless another build committed one while this build was uploading.
+    """Write the receipt of a shard whose other files were just uploaded.
+
+    If another build has committed the same receipt in the meantime, nothing is written.
 
     Raises:
-        BuildError: If the other receipt differs. If the shard file then has this build's bytes, it
-            is removed first, so that the other build writes its own file again.
+        BuildError: If another build has committed a different receipt. This build then first
+            removes the shard file if the file has the bytes of this build. The other build then
+            writes its own file again.
     """
     name, data = receipt_name(receipt["shard"]), encode(as_stored(receipt, LATER))
     try:
@@ -255,7 +259,7 @@ def _commit_receipt(out: Folder, plan: Plan, receipt: dict[str, Any]) -> None:
 
 
 def _stands(out: Folder, plan: Plan, receipt: dict[str, Any]) -> bool:
-    """Return whether a shard is already done with this receipt.
+    """Return True if the shard already has this receipt, or False if the shard is not done.
 
     Raises:
         BuildError: If the shard is done with another receipt.
@@ -277,7 +281,7 @@ def missing_shards(out: Folder, digests: Sequence[str], shards: Sequence[int]) -
 
     Args:
         out: The output folder.
-        digests: The accepted plan digests, as returned by `plan_digests`.
+        digests: The results of `plan_digests`. A receipt with another plan digest does not count.
         shards: The shard numbers to check.
     """
     found = out.each(partial(done_receipt, digests=digests), shards)
@@ -291,8 +295,8 @@ def publish(out: Folder, plan: Plan) -> dict[str, Any] | None:
         The manifest, or None while a shard is missing.
 
     Raises:
-        BuildError: If every document of a source is rejected, too many documents are bad, or no
-            rows were made. Also if a receipt is damaged or the output has a different manifest.
+        BuildError: If every document of a source is rejected, too many documents are bad, no rows
+            were made, a receipt is damaged, or the output has a different manifest.
     """
     entries, ledgers = [], []
     sources, tasks = [s.name for s in plan.sources], [t.name for t in plan.tasks]
@@ -332,7 +336,7 @@ def publish(out: Folder, plan: Plan) -> dict[str, Any] | None:
 
 
 def _limit_of_published(out: Folder, plan: Plan) -> float:
-    """Return the max_bad_fraction that a published dataset was built with.
+    """Return the max_bad_fraction with which the published dataset in `out` was built.
 
     If nothing is published yet, return the plan's max_bad_fraction.
     """
@@ -346,9 +350,12 @@ def _limit_of_published(out: Folder, plan: Plan) -> float:
 def make_manifest(
     plan: Plan, entries: Sequence[Mapping[str, Any]], total: Ledger
 ) -> dict[str, Any]:
-    """Return the manifest as values, with its digest.
+    """Return the contents of dataset.json as a dict, including the key "digest".
 
-    `entries` are the manifest's entries of the shards, and `total` is the sum of their ledgers.
+    Args:
+        plan: The plan.
+        entries: The value of the key "shards": one dict per shard.
+        total: The sum of the ledgers of all shards.
     """
     stored, recipe = plan.stored, plan.recipe
     manifest = {
@@ -390,9 +397,10 @@ def make_manifest(
 
 
 def _continues(plan: Plan) -> dict[str, str]:
-    """Return the manifest's entry `continues`, which flags tokens that begin inside a character.
+    """Return {"continues": flags}, or {} if the manifest needs no flags.
 
-    Return {} unless resampling a task needs the flags.
+    The flags mark the tokens that begin inside a UTF-8 character, as `text_of` encodes them. Only
+    some tasks need them for resampling.
     """
     for task in plan.tasks:
         law = LAYOUTS.get(task.objective.name)
@@ -489,9 +497,10 @@ def listed_reasons(reasons: Mapping[str, int]) -> str:
 
 
 def bad_documents(total: Ledger) -> tuple[int, int, dict[str, int]]:
-    """Return the numbers of documents read and used in a ledger, and of bad documents by reason.
+    """Return how many documents were read, how many were used, and {reason: bad documents}.
 
-    Documents that were used and removed later count as used.
+    For example (1000, 987, {"malformed_json": 13}). The counts are sums over the ledger's sources.
+    A document that was used and later removed counts as used.
     """
     documents = [source["documents"] for source in total["sources"].values()]
     read, used = (sum(source[key] for source in documents) for key in ("read", "used"))
@@ -507,8 +516,8 @@ def bad_documents(total: Ledger) -> tuple[int, int, dict[str, int]]:
 def too_many_bad(bad: int, read: int, used: int, fraction: float) -> bool:
     """Return whether the number of bad documents prevents publication.
 
-    This is the case if it exceeds the allowed fraction. However, up to `MIN_BAD` bad documents are
-    accepted if `GOOD_FOR_BAD` times as many documents are used.
+    The allowed number is `fraction` · `read`. A larger number is still accepted if it is at most
+    `MIN_BAD` and at least `GOOD_FOR_BAD` times as many documents are used.
 
     Args:
         bad: Number of bad documents.
@@ -521,7 +530,10 @@ def too_many_bad(bad: int, read: int, used: int, fraction: float) -> bool:
 
 
 def limit_in_words(bad: int, fraction: float) -> str:
-    """Return the limit that this number of bad documents exceeds, as a phrase for a message."""
+    """Return the end of a message about this limit: "documents.max_bad_fraction = 0.01 allows".
+
+    If `bad` is at most `MIN_BAD`, the second limit of `too_many_bad` follows in parentheses.
+    """
     few = (
         f" (up to {MIN_BAD} are accepted if {GOOD_FOR_BAD} times as many are used)"
         if bad <= MIN_BAD
@@ -531,7 +543,7 @@ def limit_in_words(bad: int, fraction: float) -> str:
 
 
 def bad_fault(total: Ledger, fraction: float) -> str:
-    """Return a message if a ledger has too many bad documents, otherwise ""."""
+    """Return a message if a ledger counts too many bad documents, otherwise ""."""
     read, used, reasons = bad_documents(total)
     bad = sum(reasons.values())
     if not too_many_bad(bad, read, used, fraction):

@@ -46,7 +46,8 @@ def begin(
     Args:
         recipe: The recipe.
         out: The output folder, as a path or URL.
-        moved: The current prefix of the files, by source name, for sources that were moved.
+        moved: Source name → the folder or URL of the source's files, for sources whose files were
+            moved.
         say: Receives messages for the user.
 
     Returns:
@@ -67,20 +68,21 @@ def build_shard(
 ) -> dict[str, Any]:
     """Make shard `number` of the plan in `out`, commit it, and return its receipt.
 
-    If the shard is done, nothing is made. A shard may be built twice, even at the same time: the
-    second commit compares digests and changes nothing.
+    If the shard is already done, nothing is made. A shard may be built twice, even at the same
+    time: the second commit compares digests and changes nothing.
 
-    The process keeps the plan, the engine and its memory for the next call. A few long-lived
-    processes are therefore faster than many short ones. In each process, only one thread at a time
-    may call this function.
+    The plan and the tokenizer engine stay loaded for the next call in the same process. A few
+    long-lived processes are therefore faster than many short-lived processes. In each process, only
+    one thread at a time may call this function.
 
     Args:
         out: The output folder, as a path or URL.
         number: Shard number, 0 … shards − 1.
-        moved: The prefix of the files on this machine, by source name.
+        moved: Source name → the folder or URL of the source's files on this machine, for sources
+            whose files are not where the plan says.
 
     Raises:
-        ArgumentError: If `number` is not in this range.
+        ArgumentError: If `number` is not in 0 … shards − 1.
         PlanError: If `out` has no plan.
         SourceError: If an input cannot be read.
         BuildError: If a fast engine gives other tokens than the reference.
@@ -149,12 +151,15 @@ def status_of(
         A dict with these keys:
 
         - shards: Number of shards. None before the plan is written.
-        - done, missing: Number of finished shards, and the numbers of the others.
+        - done: The number of finished shards.
+        - missing: The list of the shard numbers that are not finished.
         - published: True if the dataset is published.
-        - array: The indices of the array tasks, of `array_count`, that make the missing shards.
+        - array: The indices of the array tasks that make the missing shards, such as "0-3,7". Only
+          with `array_count`.
         - jobs: {script, job} of each job that `packprep slurm --submit` submitted.
-        - refused: A message if all shards are done, but too many documents are bad to publish.
-        - redo: The command that submits the missing work, if `packprep slurm` wrote scripts.
+        - refused: A message if all shards are done, but the dataset cannot be published because too
+          many documents are bad.
+        - redo: The shell command that submits the missing work, if `packprep slurm` wrote scripts.
 
     Raises:
         PlanError: If `out` has neither a plan nor a job that will write it.
@@ -200,7 +205,10 @@ def status_of(
 
 
 def _refused(out: Folder, plan: Mapping[str, Any], digest: str) -> str:
-    """Return a message if more documents are bad than the plan allows; otherwise ""."""
+    """Return a message if more documents are bad than the plan allows; otherwise "".
+
+    `plan` and `digest` are the results of `stored_plan_and_digest`.
+    """
     names = [[entry["name"] for entry in plan[key]] for key in ("sources", "tasks")]
     found = [
         done_receipt(out, shard, plan_digests(plan, digest)) for shard in range(plan["shards"])
@@ -218,7 +226,8 @@ def _refused(out: Folder, plan: Mapping[str, Any], digest: str) -> str:
 def _maker(place: str, plan_digest: str, moved: tuple[tuple[str, str], ...]) -> tuple[Plan, Do]:
     """Return the plan in a folder, and the function that makes the plan's shards.
 
-    `plan_digest` is a key of the cache, because another plan may be written to the same folder.
+    `plan_digest` is unused except as part of the cache key. Another plan may be written to the same
+    folder, and then the digest differs.
     """
     out = folder_at(place)
     plan = open_plan(out)

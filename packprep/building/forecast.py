@@ -97,7 +97,7 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
     Args:
         plan: The plan.
         inputs: The recipe and its inputs.
-        samples: The estimates of each source, which `make_plan` appends to its `samples`.
+        samples: The estimates of each source, from the argument `samples` of `make_plan`.
     """
     recipe, sources, shards = inputs.recipe, plan["sources"], plan["shards"]
     tasks = [task for task in inputs.tasks if task.name != TOO_SHORT]
@@ -158,12 +158,12 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
 
 
 def _total(plan: Mapping[str, Any], column: str) -> int:
-    """Return the sum of a figure over the plan's sources."""
+    """Return the sum of the key `column`, such as "tokens", over the plan's sources."""
     return sum(source[column] for source in plan["sources"])
 
 
 def _figures_of_task(recipe: Recipe, task: Task, all_weights: float) -> dict[str, Any]:
-    """Return the forecast's entry of a task. `all_weights` is the sum of the tasks' weights."""
+    """Return the forecast of one task as a dict. `all_weights` is the sum of all tasks' weights."""
     inner = inner_capacity(recipe, task, 0)
     figures = task.objective.forecast(task, inner) if task.objective.forecast else {}
     return {
@@ -181,7 +181,11 @@ def _figures_of_task(recipe: Recipe, task: Task, all_weights: float) -> dict[str
 
 
 def _warnings_of_task(recipe: Recipe, task: Task, figures: Mapping[str, Any]) -> Iterator[str]:
-    """Yield warnings if a task's noise or segments differ from the values in the recipe."""
+    """Yield a warning for each way in which a task will differ from its settings in the recipe.
+
+    Its noise may differ from the configured noise. Its segments may be limited to much less than a
+    row, because the vocabulary has too few sentinels.
+    """
     objective, sentinels = task.objective, len(task.ids.sentinels)
     lacks_sentinels = (
         objective.sentinels
@@ -255,9 +259,11 @@ def _warnings_of_sources(
 def bad_in_samples(
     plan: Mapping[str, Any], inputs: Inputs, samples: Sequence[Estimates]
 ) -> tuple[str, bool]:
-    """Return a message if the samples have too many bad documents, and whether the build must fail.
+    """Return a message about too many bad documents in samples, and whether the build must fail.
 
-    The message is "" if they do not have too many, or if bad_documents = "fail".
+    Return ("", False) if there are not too many, or if bad_documents = "fail", which stops the
+    build at the first bad document. The build must fail only if the samples prove that too many
+    documents are bad.
     """
     read = bad = least_bad = 0.0
     joined, advice = Tally(), ""
@@ -297,7 +303,10 @@ def bad_in_samples(
 
 
 def _advice_on(tally: Tally, prefix: str, files: Files) -> str:
-    """Return advice about a source that is mostly bad, based on the start of its first bad file."""
+    """Return advice for a source with mostly bad documents, or "" if its first bad file is unknown.
+
+    The advice follows from the most frequent reason and the first bytes of that file.
+    """
     places = [os.path.join(prefix, name) for name in files.names]
     if tally.first_path not in places:
         return ""
@@ -310,9 +319,9 @@ def _advice_on(tally: Tally, prefix: str, files: Files) -> str:
 
 
 def _of_store(plan: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
-    """Return the forecast for a token store of the plan's sources, which has each document once.
+    """Return the forecast of a token store that has each document of the plan's sources once.
 
-    The keys are documents, tokens, token_error and bytes.
+    The result is a dict with the keys documents, tokens, token_error and bytes.
     """
     uses = [
         s["repeat"] * (one.sample[1] - one.sample[0])
@@ -425,16 +434,18 @@ def _made_up(
 def _drawn(
     sample: Estimates, source: Mapping[str, Any], excerpt: _Excerpt, run: int, key: np.uint64
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lengths in tokens of one source's made-up documents, and their shards, int64 each.
+    """Return the made-up documents of one source: their lengths in tokens and their shards.
 
-    The lengths are the evenly spaced quantiles of the sample's distribution. Even in a small
-    corpus, each length is therefore as frequent as in the sample.
+    Both arrays are int64, with one entry per document. The lengths are the evenly spaced quantiles
+    of the sample's distribution. Even in a small corpus, each length is therefore as frequent as in
+    the sample.
 
     Args:
         sample: The source's estimates.
-        source: The source in the plan.
+        source: The plan's entry of the source.
         excerpt: The part of the source to make up.
-        run: Index of the run. Its shard numbers continue after the previous run's.
+        run: Index of the repetition, 0 … excerpt.runs − 1. Shard numbers start at run ·
+            excerpt.shards.
         key: Random key of the documents' order.
     """
     count = max(1, round(source["documents"] * excerpt.fraction))
@@ -453,9 +464,9 @@ def _drawn(
 
 
 def _all_trained(supervised: np.ndarray, lengths: np.ndarray) -> Training:
-    """Return a `Training` in which each supervised document is one trained range.
+    """Return a `Training` in which each supervised document is one trained range without messages.
 
-    It has no message boundaries.
+    `supervised` and `lengths` have one entry per document: 1 if it is supervised, and its tokens.
     """
     zeros, no_offsets = np.zeros(len(lengths), np.int64), np.zeros(len(lengths) + 1, np.int64)
     ends = lengths[supervised != 0]
@@ -556,8 +567,8 @@ def _file_bytes(
 def _emptiness(packed: Packed, recipe: Recipe) -> list[str]:
     """Return a list with a warning if rows are less full than FULL, otherwise [].
 
-    Each shard's last row is ignored. If rows have two sequences, all rows count, and the fuller
-    sequence decides.
+    The last row of each shard is ignored. If rows have an encoder and a decoder sequence, all rows
+    count, and the warning requires that both sequences are less full than FULL.
     """
     if filled := of_sides(packed.inputs, packed.content, packed.rows, recipe.packing.sides):
         if max(filled.values()) >= FULL:

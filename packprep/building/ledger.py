@@ -120,7 +120,10 @@ def shard_ledger(
 
 
 def _sums(counts: Mapping[str, np.ndarray], chosen: np.ndarray) -> dict[str, int]:
-    """Return, for each kind of count, the sum of the chosen entries. Sums of 0 are left out."""
+    """Return {kind: sum of the entries selected by `chosen`}, without the kinds whose sum is 0.
+
+    `counts` maps each kind to an array.
+    """
     sums = {kind: int(values[chosen].sum()) for kind, values in counts.items()}
     return {kind: total for kind, total in sums.items() if total}
 
@@ -146,7 +149,7 @@ def segment_counts(
 
 
 def sums_of(segments: Segments, chosen: np.ndarray) -> dict[str, int]:
-    """Return the numbers of segments, tokens and slots of the chosen segments."""
+    """Return how many segments, tokens and slots the chosen segments have, as a dict."""
     tokens, slots = segments.tokens[chosen], segments.slots[chosen]
     return {"segments": len(tokens), "tokens": int(tokens.sum()), "slots": int(slots.sum())}
 
@@ -175,9 +178,9 @@ def added_slots(tasks: Sequence[Task], segments: Segments) -> dict[str, np.ndarr
 def of_sides(
     inputs: float, content: float, rows: float, sides: tuple[int, int] | None
 ) -> dict[str, float]:
-    """Return the fraction of the encoder and decoder sequences that segments fill, by name.
+    """Return how full the rows' two sequences are, for example {"encoder": 0.97, "decoder": 0.91}.
 
-    Return {} if rows have one sequence, or if `rows` is 0.
+    Return {} if rows have only one sequence, or if `rows` is 0.
 
     Args:
         inputs: Slots of the segments' prefixes.
@@ -247,7 +250,7 @@ def _add(total: dict[str, Any], part: Ledger, sign: int = 1) -> None:
 
 
 def imbalances(ledger: Ledger) -> list[str]:
-    """Return the identities that do not hold, in words; empty if the ledger balances."""
+    """Return this module's identities that do not hold, in words; [] if the ledger balances."""
     pairs = []
     for name, source in ledger["sources"].items():
         documents, tokens, slots = source["documents"], source["tokens"], source["slots"]
@@ -272,7 +275,9 @@ def imbalances(ledger: Ledger) -> list[str]:
 
 
 def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
-    """Return whether a value from a file has the form of a ledger of these sources and tasks.
+    """Return whether a value from a file is a ledger for exactly these sources and tasks.
+
+    Only the form is checked: the keys, and that every value is a count.
 
     Raises:
         PlanError: If a newer version wrote a count that this version does not know.

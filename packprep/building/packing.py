@@ -43,7 +43,7 @@ def _highest(bits, most):
 
 @kernel(inline=True)
 def _push(runs, top, filled, run, fill):
-    """Put run number `run` on top of the stack of runs with this fill."""
+    """Put run number `run` on top of the stack for `fill`, and mark the stack as not empty."""
     runs[run, BELOW] = top[fill]
     top[fill] = run
     filled[fill >> 6] |= np.uint64(1) << np.uint64(fill & 63)
@@ -51,7 +51,7 @@ def _push(runs, top, filled, run, fill):
 
 @kernel(inline=True)
 def _pop(runs, top, filled, fill):
-    """Remove the top run from the stack of runs with this fill."""
+    """Remove the top run from the stack for `fill`, and mark the stack if it is now empty."""
     top[fill] = runs[top[fill], BELOW]
     if top[fill] < 0:
         filled[fill >> 6] &= ~(np.uint64(1) << np.uint64(fill & 63))
@@ -59,7 +59,7 @@ def _pop(runs, top, filled, fill):
 
 @kernel
 def assign(counts, capacity, max_segments):
-    """Return best-fit placements, int64[k, 5], for the number of segments of each length.
+    """Assign all segments to rows by best fit, and return the placements, int64[k, 5].
 
     All segments of one length are placed in bulk, the longest length first. A placement puts
     segments of one length into consecutive rows, the same number into each row. Its columns are
@@ -153,16 +153,17 @@ def _with_row(array, row):
 def _fill_rows(placements, counts, lengths, places, row, offset):
     """Write the row and the offset, which is the first slot, of every segment.
 
-    Segments of one length take, in the given order, the positions that `assign` placed. The
-    positions are first written to `places` in the order of placements, then read from there for
-    each segment. This avoids scattered writes to `row` and `offset`.
+    Each placement of `assign` stands for many places, each with a row and an offset. The first
+    segment of a length takes the first place for this length, and so on. All places are first
+    written to `places` in the order of placements, then read from there for each segment. This
+    avoids scattered writes to `row` and `offset`.
 
     Args:
         placements: int64[k, 5], from `assign`.
         counts: Number of segments of each length.
         lengths: int64[n]: length of each segment.
-        places: uint64[n], overwritten: row and offset as high and low 32 bits, longest segments
-            first.
+        places: uint64[n], overwritten: one place per item, with the row in the high 32 bits and the
+            offset in the low 32 bits. The places for the longest segments are first.
         row: int64[n]: receives the rows.
         offset: int64[n]: receives the offsets.
     """
@@ -367,7 +368,7 @@ def pack_sides(
 
     A row starts with the largest remaining segment. The size of a segment is the larger of the
     fractions that it takes of the two sequences. Further segments are added while any fits. Each
-    time, choose the sequence with the larger unfilled fraction, and add the fitting segment with
+    time, the sequence with the larger unfilled fraction decides: the next segment is the one with
     the most slots in this sequence. Ties go to the segment with the fewest slots in the other
     sequence, then to the given order.
 
@@ -471,8 +472,9 @@ def placement(
     Args:
         key: uint64[m]: key of each segment.
         physical: int64[m]: slots of each segment, with the padding at its end.
-        row: int64[m]: row as packed.
-        keep_order: Leave both orders as packed (next_fit).
+        row: int64[m]: row of each segment as packed.
+        keep_order: True to keep the order of rows, and of the segments inside rows, as packed
+            (next_fit).
 
     Returns:
         Three arrays int64[m] in row order: the index of each segment, its row, ascending, and its
