@@ -84,10 +84,13 @@ def recipe_of(stored: Mapping[str, Any]) -> Recipe:
 
 
 def _resolved(stored: Mapping[str, Any], recipe: Recipe) -> list[Mapping[str, Any]]:
-    """Return the `resolved` values of each task of the recipe, as a plan stores them.
+    """Return the dict `resolved` of each task of the recipe, as a stored plan has it.
+
+    It has the values that the plan computed once for the task, such as thresholds.
 
     Raises:
-        PlanError: If the values cannot belong to the recipe's tasks.
+        PlanError: If the tasks of the plan and the recipe differ in number, or a dict is not valid
+            for its task.
     """
     if len(stored["tasks"]) != len(recipe.tasks) + 1:
         raise PlanError(
@@ -110,7 +113,7 @@ def _resolved(stored: Mapping[str, Any], recipe: Recipe) -> list[Mapping[str, An
 
 
 def ids_of(vocabulary: Vocabulary) -> Ids:
-    """Return the vocabulary's token ids that tasks need."""
+    """Return the token ids that tasks need, such as pad, mask and sentinels, from a vocabulary."""
     roles = vocabulary.roles
     return Ids(
         vocab_size=vocabulary.vocab_size,
@@ -128,7 +131,13 @@ def ids_of(vocabulary: Vocabulary) -> Ids:
 
 
 def _vocabulary_of(stored: Mapping[str, Any], tokenizer_json: bytes, digest: str) -> Vocabulary:
-    """Return the vocabulary that a plan stores, with the given tokenizer.json and its digest."""
+    """Return the vocabulary that a plan stores.
+
+    Args:
+        stored: The plan's key "vocabulary".
+        tokenizer_json: The contents of the dataset's tokenizer.json.
+        digest: The digest of tokenizer.json.
+    """
     kinds = sorted((stored.get("media") or {}).items())
     return Vocabulary(
         tokenizer_json=tokenizer_json,
@@ -145,7 +154,10 @@ def _vocabulary_of(stored: Mapping[str, Any], tokenizer_json: bytes, digest: str
 
 
 def _files_of(source: Source, index: int, prefix: str, files: Sequence[dict[str, Any]]) -> Files:
-    """Return the files of source number `index` below its current prefix."""
+    """Return the files of source number `index`, which are below the folder or URL `prefix`.
+
+    `files` are the source's entries in the plan's key "files".
+    """
     sizes, pieces = (
         np.fromiter((file[key] for file in files), np.int64, len(files))
         for key in ("size", "pieces")
@@ -167,7 +179,8 @@ class Plan:
     Attributes:
         stored: The plan's values, without its files, which are in `sources`.
         digest: The digest of the plan's canonical JSON.
-        seen: `Files.seen` of each source, for files that must not change; None if unknown.
+        seen: `Files.seen` of each source: the modification times that its files must keep during
+            the build. None if the files are not checked.
     """
 
     def __init__(
@@ -183,7 +196,8 @@ class Plan:
         Args:
             stored: The plan's values.
             tokenizer_json: The dataset's tokenizer.json.
-            prefixes: The current prefix of each source's files; None means the plan's.
+            prefixes: The folder or URL that has each source's files now; None for the plan's
+                prefixes.
             plan_digest: The digest of the plan's canonical JSON, if it is already computed.
             removed: The contents of removed.json, if the plan has one.
 
@@ -231,7 +245,7 @@ class Plan:
     ) -> list[PlannedSource]:
         """Return the plan's sources with their files.
 
-        `prefixes` has the current prefix of each source's files.
+        `prefixes` has the folder or URL of each source's files.
         """
         sources, files = [], stored["files"]  # Files are in the order of their sources.
         source_of_file = np.fromiter((file["source"] for file in files), np.int64, len(files))
@@ -298,8 +312,8 @@ class Plan:
 def plan_digests(stored: Mapping[str, Any], digest: str) -> tuple[str, ...]:
     """Return the plan digests that the receipts of an output may have.
 
-    They are the digest of the output's plan, and the plan digests of the datasets that it replaces.
-    Shards that lost no document keep the receipts of those datasets.
+    The first is the digest of the output's plan. After documents were removed, the plan digests of
+    the earlier datasets follow, because shards that lost no document keep their earlier receipts.
 
     Args:
         stored: The output's plan as stored.
@@ -364,7 +378,12 @@ def stored_plan(out: str | os.PathLike | Folder) -> dict[str, Any] | None:
 
 
 def refuse_others(out: Folder) -> None:
-    """Raise PlanError if a new build cannot use a folder: it has other files or is a dead link."""
+    """Check that a new build can use a folder.
+
+    Raises:
+        PlanError: If the folder has files that packprep did not write, or is a link to a missing
+            folder.
+    """
     if isinstance(out, LocalFolder) and out.path.is_symlink() and not out.path.exists():
         raise PlanError(
             f"{out} is a link to {out.path.readlink()}, which does not exist\n"
@@ -380,10 +399,13 @@ def refuse_others(out: Folder) -> None:
 def datasets_in(place: str | os.PathLike | Folder) -> list[str]:
     """Return the folders of the datasets in an output folder.
 
-    If the folder has a plan or a manifest, it is the only dataset. Otherwise the datasets are the
-    folders seq_N of a build of several seq_lengths, even if not all are started. Without such a
-    build, they are the datasets that mixture.json names. If nothing is found, the folder itself is
-    returned.
+    The first case that applies gives the result:
+
+    - The folder has a plan or a manifest: the folder itself.
+    - It has the folders seq_N of a build of several seq_lengths: one folder per seq_length, even if
+      some builds have not started.
+    - It has a mixture.json: the datasets that mixture.json names.
+    - None of these: the folder itself.
     """
     out = folder_at(place)
     if out.exists(PLAN_NAME) or out.exists(MANIFEST_NAME):
@@ -393,9 +415,10 @@ def datasets_in(place: str | os.PathLike | Folder) -> list[str]:
 
 
 def lengths_in(out: Folder) -> list[int]:
-    """Return the seq_lengths that the plans in seq_N below a folder store, or [].
+    """Return the recipe's `seq_lengths`, such as [512, 2048], from the plans in the folders seq_N.
 
-    If the plans differ, the most frequent seq_lengths are returned. Unreadable plans are ignored.
+    Return [] without such plans. If the plans disagree, the most frequent value is returned.
+    Unreadable plans are ignored.
     """
     found = []
     for name in [*out.others()] or _mixed_in(out):  # An object store lists nothing.
@@ -418,7 +441,7 @@ def _mixed_in(out: Folder) -> list[str]:
 
 
 def stored_plan_and_digest(out: str | os.PathLike | Folder) -> tuple[dict[str, Any], str] | None:
-    """Return `stored_plan` of an output folder and the digest of its file, or None without a plan.
+    """Return the contents of an output's plan.json and the file's digest, or None without a plan.
 
     Raises:
         PlanError: As in `stored_plan`, or if the file cannot be read.
@@ -469,7 +492,7 @@ def open_plan(
 
     Args:
         out: The output folder.
-        prefixes: The current prefix of each source's files; None means the plan's.
+        prefixes: The folder or URL that has each source's files now; None for the plan's prefixes.
         found: The result of `stored_plan_and_digest`, if it is already known.
 
     Raises:
@@ -504,7 +527,7 @@ def open_plan(
 
 
 def moved_prefixes(stored: Mapping[str, Any], moved: Mapping[str, str]) -> list[str]:
-    """Return the prefix of each source: the plan's, or the current one from `moved`.
+    """Return the folder or URL of each source's files: from `moved`, otherwise from the plan.
 
     Raises:
         RecipeError: If `moved` has a name that is not a source.
@@ -523,11 +546,11 @@ _LOOKED_AT = 1000
 
 
 def at_text(name: str, prefix: str) -> str:
-    """Return the prefix of a source's text files.
+    """Return the folder or URL of the text files of source `name`.
 
-    If the source is read from a token store, this is the prefix of the files that the store was
-    made from. The store and the files must be available; otherwise the prefix is returned
-    unchanged.
+    If `prefix` is a token store ("store:…"), this is the folder of the files that the store was
+    made from. If these files are not on this machine, or `prefix` is not a token store, `prefix` is
+    returned.
     """
     if prefix.startswith(IN_STORE):
         with contextlib.suppress(PackprepError, OSError):
@@ -545,8 +568,8 @@ def at_text(name: str, prefix: str) -> str:
 def prefix_of(prefix: str) -> str:
     """Return a source's prefix as a plan stores it.
 
-    It is the absolute path or URL of its files, or "store:" and the absolute path or URL of its
-    token store.
+    This is the absolute path or URL of the source's files. For a token store, it is "store:" and
+    the store's absolute path or URL.
     """
     if prefix.startswith(IN_STORE):
         return IN_STORE + absolute_prefix(prefix.removeprefix(IN_STORE))

@@ -30,7 +30,7 @@ RelativeName = Annotated[str, msgspec.Meta(pattern=r"^(?!/)(?!(?s:.*/)?\.\.(?:/|
 
 
 class _Part(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """A part of a plan. Keys that were added later have a default in `LATER`, for older plans."""
+    """A part of a plan. Keys that older plans do not have get their default from `LATER`."""
 
 
 class EngineForm(_Part):
@@ -52,9 +52,10 @@ class TokenizerForm(_Part):
 
 
 class BesideForm(_Part):
-    """A file next to the tokenizer, with the token that the file declares for each special token.
+    """A file next to the tokenizer, such as tokenizer_config.json.
 
-    A token is None if the file declares null for it.
+    `roles` maps each special token that the file declares to its text: {"eos": "</s>"}. The text is
+    None if the file declares null.
     """
 
     file: RelativeName
@@ -93,7 +94,7 @@ class SourceForm(_Part):
 
 
 class FileForm(_Part):
-    """An input file."""
+    """An input file of the source with index `source`."""
 
     source: Count
     name: RelativeName
@@ -103,11 +104,11 @@ class FileForm(_Part):
 
 
 class ReplacedForm(_Part):
-    """An earlier dataset, which still has documents that were removed from this one.
+    """An earlier version of this dataset, before documents were removed.
 
-    `fingerprint` is the dataset's. `digest`, `plan` and `removed` are the digests of its manifest,
-    plan and removed.json. `ledger` and `shards`, by shard number, have the values of its manifest
-    that differ from the manifest of the next dataset.
+    `fingerprint` is the earlier dataset's. `digest`, `plan` and `removed` are the digests of its
+    manifest, its plan and its removed.json. `ledger` and `shards` have only the manifest's values
+    that the next removal changed. `shards` has them by shard number.
     """
 
     fingerprint: Digest
@@ -119,7 +120,7 @@ class ReplacedForm(_Part):
 
 
 class RemovedForm(_Part):
-    """The digest of removed.json, and the earlier datasets with more documents, oldest first."""
+    """The digest of removed.json, and the dataset's state before each removal, oldest first."""
 
     digest: Digest
     replaces: list[ReplacedForm]
@@ -178,8 +179,10 @@ _RESTORE = "hint: restore the file, or build into another folder"
 def check_plan(plan: Mapping[str, Any], where: str) -> PlanForm:
     """Check the values of a plan, and return them as a `PlanForm`.
 
+    `where` is the file that messages name.
+
     Raises:
-        PlanError: If the value is not a valid plan. The message names the key.
+        PlanError: If a key is unknown or missing, has an invalid value, or contradicts another key.
     """
     made_with, law = plan.get("made_with"), plan.get("law_version")
     if type(law) is int and 0 < law != LAW_VERSION:

@@ -84,7 +84,7 @@ class Inputs:
     """The completed recipe with the inputs that it names: vocabulary, files and token stores.
 
     Attributes:
-        prefixes: The folder or URL of each source's files.
+        prefixes: The folder or URL of each source's files, or "store:" and a token store.
         files: The files of each source.
         chat_template: The text of the chat template, or None if the recipe needs none.
     """
@@ -142,11 +142,12 @@ class Inputs:
 
 
 def look_up(recipe: Recipe, moved: Mapping[str, str], is_store: bool = False) -> Inputs:
-    """Check a recipe against its tokenizer, find its files, and return both as `Inputs`.
+    """Complete a recipe, find its tokenizer, files and token stores, and return all as `Inputs`.
 
     Args:
         recipe: The recipe. Unless `is_store`, it must have one `seq_length`.
-        moved: The current prefix of the files, by source name, for sources that were moved.
+        moved: Source name → the folder or URL of the source's files, for sources whose files were
+            moved.
         is_store: True to make a token store. The recipe is then replaced by `of_store(recipe)`.
 
     Raises:
@@ -239,15 +240,15 @@ def make_plan(
     say: Callable[[str], None] = lambda message: None,
     samples: list[Estimates] | None = None,
 ) -> dict[str, Any]:
-    """Return the plan of a recipe and its inputs, as canonical JSON values.
+    """Return the contents of plan.json for a recipe and its inputs.
 
     Only a sample of each source is read.
 
     Args:
         inputs: The recipe and its inputs.
-        say: Receives each message, for example that engine = "auto" skips a fast engine that failed
-            its proof.
-        samples: A list that the estimates of each source's sample are appended to. The plan stores
+        say: Receives each message, for example that engine = "auto" skips a fast engine that gives
+            other tokens than the reference.
+        samples: A list to which the estimates of each source are appended. The plan itself stores
             only the estimates that building needs.
 
     Raises:
@@ -308,7 +309,11 @@ def make_plan(
 
 
 def _look_at_files(inputs: Inputs, say: Callable[[str], None]) -> None:
-    """Refuse files with known mistakes, and report the number and size of all files."""
+    """Report the number and size of all files, after checking some files for known mistakes.
+
+    Raises:
+        SourceError: If all checked files of a source are faulty.
+    """
     recipe, kinds = inputs.recipe, tuple(inputs.vocabulary.media)
     for source, files in zip(recipe.sources, inputs.files, strict=True):
         if source.name not in inputs.stores:
@@ -319,7 +324,11 @@ def _look_at_files(inputs: Inputs, say: Callable[[str], None]) -> None:
 
 
 def _warn_of_template(inputs: Inputs, text: str, say: Callable[[str], None]) -> None:
-    """Warn if the template hides where turns begin, or if conversations get a second eos."""
+    """Pass warnings about the chat template `text` to `say`.
+
+    One warns that the text that opens an assistant's turn is trained too, because it cannot be
+    separated from the turn. The other warns that conversations get two eos.
+    """
     documents = inputs.recipe.documents
     template = compile_template(text, documents.template_date)
     if not template.knows_turns:
@@ -347,9 +356,10 @@ def _refuse_large_shards(plan: Mapping[str, Any]) -> None:
 
 
 def written_by_template(template: ChatTemplate, vocabulary: Vocabulary, role: str) -> str:
-    """Return a special token's text if a chat template writes the token itself; otherwise "".
+    """Return the special token that a chat template writes by itself, as text; otherwise "".
 
-    `role` is "bos", which must start a rendered conversation, or "eos", which must end it.
+    `role` is "bos", for a token at the start of each rendered conversation, or "eos", for a token
+    at its end.
     """
     if role not in vocabulary.roles:
         return ""
@@ -374,18 +384,18 @@ def follows(
     is_store: bool = False,
     has_chats: bool = False,
 ) -> dict[str, Any]:
-    """Return the part of a plan that is computed from its recipe, vocabulary, files and samples.
+    """Return the keys of a plan that the arguments determine, such as shards and tasks.
 
-    Verification calls this function too.
+    `make_plan` stores them, and verification computes them again.
 
     Args:
         recipe: The completed recipe.
         vocabulary: The vocabulary.
         tasks: The recipe's tasks.
-        sources: The sources with their ratios. This function sets their repeats.
+        sources: The sources. Their `ratios` must be set. This function sets their `repeat`.
         tokens_per_byte: The estimated tokens per text byte of each source.
         is_store: True for a token store's plan.
-        has_chats: True if a sample has conversations, as stored in the plan.
+        has_chats: The plan's key `has_chats`. If True, "auto" shards are smaller.
 
     Raises:
         RecipeError: If there are too many splits or shards, or a share cannot be met.
@@ -458,10 +468,13 @@ class _Calibration(NamedTuple):
 
 
 def _proven_and_calibrated(inputs: Inputs, say: Callable[[str], None]) -> _Calibration:
-    """Choose the engine, prove it on difficult text and on samples, and calibrate every source.
+    """Choose the tokenizer engine, and calibrate every source with it.
+
+    An engine is chosen only if it gives the same tokens as the reference engine on difficult text
+    and on the first texts of the sources. The reference engine itself is not compared.
 
     Raises:
-        RecipeError: If an engine that is requested by name fails its proof.
+        RecipeError: If the recipe names an engine that cannot be used or gives other tokens.
     """
     recipe, vocabulary = inputs.recipe, inputs.vocabulary
     special_text = recipe.documents.special_text
@@ -505,9 +518,10 @@ def _proven_and_calibrated(inputs: Inputs, say: Callable[[str], None]) -> _Calib
 def _calibrated(
     inputs: Inputs, source: PlannedSource, engine: Engine | None
 ) -> tuple[Estimates, list[dict[str, Any]]]:
-    """Return a source's estimates, and the list of estimates that a token store keeps.
+    """Return a source's estimates, and the estimates that the plan of a token store keeps.
 
-    The estimates come from a sample of the source's files, or from its token store.
+    The first result comes from a sample of the source's files, or from the token store that the
+    source is read from. The second result is [] unless this build makes a token store.
 
     Raises:
         RecipeError: If the recipe's tasks or loss weighting cannot be used for the source.
@@ -539,11 +553,11 @@ def sampled(
     template: str | None,
     is_store: bool,
 ) -> tuple[Estimates, list[dict[str, Any]]]:
-    """Return the estimates of a source's calibration sample.
+    """Return the estimates of a source's calibration sample, and a list for a token store's plan.
 
-    The second result is the list of estimates that a token store keeps, or [] for a dataset. Both
-    results depend only on the arguments and the source's files, so that verification can repeat
-    them.
+    The list is [] unless `is_store`. It has the estimates for a source without a share and for a
+    source with a share. Both results depend only on the arguments and the source's files, so that
+    verification can compute them again.
     """
     supervised = _supervise_of(settings, template)
     sample = partial(calibrate, source, engine, vocabulary, settings, supervised)
@@ -560,7 +574,7 @@ def sampled(
 
 
 def _supervise_of(settings: DocumentKeys, template: str | None) -> Supervise | None:
-    """Return the function that converts a supervised document of the sample to text.
+    """Return the function that converts a batch's supervised documents to texts.
 
     Return None if the recipe ignores supervision.
     """
@@ -572,13 +586,13 @@ def _supervise_of(settings: DocumentKeys, template: str | None) -> Supervise | N
 def stored_estimates(
     estimates: Estimates, source: PlannedSource, text_bytes: int, known: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return the values of a source's calibration sample that a plan stores.
+    """Return the part of a source's entry in the plan that comes from its calibration sample.
 
     Args:
         estimates: The estimates.
-        source: The source with its repeat.
+        source: The source. Its `repeat` must be set.
         text_bytes: The text bytes of the source in the plan.
-        known: The estimates that a token store keeps; otherwise empty.
+        known: The second result of `sampled`.
     """
     return {
         "ratios": estimates.ratios,
@@ -594,7 +608,8 @@ def stored_estimates(
 def estimates_in(store: TokenStore, source: PlannedSource) -> Estimates:
     """Return a source's estimates from its token store.
 
-    Also record the text bytes of the splits, which the store knows, in `source.files`.
+    The store also knows how many text bytes each split has. These numbers are recorded in
+    `source.files`.
     """
     kept = planned_in(store, source.name)["estimates"]
     estimates, piece_bytes = estimates_from_json(kept[source.source.share is not None])
@@ -628,8 +643,8 @@ def repeats(recipe: Recipe, once: Sequence[int], tokens_per_byte: Sequence[float
 
     Args:
         recipe: The recipe.
-        once: The text bytes of one pass over all documents, by source.
-        tokens_per_byte: The estimated tokens per text byte, by source.
+        once: For each source, the text bytes of one pass over all documents.
+        tokens_per_byte: For each source, the estimated tokens per text byte.
 
     Raises:
         RecipeError: If a source has a share but no tokens, or needs more than `MOST_REPEAT` passes.
@@ -669,12 +684,14 @@ CHATS_PART = 8
 def _shard_text_bytes(
     recipe: Recipe, text_bytes: int, tokens_per_byte: float, has_chats: bool = False
 ) -> int:
-    """Return the text bytes per shard, from the recipe or computed for "auto".
+    """Return the text bytes per shard: the recipe's value, or a computed value for "auto".
 
-    The computed value is 64 MiB. It is larger if a shard would have fewer than 2000 rows, or a
-    dataset more than 50 000 shards. It is at most 512 MiB. For conversations (`has_chats`),
-    `CHATS_PART` divides the 64 MiB and the 2000 rows. If a smaller value makes the number of shards
-    one of `EVEN_SHARDS` and leaves enough rows, the smaller value is used.
+    The computed value is 64 MiB. It is larger if a shard would otherwise have fewer than 2000 rows,
+    or a dataset more than 50 000 shards. It is at most 512 MiB. For conversations (`has_chats`), 64
+    MiB and 2000 rows are divided by `CHATS_PART`.
+
+    A smaller value is used if it makes the number of shards one of `EVEN_SHARDS` and if shards then
+    still have the 2000 rows.
     """
     if recipe.output.shard_text_bytes != "auto":
         return int(recipe.output.shard_text_bytes)
@@ -687,9 +704,9 @@ def _shard_text_bytes(
 
 
 def other_stores(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
-    """Return a message for each source that is in files here but in a token store in the plan.
+    """Return a message for each source that this recipe and the plan read from different places.
 
-    The reverse case and a different token store also give a message.
+    One of them may read files and the other a token store, or both may read different token stores.
     """
     found = []
     for source, planned in zip(inputs.recipe.sources, plan["sources"], strict=True):
@@ -752,13 +769,13 @@ def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
 
 
 def changed_keys(now: Any, planned: Any, words: str, where: str = "") -> list[str]:
-    """Return the differences between two plain values as messages.
+    """Return a message for each key whose values in `now` and `planned` differ.
 
     Args:
-        now: The value of the recipe.
-        planned: The value in the plan.
-        words: A format string for a key and its two values, now and planned.
-        where: The key of the values, for example "documents".
+        now: A value of the recipe, such as a dict of keys.
+        planned: The same value in the plan.
+        words: A format string with three fields: the key, its value now, and its value in the plan.
+        where: The key of `now` in the recipe, for example "documents".
     """
     if isinstance(now, dict) and isinstance(planned, dict):
         keys = sorted(set(now) | set(planned))
@@ -778,7 +795,10 @@ def changed_keys(now: Any, planned: Any, words: str, where: str = "") -> list[st
 
 
 def _short(value: Any) -> str:
-    """Return a value of a recipe for a message. A list of tables is shortened to their names."""
+    """Return a value of a recipe for a message.
+
+    A list of tables with names becomes the list of the names.
+    """
     if (
         isinstance(value, list)
         and value

@@ -52,7 +52,7 @@ _THREADS, _ENDING_MS = "/proc/self/task", 20
 
 
 def one_by_one(do: Callable[[Any, Report], Any]) -> Do:
-    """Return a `Do` that yields the result of each item before it takes the next item."""
+    """Return a `Do` that yields the result of `do` for each item before it takes the next item."""
     return lambda items, report: (do(item, report) for item in items)
 
 
@@ -139,9 +139,9 @@ def _context() -> Any:
 
 
 def _keep_sockets_near() -> None:
-    """Make multiprocessing create the server's socket in a folder with a short path.
+    """Make multiprocessing create the fork server's socket in a folder with a short path.
 
-    TMPDIR may be too long for the path of a socket.
+    The path of a socket has at most 107 bytes, and the path of TMPDIR may be too long for that.
 
     Raises:
         BuildError: If no folder with a short path is writable.
@@ -199,7 +199,8 @@ def in_processes(
         items: The items.
         workers: Number of processes, reduced to the number of items. 0 does all work in this
             process and leaves signals to the caller.
-        report: Receives the counts of each batch.
+        report: Called with the numbers of documents, text bytes, tokens and rejects since the last
+            report of any worker.
         clean: Called as `clean(pid)` for each ended worker, to remove its temporary files.
         on_start: Called once the workers have started, or before this process starts to work.
         say: Receives a message if a worker reports nothing for SILENT_S, and when it reports again.
@@ -318,7 +319,8 @@ class _Worker:
     def lost(self) -> PackprepError:
         """Return the error for a worker that ended without a message.
 
-        Return `Stopped` if a signal to the whole process group reached the worker first.
+        The error is `Stopped` if a stop signal ended the worker, and otherwise a BuildError. A
+        signal to the whole process group may reach a worker before this process.
         """
         self.process.join(STOP_S)
         code = self.process.exitcode
@@ -341,7 +343,7 @@ class _Worker:
 
 @contextlib.contextmanager
 def _signals_noted() -> Iterator[list[int]]:
-    """Record STOP_SIGNALS in the yielded list instead of handling them."""
+    """Yield a list to which every signal of STOP_SIGNALS is added instead of being handled."""
     noted: list[int] = []
     try:
         before = {s: signal.signal(s, lambda number, _: noted.append(number)) for s in STOP_SIGNALS}
@@ -433,8 +435,8 @@ def _work(
 def _keep_memory() -> None:
     """Make malloc reuse the memory of one shard for the next shard.
 
-    Getting new pages from the kernel costs more than writing them. With glibc, large blocks then
-    come from the heap instead of new pages, and the heap is not trimmed.
+    To get new pages from the operating system takes longer than to write them. This setting of
+    glibc takes large blocks from the heap instead of new pages, and never trims the heap.
     """
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt

@@ -37,7 +37,7 @@ Listed = Mapping[str, Mapping[str, Iterable[int]]]
 def encode_removed(documents: Listed) -> bytes:
     """Return removed.json in canonical form.
 
-    The documents may be listed in any order, and more than once.
+    `documents` may have the positions of a file in any order, and more than once.
     """
     ordered = {
         source: {file: sorted(set(positions)) for file, positions in files.items()}
@@ -49,7 +49,7 @@ def encode_removed(documents: Listed) -> bytes:
 class Removed:
     """The documents that removed.json lists.
 
-    `documents` has their positions, ascending, by source and file.
+    `documents` is {source name: {file name: positions}}, with ascending positions.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Removed:
         return found
 
     def segments(self, segments: Segments) -> np.ndarray:
-        """Return whether each segment of a shard belongs to a listed document, bool[m]."""
+        """Return whether each segment of a shard comes from a listed document, bool[m]."""
         return self.at(segments.file, segments.doc)
 
 
@@ -122,11 +122,11 @@ def blank(
     segments: Segments,
     removed: np.ndarray,
 ) -> tuple[dict[str, np.ndarray], Segments]:
-    """Return a shard's slot arrays and segments with the contents of `removed` segments erased.
+    """Return copies of a shard's slot arrays and segments, with the `removed` segments erased.
 
-    The slots of these segments become pad ids without loss. The segments have no tokens, noise or
-    media spans. A prefix that the task drew becomes 0, unless the task keeps prefix lengths in
-    every epoch (`keeps_prefix`).
+    All slots of an erased segment become pad ids without loss. Its columns become those of a
+    segment without tokens, noise or media spans. If its prefix length was drawn at random, the
+    length becomes 0, unless the task keeps prefix lengths in every epoch (`keeps_prefix`).
 
     Args:
         tasks: The plan's tasks.
@@ -166,7 +166,7 @@ def without(
     removed: np.ndarray,
     ledger: dict[str, Any],
 ) -> tuple[dict[str, np.ndarray], Segments, dict[str, Any], np.ndarray]:
-    """Clear the contents of the `removed` segments in a shard and in its ledger.
+    """Erase the `removed` segments from a shard, and move their counts in its ledger to "removed".
 
     Args:
         plan: A `building.plan.Plan`.
@@ -176,8 +176,9 @@ def without(
         ledger: The shard's ledger before the removal.
 
     Returns:
-        The shard's arrays of slots, its segments, its ledger, and the document passes that it lost,
-        int64[k, 4]: source, pass, file and position.
+        Four values: the shard's arrays of slots, its segments, its ledger, and the removed
+        documents, int64[k, 4]. A row of the last array has the source, pass, file and position of
+        one pass over a document.
     """
     gone = segments.select(removed)
     passes = np.unique(np.stack((gone.source, gone.repeat, gone.file, gone.doc), axis=1), axis=0)
@@ -205,18 +206,18 @@ def without(
 
 
 def note_removed(plan: Any, rejected: Rejected, passes: np.ndarray) -> None:
-    """Record removed documents as rejects.
+    """Add removed documents to the rejects `rejected`, with the reason REMOVED.
 
-    `passes` is int64[k, 4]: source, pass, file and position of each document.
+    Each row of `passes`, int64[k, 4], has the source, pass, file and position of a document.
     """
     for s, use, file, position in passes.tolist():
         rejected.add(plan.sources[s], use, file, position, REMOVED, f"{REMOVED_NAME} lists it")
 
 
 def _lose(entry: dict[str, Any], documents: int, tokens: int, slots: int) -> None:
-    """Move removed documents and tokens from used to removed in a source's ledger.
+    """Move the given numbers of documents and tokens from used to removed in a source's ledger.
 
-    The slots of the removed segments become padding.
+    `entry` is the source's part of the ledger. `slots` slots, with these tokens, become padding.
     """
     entry["documents"]["used"] -= documents
     entry["tokens"]["used"] -= tokens
@@ -230,14 +231,15 @@ def _lose(entry: dict[str, Any], documents: int, tokens: int, slots: int) -> Non
 
 
 def _eos(plan: Any, segments: Segments, removed: np.ndarray) -> np.ndarray:
-    """Return whether each removed segment has an eos, int64, without reading its tokens.
+    """Return 1 for each removed segment that has an eos, and 0 for the others, int64.
 
-    The tokens may already be erased, and all ways of removing a document must give the same result.
-    A later chunk of a supervised document has either an eos or one more repeated token. The
-    document's last chunk has an eos. With eos after each segment, every chunk has one.
+    The tokens are not read, because an earlier step may have erased them, and all ways of removing
+    a document must give the same result. In a supervised document, a later chunk could therefore
+    have either an eos or one more repeated token. The document's last chunk has an eos. With eos
+    after each segment, every chunk has one.
 
-    If each turn has its own text, every chunk is assumed to end its text. This is an estimate: most
-    other chunks train nothing and are not segments.
+    With trained_turns = "each", every chunk is assumed to end the text of its turn. This is an
+    estimate: most other chunks train nothing and are not segments.
     """
     gone = segments.select(removed)
     extra = gone.eos + gone.repeated
@@ -252,10 +254,11 @@ def _eos(plan: Any, segments: Segments, removed: np.ndarray) -> np.ndarray:
 def store_without(
     plan: Any, arrays: Arrays, before: Removed, ledger: dict[str, Any]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], np.ndarray]:
-    """Clear the documents that a plan lists as removed in a shard of its token store.
+    """Erase from a shard of a token store the documents that the store's plan lists as removed.
 
-    A document keeps its length and the positions of its media. Datasets therefore cut, pack and
-    draw as before. Its tokens become pad ids, and its media references become empty.
+    The tokens of an erased document become pad ids, and its media references become empty. Its
+    length and the positions of its media stay the same. Datasets that are built from the store
+    therefore cut, pack and draw tasks as before.
 
     Args:
         plan: A `building.plan.Plan`.
@@ -264,8 +267,8 @@ def store_without(
         ledger: The shard's ledger before the removal.
 
     Returns:
-        The arrays, the ledger, and the documents that were removed, int64[k, 4]: source, 0, file
-        and position.
+        Three values: the arrays, the ledger, and the documents that were removed by this call,
+        int64[k, 4]. Each row has the source, the number 0, the file and the position of a document.
     """
     number = owners(np.diff(arrays["part_offsets"]))
     file, position = arrays["part_file"].astype(np.int64)[number], arrays["position"]
@@ -289,9 +292,9 @@ def store_without(
 
 
 def _without_refs(arrays: Arrays, which: np.ndarray) -> dict[str, np.ndarray]:
-    """Return a store shard's media references, emptied for the documents `which`, bool[D].
+    """Return a store shard's media references without those of the documents `which`, bool[D].
 
-    The result has the arrays place_ref_offsets and place_refs, or {} if the shard has no media.
+    The result is {"place_ref_offsets": …, "place_refs": …}, or {} if the shard has no media.
     """
     if "place_offsets" not in arrays:
         return {}
