@@ -555,9 +555,9 @@ def sampled(
 ) -> tuple[Estimates, list[dict[str, Any]]]:
     """Return the estimates of a source's calibration sample, and a list for a token store's plan.
 
-    The list is [] unless `is_store`. It has the estimates for a source without a share and for a
-    source with a share. Both results depend only on the arguments and the source's files, so that
-    verification can compute them again.
+    With `is_store`, the list has two entries: the estimates for a source without a share and for a
+    source with a share. Otherwise it is []. Both results depend only on the arguments and the
+    source's files, so that verification can compute them again.
     """
     supervised = _supervise_of(settings, template)
     sample = partial(calibrate, source, engine, vocabulary, settings, supervised)

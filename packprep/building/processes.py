@@ -199,8 +199,8 @@ def in_processes(
         items: The items.
         workers: Number of processes, reduced to the number of items. 0 does all work in this
             process and leaves signals to the caller.
-        report: Called with the numbers of documents, text bytes, tokens and rejects since the last
-            report of any worker.
+        report: Called with the numbers of documents, text bytes, tokens and rejects since the
+            previous call for the same worker.
         clean: Called as `clean(pid)` for each ended worker, to remove its temporary files.
         on_start: Called once the workers have started, or before this process starts to work.
         say: Receives a message if a worker reports nothing for SILENT_S, and when it reports again.

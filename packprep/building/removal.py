@@ -234,9 +234,9 @@ def _eos(plan: Any, segments: Segments, removed: np.ndarray) -> np.ndarray:
     """Return 1 for each removed segment that has an eos, and 0 for the others, int64.
 
     The tokens are not read, because an earlier step may have erased them, and all ways of removing
-    a document must give the same result. In a supervised document, a later chunk could therefore
-    have either an eos or one more repeated token. The document's last chunk has an eos. With eos
-    after each segment, every chunk has one.
+    a document must give the same result. Without its tokens, a later chunk of a supervised document
+    could have either an eos or one more repeated token. Therefore the document's last chunk counts
+    as having an eos. With eos after each segment, every chunk has an eos.
 
     With trained_turns = "each", every chunk is assumed to end the text of its turn. This is an
     estimate: most other chunks train nothing and are not segments.

@@ -37,7 +37,10 @@ class _Rows(NamedTuple):
 
 
 class _Frames(NamedTuple):
-    """The position of one task's segments, and the slots around their bodies, int64[m] each."""
+    """One task's segments: their first slots, and the slots before and after their bodies.
+
+    All columns are int64[m].
+    """
 
     first_slot: np.ndarray  # in the flat rows
     slots: np.ndarray  # of the segment
@@ -47,7 +50,10 @@ class _Frames(NamedTuple):
 
 
 class _Marked(NamedTuple):
-    """One task's segments, for marking their trainable slots. Columns are int64[m] unless noted."""
+    """One task's segments, as the functions that mark trainable slots read them.
+
+    Columns are int64[m] unless noted.
+    """
 
     supervised: np.ndarray  # uint8: 1 if the segment's document is supervised
     body: np.ndarray  # first slot of the body in the flat rows
@@ -75,7 +81,7 @@ class _Spans(NamedTuple):
 
 
 class _Groups(NamedTuple):
-    """The groups of trained tokens. The weights of each group are scaled to a given sum.
+    """The groups of trained tokens. The weights of each group are scaled to its sum in `sums`.
 
     A group is a document or a turn, as `documents.loss_weighting` says. Groups 0 … D − 1 are the
     documents. Group D + k is the turn that starts with span number k.
@@ -188,8 +194,8 @@ def _mark_spans(segments, trained, has_prefix, rows):
 
     Trained tokens and the slots added at the pivot are trainable. If the document continues after
     the segment, the segment's eos is trained like the token before it. At the end of the document,
-    eos has its own weight. It is trainable if this weight is above 0 and the segment may train the
-    document's last span.
+    eos has the weight `eos_weight`. This eos is trainable if `eos_weight` is above 0 and
+    `trained_in` allows the segment to train the document's last span.
 
     Args:
         segments: The segments.
@@ -268,10 +274,10 @@ def _scale_weights(order, first_slot, first_target, slots, sums, rows):
 
 @kernel
 def _runs(first_slot, slots, trainable, weights, offsets, ranges):
-    """Write the trainable runs of equal weight in each segment to `ranges`, int32[k, 2].
+    """Write each run of trainable slots with equal weight to `ranges`, int32[k, 2].
 
-    A range is relative to its segment's first slot. If `ranges` is empty, the runs are only
-    counted.
+    A run does not cross the end of its segment. Its range counts from the segment's first slot. If
+    `ranges` is empty, the runs are only counted.
 
     Returns:
         The number of runs. `offsets`, int64[m + 1], receives the end of each segment's runs.
@@ -298,7 +304,7 @@ def _runs(first_slot, slots, trainable, weights, offsets, ranges):
 
 
 class Texts(NamedTuple):
-    """The tokens of segments."""
+    """The tokens of the segments to render, and the training of their documents."""
 
     begin: np.ndarray  # int64[m]: index in `ids` of each body's first token
     ids: np.ndarray  # uint16 or int32: flat tokens
@@ -312,18 +318,19 @@ class Texts(NamedTuple):
 def render_rows(
     tasks: Sequence[Task], segments: Segments, texts: Texts, seq_length: int, epoch: int = 0
 ) -> tuple[dict[str, np.ndarray], Segments]:
-    """Write every segment to the slots of its row.
+    """Return rows in which every segment is written to its slots.
 
     Args:
         tasks: The plan's tasks.
         segments: The segments in row order.
         texts: The tokens of the segments.
         seq_length: Slots per row.
-        epoch: The epoch of the random numbers, as in resampling. Shards store epoch 0.
+        epoch: The epoch whose random numbers are used. Shards store epoch 0. Resampling uses later
+            epochs.
 
     Returns:
-        The arrays of slots, by name, each [rows, seq_length], and the segments with the columns
-        that rendering computes.
+        A dict of arrays [rows, seq_length], such as tokens and loss_mask, and the segments with the
+        columns that rendering computes.
     """
     with_labels = any(task.in_place for task in tasks)
     m, pad = len(segments), tasks[0].ids.pad
@@ -534,7 +541,7 @@ def target_of(
         first_slot: int64[m]: first slot of each segment in the flat rows.
         tokens: The flat tokens, which the noise replaces.
         loss_mask: The flat loss mask, which receives the noised slots.
-        trainable: The flat trainable slots, or None if all are.
+        trainable: One flag per flat slot, or None if all slots are trainable.
     """
     before = segments.bos + task.mode
     eos = segments.eos if task.parameters.get("noise_eos", True) else 0
@@ -546,13 +553,17 @@ def target_of(
 
 
 def draw_noise(index: int, task: Task, target: Target, epoch: int = 0) -> Noised:
-    """Add noise to the segments of one same-position task, and return its levels and weights.
+    """Add noise to the segments of one same-position task.
 
     Args:
         index: Index of the task.
         task: The task.
         target: The slots to noise, from `target_of`.
         epoch: The epoch. 0 gives the stored noise; later epochs are resampled.
+
+    Returns:
+        The noise level and the loss weight of each segment, and its noise blocks if the task has
+        them.
     """
     assert task.objective.noise is not None
     return task.objective.noise(
@@ -569,7 +580,7 @@ def _is_weighted(training: Training) -> bool:
 
 
 def _trained_ranges(first_slot: np.ndarray, segments: Segments, rows: _Rows) -> TrainedRanges:
-    """Return the trained ranges, with weights if any differs from 1."""
+    """Return the trained ranges of the segments, with weights if any weight is not 1."""
     offsets = np.zeros(len(segments) + 1, np.int64)
     runs = first_slot, segments.slots, rows.trainable, rows.weights, offsets
     ranges = np.zeros((_runs(*runs, np.zeros((0, 2), np.int32)), 2), np.int32)
@@ -586,8 +597,8 @@ def _joined_blocks(count: int, parts: list[tuple[np.ndarray, tuple]]) -> NoiseBl
 
     Args:
         count: Number of all segments.
-        parts: For each task, the indices of its segments, and the counts, levels and weights of
-            their blocks.
+        parts: For each task, the indices of its segments, and a tuple of the number of blocks per
+            segment, the levels and the weights of all its blocks.
     """
     counts = np.zeros(count, np.int64)
     for segment, (block_counts, _, _) in parts:
@@ -681,9 +692,10 @@ def _media(
 
 
 def body_tokens(documents: Documents, segments: Segments) -> tuple[np.ndarray, np.ndarray]:
-    """Return the index of each body's first token in flat token ids, int64[m], and these ids.
+    """Return the index of each body's first token in flat token ids, int64[m], and the flat ids.
 
-    The ids start with all documents. A copy of each body that repeats a system message follows.
+    The flat ids are those of all documents. After them comes a copy of each body that repeats a
+    system message, because the message is not next to the body in the document.
     """
     begin = documents.offsets[segments.document] + segments.start
     repeating = np.flatnonzero(segments.repeated)

@@ -14,8 +14,9 @@ from packprep.recipe import fingerprint
 def plan_digest_of(stored: Mapping[str, Any], digest: str, shard: int) -> str:
     """Return the digest of the plan that a shard was made with.
 
-    A shard that lost no documents in the latest removals was made with the plan of a replaced
-    dataset. All other shards were made with the current plan.
+    A shard that lost documents in the last removal was made with the current plan. Any other shard
+    still has the plan of an earlier dataset: the dataset after the last removal that changed the
+    shard, or the first dataset.
 
     Args:
         stored: The current plan as stored.
@@ -33,15 +34,15 @@ def plan_digest_of(stored: Mapping[str, Any], digest: str, shard: int) -> str:
 def with_removed(
     stored: Mapping[str, Any], plan: Plan, removed: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return a copy of a stored plan with other removed documents.
+    """Return a copy of a stored plan in which the key "removed" is replaced.
 
-    The copy has its own fingerprint and digest.
+    The fingerprint and the digest of the copy are computed again.
 
     Args:
         stored: The plan as stored.
         plan: The plan loaded from `stored`.
-        removed: The digest of removed.json and the replaced datasets; None if no document was
-            removed.
+        removed: The new value of the key: a dict with the digest of removed.json and the replaced
+            datasets. None if no document is removed.
     """
     files = [[(file.name, file.size) for file in source.files] for source in plan.sources]
     kept = {key: value for key, value in stored.items() if key != "digest"}
@@ -54,9 +55,10 @@ def with_removed(
 
 
 def plan_replaced(stored: Mapping[str, Any], plan: Plan, number: int) -> tuple[str, str]:
-    """Return the fingerprint and the plan digest of a replaced dataset, computed from this plan.
+    """Return the fingerprint and the plan digest of an earlier dataset, computed from this plan.
 
-    This is possible because removed documents change nothing else in a plan.
+    A removal changes only the key "removed", the fingerprint and the digest of a plan. The earlier
+    plan can therefore be computed.
 
     Args:
         stored: The plan as stored.

@@ -122,11 +122,12 @@ def build(
         progress: Receives the progress.
         workers: Number of processes. 0 runs in this process, without signal handling. None uses one
             for each available CPU, and fewer for little text.
-        moved: The current prefix of the files, by source name, for sources that were moved.
-        array: The index and count of this array task.
+        moved: Source name → the folder or URL of the source's files, for sources whose files were
+            moved.
+        array: The index of this array task, and the number of array tasks.
         on_start: Called once with the plan, while the workers make the first shards. Without
             workers, it is called before this process makes the first shard.
-        is_store: Make a token store of the recipe's sources.
+        is_store: True to make a token store of the recipe's sources instead of a dataset.
 
     Raises:
         PackprepError: If the recipe, the inputs or the disk prevent the build.
@@ -301,7 +302,7 @@ def pace(
         plan: The plan as stored.
         engine: The engine, or None if all sources are in token stores.
         inputs: The recipe and its inputs.
-        workers: As in `build`.
+        workers: The argument `workers` of `build`.
         array_count: Number of array tasks.
     """
     said = "tokens from stores: no tokenizer runs"
@@ -325,7 +326,10 @@ def workers_for(text_bytes: int) -> int:
 
 
 def _to_do(share: int, missing: int, shards: int) -> str:
-    """Return a message about the shards that this array task still has to make."""
+    """Return a message about the shards that this array task still has to make.
+
+    For example "3 of all 8 shards to make". `share` is the number of shards of the array task.
+    """
     if not share:
         return f"nothing to make: this array task has none of the {shards} shards"
     whose = f"all {share}" if share == shards else f"this array task's {share}"
@@ -457,7 +461,8 @@ def compare_sources(
 ) -> None:
     """Check that the source files are unchanged since the build first saw them.
 
-    If a file has another modification time, the text that finished shards read from it is compared.
+    If the modification time of a file has changed, the text of each finished shard that read the
+    file is read again. Its digest must be the one in the shard's receipt.
 
     Args:
         out: The output folder.
@@ -496,7 +501,10 @@ def compare_sources(
 
 
 def shard_comparer(out: Folder, prefixes: Sequence[str]) -> Do:
-    """Return a `Do` that yields, for each finished shard, its sources that have changed."""
+    """Return a `Do` that yields the result of `differing` for each `DoneShard`.
+
+    The result lists the indices of the sources whose text has changed.
+    """
     plan, decoders = _plans.get(str(out)) or open_plan(out, prefixes), Decoders()
     return one_by_one(lambda item, report: differing(plan, item, decoders))
 
@@ -517,14 +525,16 @@ def _at_hand(out: Folder, plan: Plan) -> Iterator[None]:
 def shard_maker(
     out: Folder, prefixes: Sequence[str], seen: Sequence[np.ndarray | None] | None = None
 ) -> Do:
-    """Return a function that makes and commits shards. It reads the plan only once.
+    """Return a `Do` that makes and commits each shard, and yields the seconds of its stages.
 
-    Its decoders keep their position from one shard to the next.
+    The plan is read only once. Decoders stay open for the next shard, which may continue in the
+    same file.
 
     Args:
         out: The output folder.
-        prefixes: The prefix of each source.
-        seen: `Files.seen` of each source, for files that must not change. None if unknown.
+        prefixes: The folder or URL of each source's files.
+        seen: `Files.seen` of each source: the modification times that its files must keep. None if
+            the files are not checked.
     """
     clock = Clock()
     with clock.stage("start-up"):
@@ -568,9 +578,9 @@ _SHOWN = 3
 
 
 class DoneShard(NamedTuple):
-    """A finished shard, to be compared with its sources.
+    """A finished shard whose sources are to be read again and compared.
 
-    `digests` maps the index of a source to the digest of the text that the shard read from the
+    `digests` maps the index of a source to the digest of the text that the shard read from this
     source.
     """
 
@@ -582,9 +592,10 @@ class DoneShard(NamedTuple):
 
 
 def note_of(files: Sequence[Files]) -> bytes:
-    """Return first-seen.json: the modification times of all files in ns.
+    """Return the bytes of first-seen.json, which has the modification time of every file in ns.
 
-    There is one list per source, in the plan's file order, or null for a source at a URL.
+    The key "modified" has one list per source, in the order of the source's files. The list is null
+    for a source at a URL.
     """
     return encode(
         {"modified": [None if own.seen is None else own.seen[:, 1].tolist() for own in files]}
@@ -592,10 +603,11 @@ def note_of(files: Sequence[Files]) -> bytes:
 
 
 def changed_files(out: Folder, files: Sequence[Files]) -> list[np.ndarray]:
-    """Return the indices of each source's files that may have changed since the build began, int64.
+    """Return, for each source, the indices of the files that may have changed, int64[k].
 
-    They are the files with another modification time. Without readable times, they are all local
-    files.
+    These are the files whose modification time differs from first-seen.json. If first-seen.json has
+    no usable times for a source, these are all its files. For a source at a URL, the array is
+    empty.
     """
     try:
         note = decode(out.read(FIRST_SEEN_NAME), out.path_of(FIRST_SEEN_NAME))
@@ -624,7 +636,7 @@ def done_shards_of(out: Folder, plan: Plan, changed: Sequence[np.ndarray]) -> li
     Args:
         out: The output folder.
         plan: The plan.
-        changed: The indices of the changed files, by source.
+        changed: The result of `changed_files`.
     """
     sources: dict[int, list[int]] = {}
     for source, files in zip(plan.sources, changed, strict=True):
@@ -650,7 +662,10 @@ def done_shards_of(out: Folder, plan: Plan, changed: Sequence[np.ndarray]) -> li
 
 
 def differing(plan: Plan, item: DoneShard, decoders: Decoders) -> list[int]:
-    """Return the indices of the sources whose text has changed since a finished shard read it."""
+    """Return the indices of the sources from which the shard `item` would now read another text.
+
+    The text of each source in `item.digests` is read again.
+    """
     return [
         s
         for s, digest in item.digests.items()
@@ -667,7 +682,11 @@ def differing(plan: Plan, item: DoneShard, decoders: Decoders) -> list[int]:
 
 
 def refuse(plan: Plan, item: DoneShard, source: int, changed: np.ndarray) -> None:
-    """Raise a SourceError that names the changed files that a finished shard read."""
+    """Raise a SourceError that names the files that changed since the shard `item` read them.
+
+    `source` is the index of the source, and `changed` has the indices of the source's changed
+    files.
+    """
     own = plan.sources[source]
     parts = own.slices(item.number, plan.shards)
     paths = {

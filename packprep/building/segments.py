@@ -31,7 +31,7 @@ def expected_prefix(task: Task, bodies: Bodies, bos: np.ndarray, slots: np.ndarr
     """Return the length of each segment's bidirectional prefix, in slots, int64[m].
 
     The slots of a prefix attend to each other in both directions. The objective's attention pattern
-    determines the length. It is -1 for patterns that a prefix cannot describe.
+    determines the length. The length is -1 if the pattern cannot be described by a prefix.
     """
     ahead = RULES[task.objective.attention].ahead
     if ahead == "prefix":
@@ -85,7 +85,11 @@ def cut_limits(recipe: Recipe, tasks: Sequence[Task]) -> CutLimits:
 
 
 def uncut_tokens(recipe: Recipe, limits: CutLimits) -> int:
-    """Return the maximum length of a supervised document that `cut` keeps whole with any task."""
+    """Return the number of tokens up to which `cut` never cuts a supervised document.
+
+    It depends on the drawn task, so this is the minimum over all tasks. It is 0 if `cut` may cut
+    any document.
+    """
     if recipe.packing.algorithm == "concat" or recipe.documents.long == "decompose":
         return 0
     length, bos = recipe.lengths.index(recipe.seq_length), int(recipe.documents.prepend_bos)
@@ -105,7 +109,7 @@ def _unpredicted(task: Task, bos: int) -> int:
 
 
 class LeftOut(NamedTuple):
-    """Counts of a document's tokens that are in no segment, or untrained although they should be.
+    """Counts of tokens that are in no segment, or that are not trained although they should be.
 
     Each array is int64[D], with one count per document.
     """
@@ -119,7 +123,7 @@ class LeftOut(NamedTuple):
 
 
 class _Documents(NamedTuple):
-    """The columns of `Documents` that cutting reads, and a flag for each document to cut."""
+    """The columns of `Documents` that cutting reads, and the flag `wanted` of each document."""
 
     offsets: np.ndarray
     position: np.ndarray
@@ -233,8 +237,9 @@ def segments_of_cuts(
 def _drawn_task(documents, d, start, rest, drawn):
     """Return the key of the segment at token `start` of document d, and the index of its task.
 
-    The task is drawn by the thresholds `drawn`, int64[sources, tasks]. If fewer than SHORTEST
-    tokens remain (`rest`), the task is `too_short`, which has the index after the drawn tasks.
+    The task is drawn by the thresholds `drawn`, int64[sources, tasks]. If `rest`, the number of
+    remaining tokens, is below SHORTEST, the task is `too_short`. Its index is the number of drawn
+    tasks.
     """
     key = segment_key(documents.file_key[d], documents.position[d], documents.repeat[d], start)
     if rest < SHORTEST:
@@ -244,10 +249,11 @@ def _drawn_task(documents, d, start, rest, drawn):
 
 @kernel(inline=True)
 def _write_cut(cuts, count, cut):
-    """Write the segment `cut` to index `count` of the columns `cuts`, unless they are shorter.
+    """Write the segment `cut` to index `count` of each column of `cuts`.
 
-    The columns are empty in the first run of a kernel, which only counts the segments. In the
-    second run, they are too short only for segments of a document that is then rejected.
+    If the columns have no index `count`, nothing is written. In the first run of a kernel, which
+    only counts the segments, the columns are empty. In the second run, only segments of a document
+    that is then rejected can be beyond the end.
     """
     if count >= cuts.document.shape[0]:
         return
@@ -276,8 +282,8 @@ def _shortened(key, tokens, min_tail, probability):
 def _lengths_of(documents, supervised, limits, bos, length):
     """Write to `length`, int64[D], the index of the row length that each document goes to.
 
-    It is the shortest length that fits the whole document. If none does, it is the shortest of the
-    lengths that fit the most tokens.
+    This is the shortest row length that fits the whole document. If no row length does, it is the
+    shortest of the row lengths that fit the most tokens.
     """
     capacity, first_token = limits.capacity, np.int64(0)
     for d in range(documents.offsets.shape[0] - 1):
@@ -307,14 +313,15 @@ def _longest_filled(capacity, task, bos, rest):
 
 @kernel
 def _cut(documents, limits, policy, cuts, elsewhere):
-    """Cut the wanted documents, and return the number of segments.
+    """Cut each document whose flag `wanted` is 1, and return the number of segments.
 
     Args:
         documents: The columns of the documents.
         limits: The limits of the tasks.
         policy: The recipe's keys.
         cuts: Receives the segments.
-        elsewhere: int64[D]: receives the number of tokens in chunks for other row lengths.
+        elsewhere: int64[D]: receives each document's number of tokens in chunks for other row
+            lengths.
     """
     count, long = np.int64(0), policy.long
     for d in range(documents.offsets.shape[0] - 1):
@@ -354,9 +361,9 @@ def _cut(documents, limits, policy, cuts, elsewhere):
 
 @kernel(inline=True)
 def trained_in(turns, span, start):
-    """Return whether the chunk that starts at token `start` trains its tokens of span `span`.
+    """Return whether the chunk that starts at token `start` trains its part of trained span `span`.
 
-    `Training` explains the rule. `turns` is `Training.turns`.
+    `span` is the index of the span, and `turns` is `Training.turns`. `Training` explains the rule.
     """
     return start < turns[span, 1] or turns[span, 0] < start
 
@@ -379,7 +386,9 @@ def _first_after(ranges, first, end, token):
 
 @kernel(inline=True)
 def _text_end(cuts, ranks, boundary, last_boundary, document_end):
-    """Return the token where a document's next text starts, or the document's end without one.
+    """Return the index of the token where the current text of a document ends.
+
+    This is where the document's next text starts, or `document_end` if the text is its last.
 
     `boundary` is the index of the first boundary after the start of the current text.
     """
@@ -391,16 +400,23 @@ def _text_end(cuts, ranks, boundary, last_boundary, document_end):
 
 @kernel(inline=True)
 def _repeated_tokens(system, room, min_room):
-    """Return how many tokens of the system message a later chunk repeats: all or 0.
+    """Return how many tokens of the system message a later chunk repeats: all of them or 0.
 
-    The chunk repeats the message if at least `min_room` of its `room` tokens then remain.
+    Args:
+        system: Tokens of the system message.
+        room: Maximum tokens of the chunk, with the repeated message.
+        min_room: Tokens that must remain for the rest of the chunk. Otherwise the message is not
+            repeated.
     """
     return system if room - system >= min_room else np.int64(0)
 
 
 @kernel(inline=True)
 def _message_in_reach(cuts, ranks, boundary, last_boundary, reach):
-    """Return the start of the last message of the highest rank within reach, or 0.
+    """Return the start of the message before which a chunk should end, or 0 without such a message.
+
+    Among the messages that start at or before `reach`, this is the last of those with the highest
+    rank.
 
     Args:
         cuts: The tokens where messages start, as in `Training`.
@@ -422,8 +438,9 @@ def _message_in_reach(cuts, ranks, boundary, last_boundary, reach):
 def _end_beside_span(span_begin, span_end, start, end):
     """Return the end of the chunk [start, end), moved so that it does not divide a media span.
 
-    The span is the first that ends after `end`. An end inside the span moves to the span's start.
-    If the chunk starts with the span, the end moves to the span's end.
+    The media span [span_begin, span_end) is the first that ends after `end`. If `end` is inside the
+    span, the chunk ends at the span's start. If the chunk also starts with the span, it ends at the
+    span's end.
     """
     if span_begin >= end:
         return end
@@ -459,7 +476,7 @@ def _trained_part(spans, turns, span, last_span, start, end):
 
 @kernel(inline=True)
 def _widest_place(places, place, last_place):
-    """Return the number of tokens of a document's longest media span; 0 without media."""
+    """Return the number of tokens of a document's longest media span; 0 if it has no media."""
     widest = np.int64(0)
     for i in range(place, last_place):
         widest = max(widest, places[i, 1] - places[i, 0])
@@ -468,18 +485,19 @@ def _widest_place(places, place, last_place):
 
 @kernel
 def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
-    """Cut the wanted supervised documents, and return the number of segments.
+    """Cut each supervised document whose flag `wanted` is 1, and return the number of segments.
 
-    The counts of left-out tokens are added to `lost`, a `LeftOut`.
+    The segments are written to `cuts`. The counts of left-out tokens are added to `lost`, a
+    `LeftOut`.
 
-    - A text that is too long for one segment is cut before the last message of the highest rank in
-      reach. Without such a message, it is cut inside a message.
+    - A text that is too long for one segment is cut before the message that `_message_in_reach`
+      returns. If there is none, the text is cut inside a message.
     - If a cut would divide a media span and no segment can hold the span, the document is rejected.
-    - Later chunks of a text repeat the system message if that leaves enough tokens for two tails
-      and for the longest media span.
+    - Later chunks of a text repeat the system message if at least 2 · min_tail − 1 tokens, and as
+      many as the longest media span has, then remain.
     - A segment is left out if no slot predicts a trained token or a trained eos.
-    - If rows have two sequences, segments of `too_short` are left out, because that task has only
-      one.
+    - If rows have an encoder and a decoder sequence, segments of the task `too_short` are left out,
+      because that task would fill only one of the two.
     """
     capacity, inner = limits.capacity[policy.length], limits.inner[policy.length]
     messages, ranks, turns = supervision.cuts, supervision.ranks, supervision.turns
@@ -575,8 +593,8 @@ def _cut_at_row_ends(documents, limits, policy, cuts, row):
     """Cut the concatenated documents where rows end (`concat`), and return the number of segments.
 
     `row` receives the row of each segment. If fewer than 2 slots of a row remain, they become
-    padding. If only a document's eos would go into the next row, its last token goes there too. A
-    row with the maximum number of segments ends early.
+    padding. If only the eos of a document would go into the next row, the document's last token
+    goes there too. A row with the maximum number of segments ends early.
     """
     count, r, fill, in_row = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
     too_short = limits.overhead.shape[0] - 1
@@ -619,8 +637,9 @@ def cut(
     - Each segment draws its own task, but segments of fewer than 3 tokens get `too_short`. Segments
       of supervised documents draw only from the tasks that allow them.
     - `concat` cuts where rows end, and assigns each segment its row.
-    - If a recipe has several `seq_lengths`, each document belongs to one of them. With "decompose",
-      each chunk does. Tokens that belong to other lengths are left out.
+    - If a recipe has several `seq_lengths`, each document belongs to one row length. With
+      "decompose", each chunk belongs to one row length. Tokens that belong to other row lengths are
+      left out.
 
     Every segment has at least one token.
 
