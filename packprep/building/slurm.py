@@ -62,25 +62,27 @@ class ArrayJob:
 
     @property
     def script(self) -> str:
-        """Return the name of the array's script."""
+        """Return the file name of the script that the array's tasks run, such as "build.sh"."""
         return f"{self.command}.sh"
 
     @property
     def throttle(self) -> int:
-        """Return the maximum number of tasks that run at once."""
+        """Return the maximum number of array tasks that run at once."""
         return self.at_once or default_at_once(self.count)
 
 
 def arguments_of(command: str, inputs: Sequence[str], flags: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the arguments of a command: its inputs and flags, with absolute paths.
+    """Return the arguments for a command in a script: its inputs and its flags.
 
-    --out, --workers and the array's own flags are not included.
+    The paths of recipes, tokenizers and sources become absolute. --out, --workers and the array's
+    flags are not included.
 
     Args:
         command: `build`, `tokenize` or `verify`.
-        inputs: A recipe, or files and patterns. Files and patterns stay relative, because the
-            script first changes to the current folder.
-        flags: The value of each flag, a list of values, or None.
+        inputs: A recipe, or files and patterns. They are ignored for `verify`. Files and patterns
+            stay relative, because the script first changes to the current folder.
+        flags: Flag → its value, or a list of values for a repeated flag. Flags with None or [] are
+            left out.
 
     Raises:
         RecipeError: If the command does not take a flag.
@@ -124,9 +126,9 @@ _FLAGS = {
 def default_at_once(count: int) -> int:
     """Return the default number of array tasks that run at once.
 
-    Up to 16 tasks all run at once. If there are more, a quarter of them does, but at least 16.
-    Waiting tasks balance the load of uneven machines, and the limit leaves resources for other
-    users.
+    Up to 16 tasks all run at once. Of more tasks, a quarter runs at once, but at least 16. Waiting
+    tasks balance the load of machines with different speeds, and the limit leaves resources for
+    other users.
     """
     return min(count, max(FEW_TASKS, -(-count // TASKS_PER_RUNNING)))
 
@@ -164,7 +166,7 @@ def prepare(job: ArrayJob, submitted: bool, say: Callable[[str], None]) -> dict[
     Returns:
         A dict with the keys out, folder, scripts, array, at_once, jobs and submit. `jobs` lists
         {script, job} for each submitted job. `submit` is the shell command that submits the
-        scripts, or None if they are submitted.
+        scripts, or None if this call has submitted them.
 
     Raises:
         RecipeError: If this site cannot run such an array.
@@ -233,7 +235,7 @@ def _check_size(job: ArrayJob, say: Callable[[str], None]) -> None:
 
 
 def _submission(array: Sequence[str], finish: Path, finishes: bool) -> str:
-    """Return the shell command that submits an array, and its final job if `finishes`.
+    """Return the shell command that submits an array and, if `finishes`, its final job.
 
     `array` has the arguments of sbatch for the array, and `finish` is the script of the final job.
     """
@@ -255,7 +257,7 @@ def max_array_size() -> int | None:
 
 
 def scripts(job: ArrayJob, folder: Path) -> dict[str, str]:
-    """Return the text of each script by file name: the array's and, for a build, finish.sh."""
+    """Return {file name: text} of the array's script and, for a build, of finish.sh."""
     made = {job.script: _script(job, folder, job.command, _array_part(job))}
     if job.command in MAKE:
         made[FINISH] = _script(job, folder, "finish", _finish_part(job))
@@ -313,7 +315,10 @@ def _keep_jobs(folder: Path, jobs: Sequence[tuple[str, str]]) -> None:
 
 
 def build_jobs(out: str | os.PathLike) -> list[dict[str, str]]:
-    """Return the recorded jobs, {script, job}, of an output's last submitted build, or []."""
+    """Return {script, job} of each job of the last build that was submitted for an output, or [].
+
+    `job` is the job id.
+    """
     try:
         path = slurm_folder(out) / JOBS
         jobs = decode(path.read_bytes(), str(path))
@@ -330,9 +335,9 @@ def build_jobs(out: str | os.PathLike) -> list[dict[str, str]]:
 
 
 def first_command(out: str | os.PathLike) -> str | None:
-    """Return the shell command that submits the existing scripts of a whole build.
+    """Return the shell command that submits the scripts of a whole build, which `prepare` wrote.
 
-    Return None without such scripts.
+    Return None if these scripts do not exist.
     """
     with contextlib.suppress(RecipeError):  # The output folder is /.
         array, finish = _array_script(slurm_folder(out)), slurm_folder(out) / FINISH
@@ -352,8 +357,8 @@ def _array_script(folder: Path) -> Path:
 def redo_command(out: str | os.PathLike, missing: Sequence[int], shards: int) -> str | None:
     """Return the shell command that makes the missing shards and then publishes.
 
-    Return None if the scripts do not exist. Tasks that run again keep their numbers in the original
-    array. The size of that array is read from the script.
+    Return None if the scripts of the build do not exist. An array task that runs again keeps its
+    index in the original array. The size of the original array is read from the script.
     """
     folder = slurm_folder(out)
     array, finish = _array_script(folder), folder / FINISH
@@ -460,10 +465,11 @@ def _workers(job: ArrayJob) -> list[str]:
 
 
 def _log(folder: Path, name: str) -> tuple[str, str]:
-    """Return the value of --output, and a shell line that redirects the log if needed.
+    """Return the value of sbatch's --output, and a shell line for the script, or "".
 
-    The line is needed if --output cannot express the path. Slurm replaces %, drops backslashes, and
-    reads options by line.
+    If the path of the folder has a backslash or a control character, --output cannot express it,
+    because Slurm drops backslashes and reads options line by line. Then --output is /dev/null, and
+    the shell line redirects the log.
     """
     where = str(folder)
     if not re.search(r"[\\\x00-\x1f\x7f]", where):
@@ -473,7 +479,11 @@ def _log(folder: Path, name: str) -> tuple[str, str]:
 
 
 def _by_option(words: Sequence[str]) -> list[list[str]]:
-    """Return the words of a command line, grouped into options with their values."""
+    """Return the words of a command line as one list per option: [["-p", "gpu"], ["--mem=4G"]].
+
+    Raises:
+        RecipeError: If a word is --array or -a.
+    """
     lines: list[list[str]] = []
     for word in words:
         if word.startswith("-") or not lines:
@@ -490,7 +500,7 @@ def _by_option(words: Sequence[str]) -> list[list[str]]:
 
 
 def _word(word: str) -> str:
-    """Return a word quoted as sbatch reads it in a script line."""
+    """Return a word of an sbatch option as a line of a script must have it, in quotes if needed."""
     if "\n" in word:
         raise RecipeError(f"{word!r}: an sbatch option in a script must be one line")
     if re.fullmatch(r"[\w@%+=:,./\[\]-]+", word, re.A):

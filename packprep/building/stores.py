@@ -62,16 +62,16 @@ def of_store(recipe: Recipe) -> Recipe:
 def in_stores(
     recipe: Recipe, moved: Mapping[str, str], is_store: bool
 ) -> tuple[Recipe, dict[str, TokenStore]]:
-    """Replace the sources that are read from token stores by the stores' own sources.
+    """Replace each source that is read from a token store by the source that made the store.
 
     Args:
         recipe: The recipe.
-        moved: The current location of sources, by name; "store:" and a path or URL for a token
-            store.
+        moved: Source name → the source's current location. For a token store, this is "store:" and
+            a path or URL.
         is_store: True if the recipe makes a token store, which must not use another store.
 
     Returns:
-        The new recipe, and the token store of each replaced source, by the source's name.
+        The new recipe, and {source name: token store} for the replaced sources.
 
     Raises:
         RecipeError: If the recipe needs a source or a setting that a store does not have.
@@ -130,9 +130,12 @@ KEYS_OF_FILES = tuple(key for key in Source.__dataclass_fields__ if key not in _
 
 
 def _source_in(store: TokenStore, source: Source, i: int) -> Source:
-    """Return a store's source, with the keys of `source` that may differ from the store's recipe.
+    """Return the token store's source that `source` names, with four keys taken from `source`.
 
-    They are repeat, share, sample and tasks.
+    These keys are repeat, share, sample and tasks. `i` is the index of `source`, for messages.
+
+    Raises:
+        RecipeError: If the store has no source of this name.
     """
     own = {one.name: one for one in store.plan.recipe.sources}
     name = source.name
@@ -178,7 +181,8 @@ def check_tokenizer(
 ) -> None:
     """Raise RecipeError unless each store's tokens come from the recipe's tokenizer.
 
-    The recipe may declare other special tokens than the store, unless they could change its tokens.
+    The recipe may declare other special tokens than the store, unless these could change the tokens
+    in the store.
     """
     for store in stores.values():
         made = store.plan.recipe
@@ -227,10 +231,12 @@ def _refuse_other_specials(vocabulary: Vocabulary, store: TokenStore) -> None:
 
 
 def template_of(template: str | None, stores: Mapping[str, TokenStore]) -> str | None:
-    """Return the chat template of a recipe with stores: the recipe's, or the stores'.
+    """Return the chat template of the token stores, or `template` without stores.
+
+    `template` is the chat template of the recipe, or None.
 
     Raises:
-        RecipeError: If the recipe and its stores have different templates.
+        RecipeError: If the templates of the recipe and its stores differ.
     """
     for store in stores.values():
         made = store.plan.stored["chat_template"]
@@ -245,7 +251,10 @@ def template_of(template: str | None, stores: Mapping[str, TokenStore]) -> str |
 
 
 def patterns_of(source: Source, base: Path, stores: Mapping[str, TokenStore]) -> list[str]:
-    """Return the glob patterns of a source, or of the files that its token store was made from."""
+    """Return the glob patterns of a source's files.
+
+    For a source in a token store, these are the patterns of the files that the store was made from.
+    """
     if source.name in stores:
         patterns: list[str] = planned_in(stores[source.name], source.name)["patterns"]
         return patterns
@@ -253,14 +262,15 @@ def patterns_of(source: Source, base: Path, stores: Mapping[str, TokenStore]) ->
 
 
 def planned_in(store: TokenStore, name: str) -> Mapping[str, Any]:
-    """Return the entry of a source in a store's plan."""
+    """Return the entry of source `name` in the plan of a token store."""
     return next(one for one in store.plan.stored["sources"] if one["name"] == name)
 
 
 def files_in(store: TokenStore, name: str, index: int) -> Files:
-    """Return the files of a source in a store, as the store's plan lists them.
+    """Return the files that a token store was made from, for its source `name`.
 
-    `index` is the source's number in the recipe.
+    Their root is "store:" and the store's location, because the documents are read from the store.
+    `index` is the index of the source in the recipe.
     """
     found = next(one for one in store.plan.sources if one.name == name)
     files, source = found.files, found.source

@@ -74,7 +74,7 @@ def read_shard(
 def text_reader(
     plan: Plan, decoders: Decoders | None = None, clock: Clock | None = None
 ) -> TextReader:
-    """Return a reader for the documents of a plan."""
+    """Return a `TextReader` with the settings of a plan."""
     return TextReader(
         plan.recipe.documents,
         plan.vocabulary,
@@ -87,12 +87,12 @@ def text_reader(
 
 
 def documents_builder(plan: Plan) -> DocumentsBuilder:
-    """Return an empty collector for the documents of a plan."""
+    """Return an empty `DocumentsBuilder`, which collects the documents that a build reads."""
     return DocumentsBuilder(plan.recipe, plan.sources, plan.token_dtype, plan.marks)
 
 
 def slices_of(plan: Plan, shard: int) -> Iterator[tuple[PlannedSource, Slice]]:
-    """Yield each work range of a shard with its source, in order."""
+    """Yield (source, work range) for each work range that a shard reads, in order."""
     seen = plan.seen or [None] * len(plan.sources)
     for source, own in zip(plan.sources, seen, strict=True):
         for part in unchanged_slices(source, shard, plan.shards, own):
@@ -131,7 +131,7 @@ def unchanged_slices(
 
 
 def _most_bytes(plan: Plan) -> int:
-    """Return the text bytes above which a shard is refused."""
+    """Return the maximum bytes of text that a shard may read before it is refused."""
     return max(LEAST_BOUND, BEYOND_PLAN * int(plan.stored["shard_text_bytes"]))
 
 
@@ -172,7 +172,8 @@ def make_shard(
         decoders: Decoders of earlier shards. Reusing them only saves time.
         progress: As in `read_documents`.
         clock: Receives the seconds of the stages read, tokenize, cut, pack, render and ledger.
-        epoch: The epoch of the random numbers, as in resampling. Epoch 0 is stored.
+        epoch: The epoch whose random numbers are used. Shards store epoch 0. Resampling uses later
+            epochs.
     """
     recipe, clock = plan.recipe, clock or Clock()
     documents = read_shard(plan, shard, decoders, progress, clock)
@@ -202,7 +203,10 @@ def make_shard(
 
 
 def _note_left_out(plan: Plan, documents: Documents, segments: Segments, lost: LeftOut) -> None:
-    """Add the left-out tokens to the counts by reason, and reject documents without a segment."""
+    """Count the tokens that `cut` left out, by reason, and reject documents without a segment.
+
+    The counts are added to `documents.dropped_tokens`, and the rejects to `documents.rejected`.
+    """
     sources = [source.name for source in plan.sources]
     left_out = {
         UNTRAINED_SEGMENT: lost.untrained,
@@ -226,13 +230,16 @@ def _note_left_out(plan: Plan, documents: Documents, segments: Segments, lost: L
 
 
 def _drop(documents: Documents, source: str, reason: str, tokens: int) -> None:
-    """Add dropped tokens to the counts of a source."""
+    """Add dropped tokens to the count of a source and a reason."""
     dropped = documents.dropped_tokens[source]
     dropped[reason] = dropped.get(reason, 0) + tokens
 
 
 def _why_left_out(plan: Plan, lost: LeftOut, d: int, tokens: int) -> tuple[str, str]:
-    """Return the reason and the detail for document number `d`, which has no segment."""
+    """Return why document number `d` has no segment: a reject's reason and detail.
+
+    `tokens` is the length of the document.
+    """
     long = plan.recipe.documents.long
     if lost.elsewhere[d]:
         return OTHER_LENGTH, f"{tokens} tokens"
