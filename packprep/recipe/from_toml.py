@@ -33,7 +33,11 @@ from packprep.recipe.schema import (
 
 
 def unknown(what: str, name: str, known: Sequence[str]) -> str:
-    """Return a message part for an unknown name, with the nearest known name."""
+    """Return the start of a message: "unknown key 'sed'; did you mean 'seed'?".
+
+    Without a similar name in `known`, the message lists all known names. `what` is the kind of
+    name, such as "key".
+    """
     near = difflib.get_close_matches(name, known, 1, 0.5)
     return f"unknown {what} {name!r}" + (
         f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
@@ -41,7 +45,7 @@ def unknown(what: str, name: str, known: Sequence[str]) -> str:
 
 
 def misplaced(name: str) -> str:
-    """Return a message part for a key under the wrong header, with the correct header.
+    """Return a part of a message that says under which header the key `name` belongs.
 
     Return "" if no key has this name.
     """
@@ -76,9 +80,9 @@ def read_value(key: Key, value: Any, where: str) -> Any:
 
 
 def _meant(key: Key, value: Any) -> str:
-    """Return a hint for a message about a value that is almost valid; otherwise "".
+    """Return a hint about the value that was probably meant, or "" without a similar valid value.
 
-    Examples are 512.0, "512", "False" and "bestfit".
+    Examples are 512 for 512.0 or "512", false for "False", and best_fit for "bestfit".
     """
     written = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
     if isinstance(value, str | float) and len(written) < 100:
@@ -205,10 +209,10 @@ _TWO_BRACKETS = "write a list of tables with two brackets, [[tasks]] or [[source
 
 
 def _check_named(table: Mapping[str, Any], where: str, i: int) -> None:
-    """Check that a [[tasks]] table has a preset or an objective.
+    """Check that entry number `i` of `[[tasks]]` has a preset or an objective.
 
     Raises:
-        RecipeError: If it has neither.
+        RecipeError: If the entry has neither.
     """
     if "objective" in table:
         return
@@ -408,10 +412,10 @@ def check_together(recipe: Recipe) -> None:
 
 
 def _check_each_turn(recipe: Recipe) -> None:
-    """Check the keys that do not work with documents of several texts.
+    """Check the keys that do not work with trained_turns = "each".
 
     Raises:
-        RecipeError: If such a key is set.
+        RecipeError: If a key is set that does not work with it.
     """
     if recipe.documents.prepend_bos:
         raise RecipeError(
@@ -435,10 +439,11 @@ def _check_each_turn(recipe: Recipe) -> None:
 
 
 def _check_sides(recipe: Recipe) -> None:
-    """Check the keys for rows with an encoder and a decoder sequence.
+    """Check the keys that rows with an encoder and a decoder sequence restrict.
 
     Raises:
-        RecipeError: If only one of the two lengths is set, or another key does not fit them.
+        RecipeError: If only one of encoder_length and decoder_length is set, or if another key does
+            not allow such rows.
     """
     packing = recipe.packing
     for name, other in (("encoder_length", "decoder_length"), ("decoder_length", "encoder_length")):
@@ -480,7 +485,10 @@ def _check_sides(recipe: Recipe) -> None:
 
 
 def tasks_named(name: str, names: Sequence[str]) -> list[int]:
-    """Return the indices of the tasks that NAME selects: tasks with name NAME or NAME-…."""
+    """Return the indices of the tasks whose name is `name` or starts with `name` and "-".
+
+    `names` are the names of all tasks.
+    """
     return [i for i, task in enumerate(names) if task == name or task.startswith(name + "-")]
 
 
@@ -488,8 +496,8 @@ def normalised(recipe: Recipe) -> dict[str, Any]:
     """Return the recipe in the form that a dataset stores.
 
     Presets are expanded, and values have their final types. Defaults are filled in, except for keys
-    that were added later. Paths and the engine are left out. The tokenizer and the chat template
-    keep only the last component of their paths.
+    that were added later. The paths of sources, the folder of the recipe and the engine are left
+    out. For the tokenizer and the chat template, only the last component of the path is kept.
     """
     table = asdict(recipe)
     for name in ("base", "engine"):
@@ -718,7 +726,10 @@ def load_recipe(path: Path) -> dict[str, Any]:
 
 
 def _line_in_question(path: Path, message: str) -> str:
-    """Return a message part with the line that tomllib names, and a hint about the likely error."""
+    """Return a part of a message: the line that tomllib's `message` names, and a hint to fix it.
+
+    Return "" if tomllib names no line.
+    """
     match = re.search(r"at line (\d+)", message)
     if not match:
         return ""
@@ -826,10 +837,10 @@ def normalised_toml(table: Mapping[str, Any], paths: Mapping[str, Sequence[str]]
 
 
 def split_assignment(assignment: str) -> tuple[str, str]:
-    """Return the key and the value of a `--set` as text.
+    """Split the text of a `--set KEY=VALUE` into the key and the value, both as text.
 
     Raises:
-        RecipeError: If it is not KEY=VALUE.
+        RecipeError: If the text is not KEY=VALUE.
     """
     path, equals, text = assignment.partition("=")
     if not equals or not path.strip():
@@ -843,8 +854,8 @@ def split_assignment(assignment: str) -> tuple[str, str]:
 def set_value(table: dict[str, Any], assignment: str) -> KeyPath:
     """Apply one `--set a.b=c` to a recipe's table, and return the path of the key that was set.
 
-    The value is parsed as TOML. If that fails, it is a text. A list entry is selected by its index
-    or its name.
+    The value is parsed as TOML. If that fails, the value is a text. In the key, an entry of a list
+    is named by its index or its name: sources.0.repeat or sources.wiki.repeat.
 
     Raises:
         RecipeError: If the assignment is malformed or its key cannot be set.

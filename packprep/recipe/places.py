@@ -13,7 +13,10 @@ MAX_LINES = 500
 
 
 def key_of(where: str) -> KeyPath:
-    """Return the path of a key from its form in messages, such as tasks[0].weight."""
+    """Return the path of a key from its form in messages.
+
+    For example, "tasks[0].weight" gives ("tasks", 0, "weight").
+    """
     parts = re.findall(r'"[^"]*"|[^.\[\]"]+', where)
     return tuple(int(part) if part.isdigit() else part.strip('"') for part in parts)
 
@@ -21,8 +24,8 @@ def key_of(where: str) -> KeyPath:
 def line_of(text: str, key: KeyPath) -> int | None:
     """Return the line number of a key in a TOML text, starting at 1.
 
-    If the key has no line, return the line of its table's header. Return None if the header is
-    missing too, or if a value has more than MAX_LINES lines.
+    If the text does not set the key, return the line of the header of the key's table. Return None
+    if the header is missing too, or follows a value of more than MAX_LINES lines.
     """
     key = _by_number(tomllib.loads(text), key)
     best, deepest = None, 0
@@ -33,7 +36,10 @@ def line_of(text: str, key: KeyPath) -> int | None:
 
 
 def _by_number(table: Any, key: KeyPath) -> KeyPath:
-    """Return the path of a key with a task's name replaced by its index."""
+    """Return a key with the name of a task replaced by the task's index in `[[tasks]]`.
+
+    For example, ("tasks", "fim", "weight") becomes ("tasks", 0, "weight").
+    """
     if (
         len(key) < 2
         or key[0] != "tasks"
@@ -55,7 +61,8 @@ def _by_number(table: Any, key: KeyPath) -> KeyPath:
 def _statements(text: str) -> Iterator[tuple[int, KeyPath]]:
     """Yield the first line number and the key of each header and each assignment.
 
-    A statement is the shortest sequence of lines that is valid TOML.
+    A header or an assignment can have several lines. It ends with the first line that makes it
+    valid TOML.
     """
     counts: dict[KeyPath, int] = {}
     header: KeyPath = ()

@@ -218,9 +218,14 @@ Sentinels = Annotated[
 
 
 def _read_media(value: Mapping[str, Any]) -> dict[str, tuple[str | int, ...]]:
-    """Return, for each kind of media, its start, position and end token, sorted by kind.
+    """Return {kind of media: (start token, position token, end token)}, sorted by kind.
 
-    The start or end token is "" if the kind has none. The order of the kinds defines their numbers.
+    The start token and the end token are "" if the kind has none. The order of the kinds defines
+    their numbers.
+
+    Raises:
+        ValueError: If a kind is named "text", or if its position token is "" or equal to its start
+            or end token.
     """
     made = {
         kind: ("", own, "") if isinstance(own, str | int) else own
@@ -247,8 +252,8 @@ def _key(meaning: str, kind: str | None = None, *, later: bool = False, **limits
     Args:
         meaning: The meaning of the key.
         kind: The accepted values in words, if the type and the limits do not describe them.
-        later: Whether the key was added after datasets had been written without it. Such a key is
-            stored only if it differs from its default.
+        later: True for a key that was added after datasets had been written without it. Such a key
+            is stored only if its value differs from the default.
         limits: Limits, as in `msgspec.Meta`.
     """
     return Meta(description=meaning, title=kind, extra={"later": later}, **limits)
@@ -443,12 +448,12 @@ class DocumentKeys:
 
     @property
     def eos_after_document(self) -> bool:
-        """Whether eos follows the last token of a document."""
+        """Return whether eos follows the last token of a document."""
         return self.append_eos is not False
 
     @property
     def eos_after_segment(self) -> bool:
-        """Whether eos follows every segment of a document, not only its last."""
+        """Return whether eos follows every segment of a document, not only its last segment."""
         return self.append_eos == "segment"
 
 
@@ -491,7 +496,7 @@ class Packing:
 
     @property
     def sides(self) -> tuple[int, int] | None:
-        """The encoder and decoder lengths, or None for rows with a single sequence."""
+        """Return (encoder_length, decoder_length), or None if rows have a single sequence."""
         return (self.encoder_length, self.decoder_length) if self.encoder_length else None
 
 
@@ -541,8 +546,8 @@ class Specials:
 class TaskEntry:
     """A task of `[[tasks]]`, with presets expanded.
 
-    `parameters` are the objective's own keys. Once the objective is known, `later` has the defaults
-    of the parameters that were added later.
+    `parameters` has the keys of this entry that belong to the objective. `later` has the defaults
+    of the parameters that were added later. It is filled when the objective is looked up.
     """
 
     name: Annotated[Name, _key("default: the objective's name")] = ""
@@ -635,14 +640,14 @@ class Recipe:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The row lengths of all datasets that the recipe defines, ascending."""
+        """Return the row lengths of all datasets that the recipe defines, ascending."""
         return self.seq_lengths or (self.seq_length,)
 
     def by_length(self) -> tuple["Recipe", ...]:
-        """Return the recipe of each dataset to build.
+        """Return one recipe per dataset to build, each with its own seq_length.
 
-        With a seq_length, this is only the recipe itself. Otherwise seq_length is 0, and there is a
-        recipe for each entry of seq_lengths.
+        A recipe with a seq_length gives only itself. Otherwise each entry of seq_lengths gives a
+        copy with this entry as seq_length.
         """
         return (
             (self,) if self.seq_length else tuple(replace(self, seq_length=n) for n in self.lengths)
@@ -650,7 +655,7 @@ class Recipe:
 
     @property
     def min_tail(self) -> int:
-        """The minimum number of content tokens of a segment that is not a whole document."""
+        """Return the minimum number of content tokens of a segment that is not a whole document."""
         return max(3, self.documents.min_tokens)
 
 
@@ -675,7 +680,7 @@ class Key:
         default: The default, or `...` if the recipe must set the key.
         given: The type of the recipe's value.
         read: Converts the recipe's value to the stored value. None stores it unchanged.
-        later: Whether the key was added after datasets had been written.
+        later: True for a key that was added after datasets had been written without it.
     """
 
     kind: str
