@@ -12,9 +12,9 @@ _LOW, _32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 @kernel(inline=True)
 def philox(key, c0, c1, c2, c3):
-    """Return `randomness.philox` of one block.
+    """Return the four words of a block, as `randomness.philox` computes them for arrays.
 
-    All arguments are uint64. The four results are uint64 below 2³².
+    All arguments are uint64 scalars. The words are uint64 below 2³².
     """
     k0, k1 = key & _LOW, key >> _32
     for _ in range(10):
@@ -26,7 +26,7 @@ def philox(key, c0, c1, c2, c3):
 
 @kernel(inline=True)
 def word(key, purpose, index, epoch, attempt):
-    """Return `randomness.words` of one index, uint64 below 2³²."""
+    """Return one word, uint64 below 2³², as `randomness.words` computes it for one index."""
     i = np.uint64(index)
     w0, w1, w2, w3 = philox(
         key, i >> np.uint64(2), np.uint64(attempt), np.uint64(purpose), np.uint64(epoch)
@@ -43,14 +43,17 @@ def word(key, purpose, index, epoch, attempt):
 
 @kernel(inline=True)
 def bits64(key, purpose, index, epoch):
-    """Return `randomness.bits64` of one block."""
+    """Return one uint64, as `randomness.bits64` computes it for one index."""
     w0, w1, _, _ = philox(key, np.uint64(index), np.uint64(0), np.uint64(purpose), np.uint64(epoch))
     return w0 | (w1 << _32)
 
 
 @kernel(inline=True)
 def below(first_word, key, purpose, index, bound, epoch):
-    """Return `randomness.integers` of one index, int64 in 0 … bound − 1, from its first word."""
+    """Return one int64 in 0 … bound − 1, as `randomness.integers` computes it for one index.
+
+    `first_word` is the result of `word` with attempt 0.
+    """
     b = np.uint64(bound)
     product = first_word * b
     # The low half can only be below 2³² mod bound if it is below bound. This saves a division.
@@ -65,13 +68,13 @@ def below(first_word, key, purpose, index, bound, epoch):
 
 @kernel(inline=True)
 def integer(key, purpose, index, bound, epoch):
-    """Return `randomness.integers` of one index, int64 in 0 … bound − 1."""
+    """Return one int64 in 0 … bound − 1, as `randomness.integers` computes it for one index."""
     return below(word(key, purpose, index, epoch, 0), key, purpose, index, bound, epoch)
 
 
 @kernel(inline=True)
 def segment_key(file_key, document, repeat, start):
-    """Return `randomness.segment_key` of one segment."""
+    """Return the key of one segment, as `randomness.segment_key` computes it."""
     d = np.uint64(document)
     w0, w1, _, _ = philox(
         file_key,
@@ -85,9 +88,10 @@ def segment_key(file_key, document, repeat, start):
 
 @kernel(inline=True)
 def draw_task(key, thresholds):
-    """Return the first task with a threshold above the key's draw, otherwise the last task.
+    """Return the index of the task of a segment, drawn by the segment's key.
 
-    The thresholds are int64[tasks], the cumulative shares times 2⁵³.
+    `thresholds`, int64[tasks], has the cumulative shares of the tasks times 2⁵³. The result is the
+    first task whose threshold is above the drawn number. If there is none, it is the last task.
     """
     u = np.int64(bits64(key, TASK, 0, 0) >> np.uint64(11))
     for task in range(thresholds.shape[0]):
@@ -98,10 +102,11 @@ def draw_task(key, thresholds):
 
 @kernel
 def philox_blocks(key, purpose, epoch, blocks, out):
-    """Write `randomness.words` of indices 0 … 4 · blocks − 1 to out, uint32[≥ 4 · blocks + 28].
+    """Write `randomness.words` of the indices 0 … 4 · blocks − 1 to `out`, uint32.
 
-    The number of written blocks is rounded up to a multiple of 8. The compiler computes 8 blocks
-    side by side, which costs a fraction of 8 single blocks.
+    The number of written blocks is rounded up to a multiple of 8, so `out` needs up to 4 · blocks +
+    28 items. The compiler computes 8 blocks side by side, which costs a fraction of 8 single
+    blocks.
     """
     key_0, key_1 = key & _LOW, key >> _32
     p, e = np.uint64(purpose), np.uint64(epoch)
@@ -117,7 +122,10 @@ def philox_blocks(key, purpose, epoch, blocks, out):
 
 @kernel
 def bits64_of_keys(key, purpose, out):
-    """Write `randomness.bits64(key, purpose)` of each key (uint64[m]) to out (uint64[≥ m])."""
+    """Write `randomness.bits64` of each key to `out`.
+
+    `key` is uint64[m], and `out` is uint64 with at least m items.
+    """
     p, zero = np.uint64(purpose), np.uint64(0)
     for i in range(key.shape[0]):
         w0, w1, _, _ = philox(key[i], zero, zero, p, zero)

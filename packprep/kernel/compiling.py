@@ -30,9 +30,9 @@ COUNTS: Counter[str] = Counter()
 
 
 class Kernel:
-    """A function that is compiled at its first call, by Python or by another kernel.
+    """A function that is compiled when Python or another kernel first calls it.
 
-    Numba is imported at the first call. `function` is the uncompiled function, which gives the same
+    The first call also imports numba. `function` is the uncompiled function, which gives the same
     results more slowly. If `inline` is true, LLVM merges the kernel into its callers.
     """
 
@@ -78,7 +78,10 @@ class Kernel:
 
     @property
     def _numba_type_(self) -> Any:
-        """Return the type that numba requests when a compiled function names this object."""
+        """Return this kernel's numba type.
+
+        Numba reads this attribute to compile a kernel that calls this kernel.
+        """
         return self.compiled._numba_type_
 
     # The following methods are the interface that numba expects from a cache.
@@ -89,7 +92,7 @@ class Kernel:
         return cache_folders().own
 
     def load_overload(self, signature: Any, target: Any) -> Any:
-        """Return the cached kernel for a signature, or None to make numba compile the kernel.
+        """Return the cached compiled kernel for a signature, or None to make numba compile it.
 
         A cached kernel skips numba's preparations for compiling, which take 0.08 s per process.
         """
@@ -117,7 +120,7 @@ class Kernel:
         )
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
-        """Write a compiled kernel to the cache, unless it has addresses of this process."""
+        """Write a compiled kernel to the cache, unless it has memory addresses of this process."""
         from numba.core.serialize import dumps
 
         if not compiled.library.has_dynamic_globals and all(
@@ -127,7 +130,10 @@ class Kernel:
             COUNTS["kept"] += keep(self._what, depends_on, self._code, dumps(compiled._reduce()))
 
     def _depends_on(self, signature: Any, codegen: Any) -> bytes:
-        """Return everything that a compiled kernel depends on: types, processor and versions."""
+        """Return the signature, the processor, and the versions of Python and numba, as bytes.
+
+        A cached kernel is used only if these are the same as when it was compiled.
+        """
         import numba
 
         tags = sys.implementation.cache_tag, numba.__version__
@@ -135,7 +141,10 @@ class Kernel:
 
 
 def _subject(signature: Any) -> str:
-    """Return a word for the first argument of a kernel: its dtype, or the name of its record."""
+    """Return a word for a message that names the first argument of a kernel.
+
+    It is the dtype of an array, the name of a NamedTuple, or "nothing" without arguments.
+    """
     if not signature:
         return "nothing"
     record = getattr(signature[0], "instance_class", None)
@@ -154,9 +163,10 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 
 def kernel(function: Any = None, *, inline: bool = False) -> Any:
-    """Compile `function` at its first call, and cache the result on disk for other processes.
+    """Decorate `function` as a `Kernel`, which is compiled at its first call.
 
-    inline=True is for small functions that kernels call. LLVM merges them into their callers.
+    The compiled kernel is cached on disk for other processes. Use inline=True for small functions
+    that kernels call. LLVM merges these functions into their callers.
     """
     return (
         functools.partial(Kernel, inline=inline) if function is None else Kernel(function, inline)
