@@ -25,10 +25,14 @@ _KINDS = {
 
 
 def _refuse_irregular(path: str | os.PathLike, opened: int | None = None) -> None:
-    """Check that a path, or the file descriptor that was opened for it, is a regular file.
+    """Check that a file is a regular file.
+
+    Args:
+        path: The path of the file.
+        opened: The file descriptor to check instead of the path, if the file is already open.
 
     Raises:
-        OSError: If it is not.
+        OSError: If the file is not a regular file.
     """
     try:
         mode = os.stat(path if opened is None else opened).st_mode
@@ -65,7 +69,7 @@ def read_file(path: str | os.PathLike) -> bytes:
     """Read all bytes of a regular file.
 
     Raises:
-        OSError: If it cannot be read or is not a regular file.
+        OSError: If the file cannot be read or is not a regular file.
     """
     with open_file(path) as file:
         return file.readall()

@@ -42,7 +42,7 @@ def digest_of_file(path: Path) -> str:
     """Return the digest of a regular file, which is read in blocks of 4 MiB.
 
     Raises:
-        OSError: If it cannot be read or is not a regular file.
+        OSError: If the file cannot be read or is not a regular file.
     """
     state = xxhash.xxh3_128()
     with open_file(path) as file:

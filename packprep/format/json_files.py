@@ -30,17 +30,20 @@ FIRST_SEEN_NAME = "first-seen.json"
 
 
 def shard_name(shard: int) -> str:
-    """Return the name shards/NNN/NNNNNN.safetensors of a shard, with NNN = shard div 1000."""
+    """Return the relative path of a shard, such as shards/000/000012.safetensors for shard 12.
+
+    The folder is the shard number div 1000.
+    """
     return f"shards/{shard // 1000:03d}/{shard:06d}.safetensors"
 
 
 def receipt_name(shard: int) -> str:
-    """Return the name receipts/NNN/NNNNNN.json of a shard's receipt."""
+    """Return the relative path of a shard's receipt, such as receipts/000/000012.json."""
     return f"receipts/{shard // 1000:03d}/{shard:06d}.json"
 
 
 def rejects_name(shard: int) -> str:
-    """Return the name rejects/NNN/NNNNNN.jsonl of a shard's rejected documents."""
+    """Return the relative path of a shard's rejects, such as rejects/000/000012.jsonl."""
     return f"rejects/{shard // 1000:03d}/{shard:06d}.jsonl"
 
 
@@ -86,7 +89,7 @@ def _each(
 
 
 def unknown_key(key: str, made_with: Any) -> str:
-    """Return a part of a message about a key that this version does not know.
+    """Return a message that this version does not know a key of a file, without the file's name.
 
     `made_with` has the versions of the packages that wrote the file.
     """
@@ -102,7 +105,10 @@ def unknown_key(key: str, made_with: Any) -> str:
 
 
 def other_law(law: int, made_with: Any) -> str:
-    """Return the end of a message about a file with another law_version."""
+    """Return a message that a file has another law_version, to be put after the file's name.
+
+    `made_with` has the versions of the packages that wrote the file.
+    """
     if law < LAW_VERSION:
         return f"was built by a pre-release version of packprep (law_version {law}): build it again"
     there = _maker(made_with)
@@ -113,7 +119,10 @@ def other_law(law: int, made_with: Any) -> str:
 
 
 def newer_version(key: str) -> str:
-    """Return a part of a message about an unknown key, for a file that does not name its writer."""
+    """Return a message that a newer version wrote an unknown key, without the file's name.
+
+    It is for files that do not say which version wrote them.
+    """
     return (
         f"key {key!r} is unknown to packprep {_version()}, because a newer version wrote it\n"
         "hint: use the newer version"
@@ -153,7 +162,7 @@ def encode(value: Any) -> bytes:
 
 
 def json_value(value: Any) -> Any:
-    """Return a value as it would be read back from JSON: tuples become lists.
+    """Return a value as it is after it was written as JSON and read again: tuples become lists.
 
     Raises:
         DatasetError: If `encode` cannot write the value.
@@ -167,7 +176,7 @@ def decode(data: bytes, name: str, canonical: bool = True) -> Any:
     Args:
         data: The bytes of the file.
         name: The file that messages name.
-        canonical: Whether to refuse any bytes that `encode` would not write.
+        canonical: True to refuse bytes that differ from what `encode` writes for the value.
 
     Returns:
         The value.
@@ -200,7 +209,7 @@ def decode(data: bytes, name: str, canonical: bool = True) -> Any:
 
 
 def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a dict of the pairs; an object_pairs_hook of json that refuses duplicate keys.
+    """Return a dict of (key, value) pairs. As object_pairs_hook of json, it refuses duplicate keys.
 
     Raises:
         ValueError: If a key occurs twice.

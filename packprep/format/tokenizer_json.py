@@ -54,7 +54,10 @@ def continuing(parsed: Mapping[str, Any], vocab_size: int) -> np.ndarray:
 
 
 def text_of(flags: np.ndarray) -> str:
-    """Return flags as a manifest stores them: one bit each, least significant first, in base64."""
+    """Return flags as a manifest stores them: one bit per flag, in base64.
+
+    The first flag is the least significant bit of the first byte.
+    """
     return base64.b64encode(np.packbits(flags, bitorder="little").tobytes()).decode()
 
 
