@@ -336,7 +336,7 @@ def publish(out: Folder, plan: Plan) -> dict[str, Any] | None:
 
 
 def _limit_of_published(out: Folder, plan: Plan) -> float:
-    """Return the max_bad_fraction with which the published dataset in `out` was built.
+    """Return the max_bad_fraction of the published dataset in `out`.
 
     If nothing is published yet, return the plan's max_bad_fraction.
     """

@@ -181,7 +181,7 @@ def _figures_of_task(recipe: Recipe, task: Task, all_weights: float) -> dict[str
 
 
 def _warnings_of_task(recipe: Recipe, task: Task, figures: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a warning for each way in which a task will differ from its settings in the recipe.
+    """Yield warnings if a task will differ from its settings in the recipe.
 
     Its noise may differ from the configured noise. Its segments may be limited to much less than a
     row, because the vocabulary has too few sentinels.
@@ -540,7 +540,7 @@ def _segments_of_shards(
 def _file_bytes(
     plan: Mapping[str, Any], inputs: Inputs, segments: Segments, rows: int, is_supervised: bool
 ) -> int:
-    """Return the size of the file of a shard with these segments in `rows` rows."""
+    """Return the bytes of a shard's file if the shard has these segments in `rows` rows."""
     output, pad_seq_to_mult = inputs.recipe.output, inputs.recipe.packing.pad_seq_to_mult
     # Only tasks of block diffusion, which have two copies of each body, store noise per block.
     blocks = None

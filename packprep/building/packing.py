@@ -153,7 +153,7 @@ def _with_row(array, row):
 def _fill_rows(placements, counts, lengths, places, row, offset):
     """Write the row and the offset, which is the first slot, of every segment.
 
-    Each placement of `assign` stands for many places, each with a row and an offset. The first
+    A placement of `assign` consists of many places, each with a row and an offset. The first
     segment of a length takes the first place for this length, and so on. All places are first
     written to `places` in the order of placements, then read from there for each segment. This
     avoids scattered writes to `row` and `offset`.
@@ -251,11 +251,11 @@ class _Remaining(NamedTuple):
 
 @kernel(inline=True)
 def _smallest_other_parts(remaining, room):
-    """Return a tournament tree for each sequence, int64[2, 2 · leaves]. Parents have the minimum.
+    """Return a tournament tree for each sequence, int64[2, 2 · leaves].
 
-    Leaf v stands for the remaining segments with v slots in this sequence. Its value is the fewest
-    slots that any of them takes in the other sequence. Without such segments, its value is
-    `leaves`, which is more than the slots of a row.
+    Each parent has the minimum of its children. Leaf v is for the remaining segments with v slots
+    in this sequence. Its value is the fewest slots that any of them takes in the other sequence.
+    Without such segments, its value is `leaves`, which is more than the slots of a row.
     """
     leaves = np.int64(1)
     while leaves <= max(room[0], room[1]):

@@ -54,8 +54,8 @@ class TokenizerForm(_Part):
 class BesideForm(_Part):
     """A file next to the tokenizer, such as tokenizer_config.json.
 
-    `roles` maps each special token that the file declares to its text: {"eos": "</s>"}. The text is
-    None if the file declares null.
+    `roles` maps each special token that the file declares to its text: {"eos": "</s>"}. If the file
+    declares null for a token, its text is None.
     """
 
     file: RelativeName

@@ -248,8 +248,8 @@ def make_plan(
         inputs: The recipe and its inputs.
         say: Receives each message, for example that engine = "auto" skips a fast engine that gives
             other tokens than the reference.
-        samples: A list to which the estimates of each source are appended. The plan itself stores
-            only the estimates that building needs.
+        samples: Receives the estimates of each source. The plan itself stores only the estimates
+            that building needs.
 
     Raises:
         RecipeError: If the inputs, the engine or the number of shards cannot be used.
@@ -356,7 +356,7 @@ def _refuse_large_shards(plan: Mapping[str, Any]) -> None:
 
 
 def written_by_template(template: ChatTemplate, vocabulary: Vocabulary, role: str) -> str:
-    """Return the special token that a chat template writes by itself, as text; otherwise "".
+    """Return a special token's text if a chat template writes the token itself; otherwise "".
 
     `role` is "bos", for a token at the start of each rendered conversation, or "eos", for a token
     at its end.

@@ -343,7 +343,7 @@ class _Worker:
 
 @contextlib.contextmanager
 def _signals_noted() -> Iterator[list[int]]:
-    """Yield a list to which every signal of STOP_SIGNALS is added instead of being handled."""
+    """Add each signal of STOP_SIGNALS to the yielded list instead of handling it."""
     noted: list[int] = []
     try:
         before = {s: signal.signal(s, lambda number, _: noted.append(number)) for s in STOP_SIGNALS}
@@ -435,8 +435,9 @@ def _work(
 def _keep_memory() -> None:
     """Make malloc reuse the memory of one shard for the next shard.
 
-    To get new pages from the operating system takes longer than to write them. This setting of
-    glibc takes large blocks from the heap instead of new pages, and never trims the heap.
+    The operating system takes longer to provide new pages than the process takes to fill them. This
+    setting of glibc takes large blocks from the heap instead of new pages, and never trims the
+    heap.
     """
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,12 +1,12 @@
-"""Remove documents from a dataset or token store that is already built, and leave padding.
+"""Remove documents from a built dataset or token store, and put padding in their place.
 
     built     ‹NLG› t ‹0› ias ‹1› ‹0› hod ‹1› ericAl ‹eos›     loss 0 0 0 0 0 1 …     12 tokens
     removed   ‹pad› … of as many slots                         loss 0 …               0 tokens
 
-The header keeps the document, the task and the key of each segment. The noise, the media and a
-prefix that the task drew are removed. No slot of another segment moves, so rows, their order and
-all random numbers stay the same. A build that reads the text applies the removal to its rendered
-arrays; `packprep remove` applies it to the stored arrays. Both give the same bytes.
+The header keeps the document, the task and the key of each removed segment. It loses the noise, the
+media and a prefix length that the task drew at random. No slot of another segment moves, so rows,
+their order and all random numbers stay the same. A build that reads the text applies the removal to
+its rendered arrays; `packprep remove` applies it to the stored arrays. Both give the same bytes.
 """
 
 import copy
@@ -124,9 +124,9 @@ def blank(
 ) -> tuple[dict[str, np.ndarray], Segments]:
     """Return copies of a shard's slot arrays and segments, with the `removed` segments erased.
 
-    All slots of an erased segment become pad ids without loss. Its columns become those of a
-    segment without tokens, noise or media spans. If its prefix length was drawn at random, the
-    length becomes 0, unless the task keeps prefix lengths in every epoch (`keeps_prefix`).
+    All slots of an erased segment become pad ids without loss. The segment has no tokens, noise or
+    media spans. If its prefix length was drawn at random, the length becomes 0, unless the task
+    keeps prefix lengths in every epoch (`keeps_prefix`).
 
     Args:
         tasks: The plan's tasks.
@@ -166,7 +166,9 @@ def without(
     removed: np.ndarray,
     ledger: dict[str, Any],
 ) -> tuple[dict[str, np.ndarray], Segments, dict[str, Any], np.ndarray]:
-    """Erase the `removed` segments from a shard, and move their counts in its ledger to "removed".
+    """Return a shard without the tokens of the `removed` segments, and with its ledger changed.
+
+    Their documents and tokens move from "used" to "removed" in the ledger.
 
     Args:
         plan: A `building.plan.Plan`.
@@ -177,8 +179,8 @@ def without(
 
     Returns:
         Four values: the shard's arrays of slots, its segments, its ledger, and the removed
-        documents, int64[k, 4]. A row of the last array has the source, pass, file and position of
-        one pass over a document.
+        documents, int64[k, 4]. Each row of this array has the source, pass, file and position of a
+        document.
     """
     gone = segments.select(removed)
     passes = np.unique(np.stack((gone.source, gone.repeat, gone.file, gone.doc), axis=1), axis=0)
@@ -254,9 +256,9 @@ def _eos(plan: Any, segments: Segments, removed: np.ndarray) -> np.ndarray:
 def store_without(
     plan: Any, arrays: Arrays, before: Removed, ledger: dict[str, Any]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], np.ndarray]:
-    """Erase from a shard of a token store the documents that the store's plan lists as removed.
+    """Remove from a shard of a token store the documents that the store's plan lists as removed.
 
-    The tokens of an erased document become pad ids, and its media references become empty. Its
+    The tokens of a removed document become pad ids, and its media references become empty. Its
     length and the positions of its media stay the same. Datasets that are built from the store
     therefore cut, pack and draw tasks as before.
 
@@ -292,7 +294,7 @@ def store_without(
 
 
 def _without_refs(arrays: Arrays, which: np.ndarray) -> dict[str, np.ndarray]:
-    """Return a store shard's media references without those of the documents `which`, bool[D].
+    """Return a store shard's media references, without any for the documents `which`, bool[D].
 
     The result is {"place_ref_offsets": …, "place_refs": …}, or {} if the shard has no media.
     """

@@ -318,7 +318,7 @@ class Texts(NamedTuple):
 def render_rows(
     tasks: Sequence[Task], segments: Segments, texts: Texts, seq_length: int, epoch: int = 0
 ) -> tuple[dict[str, np.ndarray], Segments]:
-    """Return rows in which every segment is written to its slots.
+    """Return the rows with every segment written to its slots.
 
     Args:
         tasks: The plan's tasks.
@@ -694,8 +694,8 @@ def _media(
 def body_tokens(documents: Documents, segments: Segments) -> tuple[np.ndarray, np.ndarray]:
     """Return the index of each body's first token in flat token ids, int64[m], and the flat ids.
 
-    The flat ids are those of all documents. After them comes a copy of each body that repeats a
-    system message, because the message is not next to the body in the document.
+    The flat ids start with the tokens of all documents. A copy of each body that repeats a system
+    message follows, because the message is not next to the body in the document.
     """
     begin = documents.offsets[segments.document] + segments.start
     repeating = np.flatnonzero(segments.repeated)

@@ -34,15 +34,15 @@ def plan_digest_of(stored: Mapping[str, Any], digest: str, shard: int) -> str:
 def with_removed(
     stored: Mapping[str, Any], plan: Plan, removed: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return a copy of a stored plan in which the key "removed" is replaced.
+    """Return a copy of a stored plan with another value for the key "removed".
 
     The fingerprint and the digest of the copy are computed again.
 
     Args:
         stored: The plan as stored.
         plan: The plan loaded from `stored`.
-        removed: The new value of the key: a dict with the digest of removed.json and the replaced
-            datasets. None if no document is removed.
+        removed: The new value: a dict with the digest of removed.json and the replaced datasets.
+            None if no document is removed.
     """
     files = [[(file.name, file.size) for file in source.files] for source in plan.sources]
     kept = {key: value for key, value in stored.items() if key != "digest"}

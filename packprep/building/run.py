@@ -662,7 +662,7 @@ def done_shards_of(out: Folder, plan: Plan, changed: Sequence[np.ndarray]) -> li
 
 
 def differing(plan: Plan, item: DoneShard, decoders: Decoders) -> list[int]:
-    """Return the indices of the sources from which the shard `item` would now read another text.
+    """Return the indices of the sources whose text differs from the text that shard `item` read.
 
     The text of each source in `item.digests` is read again.
     """

@@ -85,10 +85,10 @@ def cut_limits(recipe: Recipe, tasks: Sequence[Task]) -> CutLimits:
 
 
 def uncut_tokens(recipe: Recipe, limits: CutLimits) -> int:
-    """Return the number of tokens up to which `cut` never cuts a supervised document.
+    """Return the length in tokens of the longest supervised document that `cut` never cuts.
 
-    It depends on the drawn task, so this is the minimum over all tasks. It is 0 if `cut` may cut
-    any document.
+    The limit depends on the drawn task. The result is the minimum over all tasks, or 0 if `cut` may
+    cut any document.
     """
     if recipe.packing.algorithm == "concat" or recipe.documents.long == "decompose":
         return 0
@@ -491,10 +491,10 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
     `LeftOut`.
 
     - A text that is too long for one segment is cut before the message that `_message_in_reach`
-      returns. If there is none, the text is cut inside a message.
+      returns. If it returns 0, the text is cut inside a message.
     - If a cut would divide a media span and no segment can hold the span, the document is rejected.
-    - Later chunks of a text repeat the system message if at least 2 · min_tail − 1 tokens, and as
-      many as the longest media span has, then remain.
+    - Later chunks of a text repeat the system message if enough tokens remain for the longest media
+      span, and at least 2 · min_tail − 1.
     - A segment is left out if no slot predicts a trained token or a trained eos.
     - If rows have an encoder and a decoder sequence, segments of the task `too_short` are left out,
       because that task would fill only one of the two.

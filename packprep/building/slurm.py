@@ -40,7 +40,7 @@ MAKE = ("build", "tokenize")
 
 @dataclass(frozen=True)
 class ArrayJob:
-    """An array job that shares the work of one command.
+    """A Slurm array job whose tasks share the work of one command.
 
     Attributes:
         command: `build`, `tokenize` or `verify`.
@@ -500,7 +500,7 @@ def _by_option(words: Sequence[str]) -> list[list[str]]:
 
 
 def _word(word: str) -> str:
-    """Return a word of an sbatch option as a line of a script must have it, in quotes if needed."""
+    """Return a word of an sbatch option, in quotes if an #SBATCH line of a script needs them."""
     if "\n" in word:
         raise RecipeError(f"{word!r}: an sbatch option in a script must be one line")
     if re.fullmatch(r"[\w@%+=:,./\[\]-]+", word, re.A):

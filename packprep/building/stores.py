@@ -1,4 +1,4 @@
-"""Resolve token stores in recipes: recipes that make a store, and sources that are read from one.
+"""Resolve token stores: make the recipe of a store, and find sources that are read from a store.
 
     recipe of a dataset ─ of_store ─► recipe of its store, with each document once
     source with format = "store" ─ in_stores ─► the source that the store was made from
@@ -62,7 +62,7 @@ def of_store(recipe: Recipe) -> Recipe:
 def in_stores(
     recipe: Recipe, moved: Mapping[str, str], is_store: bool
 ) -> tuple[Recipe, dict[str, TokenStore]]:
-    """Replace each source that is read from a token store by the source that made the store.
+    """Replace each source that is read from a token store by its source in the store's recipe.
 
     Args:
         recipe: The recipe.

@@ -89,9 +89,10 @@ def _each(
 
 
 def unknown_key(key: str, made_with: Any) -> str:
-    """Return a message that this version does not know a key of a file, without the file's name.
+    """Return a message about a key that this version does not know.
 
-    `made_with` has the versions of the packages that wrote the file.
+    The caller puts the name of the file before it. `made_with` has the versions of the packages
+    that wrote the file.
     """
     here, there = _version(), _maker(made_with)
     if there in (here, None):
@@ -105,9 +106,10 @@ def unknown_key(key: str, made_with: Any) -> str:
 
 
 def other_law(law: int, made_with: Any) -> str:
-    """Return a message that a file has another law_version, to be put after the file's name.
+    """Return a message about a file that has another law_version.
 
-    `made_with` has the versions of the packages that wrote the file.
+    The caller puts the name of the file before it. `made_with` has the versions of the packages
+    that wrote the file.
     """
     if law < LAW_VERSION:
         return f"was built by a pre-release version of packprep (law_version {law}): build it again"
@@ -119,9 +121,9 @@ def other_law(law: int, made_with: Any) -> str:
 
 
 def newer_version(key: str) -> str:
-    """Return a message that a newer version wrote an unknown key, without the file's name.
+    """Return a message that a key is unknown because a newer version wrote it.
 
-    It is for files that do not say which version wrote them.
+    The caller puts the name of the file before it. The file does not say which version wrote it.
     """
     return (
         f"key {key!r} is unknown to packprep {_version()}, because a newer version wrote it\n"
@@ -176,7 +178,7 @@ def decode(data: bytes, name: str, canonical: bool = True) -> Any:
     Args:
         data: The bytes of the file.
         name: The file that messages name.
-        canonical: True to refuse bytes that differ from what `encode` writes for the value.
+        canonical: True to refuse bytes that differ from the output of `encode` for the value.
 
     Returns:
         The value.

@@ -91,7 +91,7 @@ def draw_task(key, thresholds):
     """Return the index of the task of a segment, drawn by the segment's key.
 
     `thresholds`, int64[tasks], has the cumulative shares of the tasks times 2⁵³. The result is the
-    first task whose threshold is above the drawn number. If there is none, it is the last task.
+    first task whose threshold is above the drawn number. If no threshold is, it is the last task.
     """
     u = np.int64(bits64(key, TASK, 0, 0) >> np.uint64(11))
     for task in range(thresholds.shape[0]):

@@ -141,7 +141,7 @@ class Kernel:
 
 
 def _subject(signature: Any) -> str:
-    """Return a word for a message that names the first argument of a kernel.
+    """Return a word for messages that names the type of a kernel's first argument.
 
     It is the dtype of an array, the name of a NamedTuple, or "nothing" without arguments.
     """
@@ -163,7 +163,7 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 
 def kernel(function: Any = None, *, inline: bool = False) -> Any:
-    """Decorate `function` as a `Kernel`, which is compiled at its first call.
+    """Return `function` as a `Kernel`, which is compiled at its first call.
 
     The compiled kernel is cached on disk for other processes. Use inline=True for small functions
     that kernels call. LLVM merges these functions into their callers.

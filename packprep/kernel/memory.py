@@ -24,7 +24,7 @@ def copy_run(target, at, source, begin, n, end):
 
 
 def copy_ranges(source, source_begin, n, target, target_begin):
-    """For each i, copy n[i] items from source[source_begin[i]:] to target[target_begin[i]:]."""
+    """Copy n[i] items from source[source_begin[i]:] to target[target_begin[i]:], for each i."""
     for i in range(n.shape[0]):
         copy_items(target, target_begin[i], source, source_begin[i], n[i])
 

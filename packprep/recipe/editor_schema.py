@@ -18,8 +18,8 @@ def json_schema(
 
     Args:
         presets: The names of the presets.
-        objectives: Objective → parameter → its schema. Tasks with other objectives may have any
-            keys.
+        objectives: {objective: {parameter: schema of the parameter}}. Tasks with other objectives
+            may have any keys.
         formats: The names of the source formats.
     """
     shared: dict[str, Any] = {}

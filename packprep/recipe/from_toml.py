@@ -45,7 +45,7 @@ def unknown(what: str, name: str, known: Sequence[str]) -> str:
 
 
 def misplaced(name: str) -> str:
-    """Return a part of a message that says under which header the key `name` belongs.
+    """Return a part of a message that names the correct header for the key `name`.
 
     Return "" if no key has this name.
     """
@@ -151,7 +151,7 @@ def read_section(section: str, table: Any, where: str) -> dict[str, Any]:
 
 @cache
 def presets() -> dict[str, list[dict[str, Any]]]:
-    """Return the list of task tables of each preset, by name, from presets.toml."""
+    """Return {name of a preset: list of its task tables} from presets.toml."""
     return tomllib.loads((Path(__file__).with_name("presets.toml")).read_text("utf-8"))
 
 
@@ -415,7 +415,7 @@ def _check_each_turn(recipe: Recipe) -> None:
     """Check the keys that do not work with trained_turns = "each".
 
     Raises:
-        RecipeError: If a key is set that does not work with it.
+        RecipeError: If one of these keys is set.
     """
     if recipe.documents.prepend_bos:
         raise RecipeError(
