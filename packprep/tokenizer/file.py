@@ -412,7 +412,7 @@ def outline_of(data: bytes) -> Outline:
         return msgspec.json.decode(data, type=Outline)
     except ValueError:  # The message of `json` has the location.
         parsed = parse_tokenizer_json(data, "tokenizer.json")
-        return Outline(parsed["added_tokens"], parsed.get("decoder"), parsed.get("normalizer"))
+        return Outline(**{name: parsed.get(name) for name in Outline.__struct_fields__})
 
 
 class _Unusable(Exception):

@@ -5,7 +5,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from packprep.errors import VocabularyError
-from packprep.tokenizer.file import bytes_tokenizer_json, tokens_in_file
+from packprep.tokenizer.file import bytes_tokenizer_json, outline_of, tokens_in_file
 from packprep.tokenizer.texts import BYTES, SPECIAL, TEXT, ByteTable, TokenTexts
 from tests.tokenizer import tokenizers_made
 
@@ -116,6 +116,13 @@ def test_a_decoder_without_a_type_is_passed_over():
     )
     assert Tokenizer.from_str(data).get_vocab_size() == 320
     assert [piece.text for piece in TokenTexts(data.encode()).pieces([64, 65])] == ["a", "b"]
+
+
+def test_the_outline_of_a_file_with_nan_is_complete():
+    parts = {name: {"type": name} for name in ("decoder", "normalizer", "pre_tokenizer")}
+    file = {"added_tokens": [], **parts, "model": {"type": "BPE", "dropout": float("nan")}}
+    outline = outline_of(json.dumps(file).encode())
+    assert {name: getattr(outline, name) for name in parts} == parts
 
 
 def test_byte_fallback_tokens_are_joined():
