@@ -58,19 +58,21 @@ class Rule(NamedTuple):
 
             - "never": none. segment_prefix is 0.
             - "prefix": the slots of the prefix see each other. The prefix is bos, the mode token
-              and the leading slots that the objective defines. segment_prefix is their number.
-            - "segment": all later keys of the segment. segment_prefix is its number of slots.
+              and the leading slots that the objective defines. segment_prefix is the length of the
+              prefix.
+            - "segment": all later keys of the segment. segment_prefix is the length of the segment.
             - "blocks": the keys of block diffusion. segment_prefix is −1.
-            - "own": another set of keys, which a prefix cannot describe. Some earlier keys may be
-              missing, too. segment_prefix is −1.
+            - "own": any other set of keys, which may exclude earlier keys and include later keys.
+              segment_prefix is −1.
 
         columns: The columns of a batch that `keys` reads.
         keys: (query, begin, end, columns, where) → Keys, in slots of the row. `query` has the slots
             of queries. `begin` and `end` have the bounds of each query's segment, from
-            `boundaries.runs`. `where` is the function of numpy, torch or jax.numpy that fits the
-            arrays.
-        copies: How many times a segment contains bos, mode token, body and eos: 2 for [x_t ; x_0],
-            otherwise 1.
+            `boundaries.runs`. `where` is numpy.where, torch.where or jax.numpy.where, depending on
+            the arrays.
+        copies: How many copies of its tokens (bos, mode token, body and eos) a segment contains. It
+            is 2 in block diffusion, for the noised half x_t and the clean half x_0. Otherwise it is
+            1.
     """
 
     ahead: str
@@ -82,7 +84,8 @@ class Rule(NamedTuple):
     def in_blocks(self) -> bool:
         """Whether this is the pattern of block diffusion.
 
-        Slots of such segments have block_lengths above 0 and prefix_ends −1.
+        In a batch with both columns, the slots of block-diffusion segments have block_lengths above
+        0 and prefix_ends of −1.
         """
         return self.ahead == "blocks"
 
@@ -92,16 +95,21 @@ def _keys_so_far(query, begin, end, columns, where) -> Keys:
 
 
 def _keys_of_prefix(query, begin, end, columns, where) -> Keys:
-    """Return one range of keys: up to the query, or to the prefix's end if that is later."""
+    """Return one range of keys for each query.
+
+    The range starts at the segment's first slot. It ends with the query or with the prefix,
+    whichever ends later.
+    """
     ends = columns["prefix_ends"]
     return [(begin, where(ends > query, ends, query + 1))]
 
 
 def _keys_of_blocks(query, begin, end, columns, where) -> Keys:
-    """Return the keys of block diffusion.
+    """Return two ranges of keys for each query of block diffusion.
 
-    A query in x_t sees its own block of x_t, and all earlier blocks of x_0. A query in x_0 sees its
-    own block and all earlier blocks of x_0.
+    A block-diffusion segment consists of the noised half x_t and the clean half x_0. A query in x_t
+    sees its own block of x_t, and all earlier blocks of x_0. A query in x_0 sees its own block of
+    x_0, and all earlier blocks of x_0.
     """
     middle, length = (begin + end) // 2, columns["block_lengths"]
     length = where(length > 0, length, 1)
@@ -166,7 +174,10 @@ def _segment_of_slot(begin: np.ndarray, end: np.ndarray, length: int) -> np.ndar
 
 
 def _of_slots(per_segment: np.ndarray, segment: np.ndarray, padding) -> np.ndarray:
-    """Return for each slot the value of its segment, or `padding` where `segment` is −1."""
+    """Return `per_segment`[`segment`], with the value `padding` where `segment` is −1.
+
+    `segment` has the segment of each slot, as `_segment_of_slot` returns it.
+    """
     return np.append(per_segment, padding)[segment]
 
 
@@ -204,8 +215,8 @@ def next_token_labels(
         loss_mask: The loss mask, shaped as `tokens`.
         distance: Distance to the predicted token, at least 1. Heads that predict the k-th next
             token use k.
-        in_place: bool[T], the slots of segments that predict at the same position. They get
-            `ignore_index`.
+        in_place: bool[T], True at slots of segments whose tokens are predicted at the same
+            position. The labels of these slots are `ignore_index`.
         ignore_index: The label of slots that are not trained.
 
     Returns:
@@ -291,8 +302,9 @@ def _check_prefix(segment_prefix, begin, end) -> np.ndarray:
 def prefix_ends(cu_seqlens, segment_prefix, length, cu_seqlens_padded=None) -> np.ndarray:
     """Return for each slot the end of its segment's prefix, as a slot of the row.
 
-    Query q sees key k if both are in the same segment and k ≤ q or k < prefix_ends[q]. So causal
-    attention has prefix 0, and bidirectional attention has the segment's length as its prefix.
+    Query q sees key k if both are in the same segment, and k ≤ q or k < prefix_ends[q]. For causal
+    attention, the prefix has 0 slots. For bidirectional attention, the prefix has all slots of the
+    segment.
 
     Args:
         cu_seqlens: Boundaries of the segments, int[n + 1].
@@ -347,10 +359,11 @@ def dense_mask(segment_ids, prefix_ends=None, window=None) -> np.ndarray:
 
 
 def block_mask(segment_ids, position_ids, half, block_length) -> np.ndarray:
-    """Return the attention mask of block diffusion for segments [x_t ; x_0].
+    """Return the attention mask of block diffusion.
 
-    A query sees its own block in its own half, and all earlier blocks of x_0 (Arriola et al.,
-    "Block Diffusion", 2025). The mask takes O(T²) memory.
+    Each segment consists of the noised half x_t and then the clean half x_0. A query sees its own
+    block in its own half, and all earlier blocks of x_0 (Arriola et al., "Block Diffusion", 2025).
+    The mask takes O(T²) memory.
 
     Args:
         segment_ids: Segment ids, [T].
@@ -373,7 +386,7 @@ def block_mask(segment_ids, position_ids, half, block_length) -> np.ndarray:
 def block_varlen(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Split a batch into sequences for kernels that count blocks from the start of a sequence.
 
-    The flat slots are the rows of the batch, one after the other. Each half of a block-diffusion
+    Flat slots are slots of the batch's rows, joined to one long row. Each half of a block-diffusion
     segment, x_t or x_0, is one sequence. Each other segment and each run of padding is a sequence
     with block length 0. In sequence i, the flat slot s is in block (s − block_origins[i]) //
     block_lengths[i].
@@ -403,7 +416,10 @@ def block_varlen(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class MicroSequence(NamedTuple):
-    """The layout of a window of queries and of all keys that they see, see `micro_sequence`."""
+    """The layout of a window of queries and of the keys that these queries see.
+
+    `micro_sequence` returns it.
+    """
 
     cu_seqlens_q: np.ndarray  # int32: boundaries of the queries, from 0
     cu_seqlens_k: np.ndarray  # int32: boundaries of the keys, from 0
@@ -419,20 +435,23 @@ class MicroSequence(NamedTuple):
 def micro_sequence(
     cu_seqlens, begin, end, segment_prefix=None, cu_seqlens_padded=None
 ) -> MicroSequence:
-    """Return the layout of one window of queries and of the keys that they see.
+    """Return the layout of one window of a row: its queries, and the keys that they see.
 
-    A long row can be processed window by window.
+    A long row can be processed window by window. In this example, the second segment begins before
+    the window:
 
         segments 3 5 4, window [4, 8)  →  q 0 4   k 0 5   first 3   positions 1 2 3 4
 
-    The queries are the slots [begin, end), and the keys are [first_document_begin, end). The caller
-    slices the keys from first_document_begin on, so cu_seqlens_k starts at 0. With another start,
-    attention backends compute wrong gradients.
+    The queries are the slots [begin, end). The keys are the slots [first_document_begin, end),
+    where first_document_begin is the first slot of the segment that contains the first query. The
+    caller slices the keys from first_document_begin on, and cu_seqlens_k counts from there, so it
+    starts at 0. If it started above 0, attention backends would compute wrong gradients.
 
     The layout is right only for bottom-right causal alignment. A backend with top-left alignment
     must not use it if first_document_begin < begin. A window must not end inside a two-way prefix,
-    because its queries would need later keys; `cut_points` returns valid ends. Padding after a
-    segment counts as its last slots, and slots after the last segment count as one more segment.
+    because its queries would need keys after the window. `cut_points` returns valid ends. Padding
+    after a segment counts as part of the segment. Slots after the last segment count as one more
+    segment.
 
     Args:
         cu_seqlens: Boundaries of the segments, int[n + 1].
@@ -534,20 +553,22 @@ def context_parallel(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the slots and boundaries of one rank for load-balanced context parallelism.
 
+    This example shows the boundaries after padding, and the slots that rank 0 gets:
+
         lengths 3 2 4, cp_size 2    padded 0 4 8 12
         rank 0                      slots 0 3 4 7 8 11    cu_seqlens 0 1 2 4
 
-    Each segment is padded to a multiple of 2 · cp_size · tp_size and cut into 2 · cp_size equal
-    chunks. Rank r has the chunks r and 2 · cp_size − 1 − r. If cp_size is 1, segments are padded to
-    a multiple of tp_size and not cut.
+    Each segment is padded to a multiple of 2 · cp_size · tp_size slots. The padded segments form
+    the padded row. Each one is cut into 2 · cp_size equal chunks, and rank r has the chunks r and 2
+    · cp_size − 1 − r. If cp_size is 1, segments are padded to a multiple of tp_size and not cut.
 
     Args:
         cu_seqlens: Boundaries of the segments, int[n + 1].
         cp_size: Number of context-parallel ranks.
         rank: Index of the rank.
         tp_size: Number of tensor-parallel ranks.
-        cu_seqlens_padded: Boundaries of segments that are padded to such a multiple already,
-            int[n + 1]. No padding is then added. None pads the segments of cu_seqlens.
+        cu_seqlens_padded: Boundaries of segments that already have padding to this multiple,
+            int[n + 1]. No padding is then added. None adds padding to the segments of cu_seqlens.
 
     Returns:
         Three arrays:
@@ -558,8 +579,8 @@ def context_parallel(
           rank's part of each segment has 1 / cp_size of the segment's length.
 
     Raises:
-        ArgumentError: If the arguments are invalid, or a length in cu_seqlens_padded is not such a
-            multiple.
+        ArgumentError: If the arguments are invalid, or a segment's length in cu_seqlens_padded is
+            not a multiple of the required number.
     """
     if cp_size < 1 or tp_size < 1 or not 0 <= rank < cp_size:
         raise ArgumentError(
@@ -600,13 +621,14 @@ def flatten(batch, tail="segment") -> tuple[dict[str, np.ndarray], np.ndarray, i
     """Join a batch of B rows into one flat row, the THD layout.
 
     In the result, segment_ids count through all rows. They are int32, with 0 on padding. If the
-    batch has prefix_ends, they become slots of the flat row. If it has seq_idx, they become indices
-    of sequences in cu_seqlens. Columns with one number per row, [B], stay as they are.
+    batch has the column prefix_ends, its values become slots of the flat row. If the batch has the
+    column seq_idx, its values become indices of sequences in cu_seqlens. Columns with one number
+    per row, [B], are not changed.
 
     Args:
         batch: name → [B, T, …], with segment_ids.
-        tail: With "segment", each run of padding is a sequence in cu_seqlens, too, so that
-            cu_seqlens[-1] = B · T. With "drop", padding is left out of all columns.
+        tail: With "segment", cu_seqlens has each segment and each run of padding as a sequence, so
+            that cu_seqlens[-1] = B · T. With "drop", padding is left out of all columns.
 
     Returns:
         The flat columns by name, cu_seqlens int32, and max_seqlen.
@@ -671,9 +693,10 @@ def label_counts(loss_mask, cu_seqlens, cu_seqlens_padded=None) -> np.ndarray:
 
 
 def micro_windows(length, splits, cp_size=1, rank=0) -> np.ndarray:
-    """Return the windows of slots that one rank processes.
+    """Return the windows of slots that one rank processes, one window for each split.
 
-    The slots are cut into `splits` parts, and each part into one window per rank.
+    The slots are cut into `splits` equal parts. Each part is cut into cp_size equal windows, one
+    for each rank.
 
         length 16, splits 2                        →  [0, 8), [8, 16)
         length 16, splits 2, cp_size 2, rank 1     →  [4, 8), [12, 16)

@@ -72,9 +72,10 @@ class Reader:
     Both set the attributes below. They also define `fingerprint`, `digest`, `__len__`, `row` and:
 
         fingerprint_at(digest)            fingerprint of the version with this digest
-        _find(rows)                       locations of rows, passed on as `found`
-        _fill(found, batch, epochs, accelerate)    write located rows into arrays, column → [B, T]
-        kinds, _media(found)              kinds of media; media spans of located rows
+        _find(rows)                       locations of rows, the argument `found` below
+        _fill(found, batch, epochs, accelerate)    write these rows into arrays, column → [B, T]
+        kinds                             names of the kinds of media
+        _media(found)                     media spans of these rows
         rows_of_samples(samples, seed, shuffle)    rows and epochs of global samples
         samples_of_epochs(epochs)         number of samples in some epochs
         check_redraw()                    raise an error if rows cannot be resampled
@@ -145,16 +146,17 @@ class Reader:
     def exhaustion(
         self, seed: int, shuffle: bool, step_rows: Mapping[int, int] | None
     ) -> tuple[int, str] | None:
-        """Return the first sample that cannot be delivered, and which dataset is exhausted there.
+        """Return the first sample that would exceed the max_epochs of a dataset, with a message.
 
         Args:
             seed: Random seed of the order.
             shuffle: Whether rows are shuffled.
-            step_rows: A dict seq_length → rows of a step over all ranks, if seq_lengths differ and
-                a sample is a whole step. Otherwise None.
+            step_rows: A dict seq_length → rows of a step over all ranks, if the datasets of a
+                mixture differ in seq_length. A sample is then a whole step. Otherwise None.
 
         Returns:
-            The sample and a text that names the dataset, or None if all samples can be delivered.
+            The global sample, and the start of an error message that names the exhausted dataset.
+            None if no sample exceeds a limit.
         """
         return None
 
@@ -442,8 +444,9 @@ class Reader:
 
         Args:
             batch_size: Rows per rank and step. A mixture of several seq_lengths takes a dict
-                {seq_length: rows}. Each step of such a mixture reads one dataset. Shares and
-                `samples` then count steps, and max_epochs is rounded down to whole steps.
+                {seq_length: rows}. Each step of such a mixture reads one dataset. The shares are
+                then shares of steps, `samples` is a number of steps, and max_epochs is rounded down
+                to whole steps.
             seed: Random seed of the order.
             rank: Index of this data-parallel rank.
             world_size: Number of data-parallel ranks.
@@ -461,8 +464,8 @@ class Reader:
             balance: (cost, group), to give all ranks rows of similar cost in each step. With the
                 cost "attention", a row costs Σn² over its segments of n slots. With the cost (a,
                 b), a row costs a · Σn² + b · Σn. `group` should be the number of rows of a step
-                over all ranks, batch_size · world_size. With another batch_size or world_size, the
-                order of rows is the same, but the ranks' costs differ more.
+                over all ranks, batch_size · world_size. With a different batch_size or world_size,
+                the order of rows stays the same, but the ranks' costs are less similar.
             window: Number of rows of the shuffled order that are sorted by cost together, a
                 multiple of `group`. The default is 64 · group. The sorted rows are cut into groups,
                 and the groups are shuffled. So the rows of a step have similar costs. Every rank
@@ -595,7 +598,10 @@ class Batches:
         return batch
 
     def _draw(self) -> None:
-        """Append the rows and epochs of the next steps to `_ahead`. Do nothing at the end."""
+        """Append the rows and epochs of the next steps to `_ahead`.
+
+        If no step is left, nothing is appended.
+        """
         size, world = self._batch_size, self._world_size
         most_rows = (
             size if self._step_rows is None else max(self._step_rows.values()) // self._share[1]
@@ -639,11 +645,15 @@ class Batches:
 
     @property
     def step_samples(self) -> int:
-        """The number of samples in a step over all ranks. A sample is a row or a whole step."""
+        """The number of samples in a step over all ranks.
+
+        A sample is a row. In a mixture of several seq_lengths, a sample is a whole step, so the
+        number is 1.
+        """
         return self._batch_size * self._world_size
 
     def refuse_exhausted(self, end: int) -> None:
-        """Raise Exhausted if the first `end` samples exceed the max_epochs of a dataset."""
+        """Raise Exhausted if samples 0 … end − 1 need more rows than a max_epochs allows."""
         if self._exhaustion is not None and end > self._exhaustion[0]:
             sample, which = self._exhaustion
             raise Exhausted(
@@ -652,7 +662,9 @@ class Batches:
             )
 
     def rows_of_samples(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows and epochs of global samples, in the balanced order if there is one.
+        """Return the rows and epochs of global samples of this iteration.
+
+        With `balance`, samples are counted in the balanced order.
 
         Args:
             samples: Global samples g ≥ 0, integers of any shape.
@@ -665,7 +677,7 @@ class Batches:
     def plain_samples(self, samples: np.ndarray) -> np.ndarray:
         """Convert sample numbers of this iteration to sample numbers of the unbalanced order.
 
-        Both are equal without `balance`.
+        Without `balance`, the numbers do not change.
 
         Args:
             samples: Global samples of this iteration, integers of any shape.
@@ -708,13 +720,13 @@ class Batches:
         Args:
             first: Number of the first step.
             every: Distance between two steps.
-            made: Number of these steps that are skipped as already delivered.
+            made: Number of steps in this series that have already been delivered. They are skipped.
         """
         self._restart(self._rows)
         self._first, self._every, self._step = first, every, made
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state after the steps so far, as a dict that can be written as JSON.
+        """Return the state after all batches so far, as a dict that can be written as JSON.
 
         The state is the same on all ranks. Its keys are fingerprint, digest, seed, shuffle, redraw
         and rows. `rows` is the number of rows that all ranks have delivered together. With balanced
@@ -751,9 +763,10 @@ class Batches:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume after the rows that were delivered when `state` was saved.
 
-        A state from before documents were removed from the dataset is accepted, because removal
-        moves no row. An older packprep wrote states without digest or redraw. Such a state is
-        accepted with a warning, and the next state has both keys.
+        If documents were removed from the dataset after the state was saved, the state is still
+        accepted, because rows keep their indices. States from older versions of packprep have no
+        digest or no redraw. They are accepted with a warning. The next call of `state_dict` returns
+        both keys.
 
         Args:
             state: A state from `state_dict`.
@@ -768,10 +781,11 @@ class Batches:
         self._restart(rows)
 
     def _with_own_end(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Give a state the `end` of this iteration's balance, if this changes no later row.
+        """Return the state with the balance's `end` of this iteration, if later rows stay the same.
 
-        Rows would change if the state is inside a window that either `end` cuts. Such a state is
-        returned unchanged, so that `check_state` compares the two ends.
+        At its `end`, a balance cuts a window in two. If the state was saved inside a window that is
+        cut at the state's or at this iteration's `end`, later rows could differ. The state is then
+        returned unchanged, and `check_state` compares the two ends.
         """
         balance, rows = (
             (state.get(key) for key in ("balance", "rows"))
@@ -789,16 +803,16 @@ class Batches:
 
 
 def check_state(state: Mapping[str, Any], mine: Mapping[str, Any], dataset: Reader) -> None:
-    """Check that a state fits a loader.
+    """Check that a saved state fits the iteration that loads it.
 
-    All keys and values, except counts, must equal the keys and values of the loader's own state.
-    Keys that were added later may be missing, which gives a warning.
+    `state` and `mine` must have the same keys and values, except rows and steps. If `state` does
+    not have the key digest or redraw, because an older packprep wrote it, a warning is issued.
 
     Args:
-        state: The state to check.
-        mine: The current state of the loader.
-        dataset: The dataset to read. States from its versions before a removal of documents are
-            accepted, too.
+        state: The saved state.
+        mine: The current state of the iteration.
+        dataset: The dataset of the iteration. The digest in `state` may be the digest of an earlier
+            version, from before documents were removed.
 
     Raises:
         StateError: If a key or a value differs.
@@ -844,7 +858,7 @@ def refuse_columns(names: Iterable[str], without: Iterable[str] = ()) -> None:
 
     Args:
         names: Names to check.
-        without: Columns that do not exist here, so that they are refused, too.
+        without: Names of columns that the caller cannot provide. They count as unknown.
 
     Raises:
         ArgumentError: If a name is refused. The message lists the columns.
@@ -876,9 +890,10 @@ def refuse_tasks(names: Iterable[str], tasks: Sequence[StoredTask]) -> None:
     """Check that the tasks with loss can provide some columns.
 
     `seq_idx` is for layers that see only earlier tokens, so it is refused if a task attends to
-    later tokens. `labels_k`, `loss_mask_k` and `loss_weights_k` are refused if every task predicts
-    at the same position. Such tasks do not predict later tokens. If only some tasks are of this
-    kind, their segments get padding labels and no loss in these columns.
+    later tokens. `labels_k`, `loss_mask_k` and `loss_weights_k` are for predicting later tokens, so
+    they are refused if every task predicts at the same position. If only some tasks do so, the
+    columns are allowed. In the segments of these tasks, labels are the pad id, and masks and
+    weights are 0.
 
     Args:
         names: Names of columns.
@@ -918,10 +933,11 @@ def refuse_tasks(names: Iterable[str], tasks: Sequence[StoredTask]) -> None:
 
 
 def _sizes(batch_size: Any, lengths: tuple[int, ...] | None, length: Any) -> dict[Any, int]:
-    """Return the argument batch_size as a dict seq_length → rows of one rank's step.
+    """Return the argument batch_size as a dict seq_length → rows per rank and step.
 
-    A plain number gives {None: number}. `lengths` has the seq_lengths of a mixture if its datasets
-    differ in seq_length, otherwise None. `length` returns the seq_length if there is only one.
+    The number 8 gives {None: 8}. `lengths` has the seq_length of each dataset in a mixture if they
+    differ, otherwise None. `length` is a function that returns the common seq_length. It is used
+    only if `lengths` is None.
 
     Raises:
         ArgumentError: If the keys of `batch_size` are not the seq_lengths of the rows.

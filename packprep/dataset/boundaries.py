@@ -26,6 +26,8 @@ def boundaries(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the row, the first slot and the length of each segment of some rows.
 
+    In this example, row 0 has two segments and row 1 has one segment:
+
         counts 2 1      real 0 3 5 0 5      physical 0 4 8 0 8
         row 0 0 1       first slot 0 4 0    slots 3 2 5
 
@@ -44,14 +46,14 @@ def boundaries(
 
 
 def offsets_of(lengths: np.ndarray) -> np.ndarray:
-    """Return the boundaries of n joined ranges: 0 and the running sums of lengths, int64[n + 1]."""
+    """Return 0 and the running sums of n lengths, int64[n + 1]: [2, 3] → 0 2 5."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def starts_of(lengths: np.ndarray) -> np.ndarray:
-    """Return for each of n lengths the sum of all earlier lengths, int64[n]."""
+    """Return for each of n lengths the sum of all earlier lengths, int64[n]: [2, 3] → 0 2."""
     return np.cumsum(lengths) - lengths
 
 
@@ -96,7 +98,10 @@ def read_only(array: np.ndarray) -> np.ndarray:
 def put_blocks(
     slots: np.ndarray, at, half, block_length, count, values: np.ndarray, ahead=0
 ) -> None:
-    """Write one value per block to the slots of x_t in block-diffusion segments [x_t ; x_0].
+    """Write one value per block into the noised halves of block-diffusion segments.
+
+    A segment consists of the noised half x_t and the clean half x_0. All slots of a block of x_t
+    get the block's value.
 
     Args:
         slots: The flat array to write.
@@ -106,7 +111,7 @@ def put_blocks(
         count: Number of blocks of each segment, int[m].
         values: The values of all blocks, [Σ count].
         ahead: With 0, a slot gets the value of its own block. With 1, it gets the value of the
-            block that contains the next slot. An array [m] sets this for each segment.
+            block that contains the next slot. An array [m] of 0 and 1 has one choice per segment.
     """
     per_block = np.repeat(block_length, count)
     lengths = np.minimum(np.repeat(half, count) - ranks(count) * per_block, per_block)
@@ -132,11 +137,13 @@ def move_ahead(slots: np.ndarray, at: np.ndarray, length: np.ndarray, last: int)
 
 
 def put_clean(slots: np.ndarray, tokens: np.ndarray, at: np.ndarray, half: np.ndarray) -> None:
-    """Copy x_0, the second half of block-diffusion segments, into both halves of an array.
+    """Copy the clean half x_0 of block-diffusion segments into both halves of the same segments.
+
+    A segment consists of the noised half x_t and the clean half x_0.
 
     Args:
         slots: The flat array to write.
-        tokens: The flat array of tokens that contains x_0. It may be the same array as `slots`.
+        tokens: The flat array of tokens to copy from. It may be the same array as `slots`.
         at: The first slot of each segment.
         half: Number of slots of one half of each segment.
     """
@@ -154,7 +161,7 @@ def put_block_labels(
     ahead: np.ndarray,
     pad: int,
 ) -> None:
-    """Write the labels of block-diffusion segments: x_0 in both halves.
+    """Write the labels of block-diffusion segments: the tokens of x_0, in both halves.
 
     Args:
         labels: The flat array to write.
@@ -191,7 +198,7 @@ def next_token_loss_mask(
 ) -> np.ndarray:
     """Return the loss_mask of next-token segments.
 
-    A slot has 1 if the next slot is in the same segment, but not in its prefix.
+    A slot has 1 if the next slot is in the same segment, and is not a prefix slot of this segment.
 
     Args:
         at: The first flat slot of each segment, int64[m].
@@ -266,11 +273,11 @@ def thd(segment_ids, max_segments, fill=0) -> tuple[np.ndarray, np.ndarray]:
     Args:
         segment_ids: Segment ids, [B, T] or [T].
         max_segments: Maximum number of segments in a row.
-        fill: The length in unused entries.
+        fill: The value of seqlens for segments that a row does not have.
 
     Returns:
-        seqlens int32[B, max_segments], and offsets int32[B, max_segments + 1] with −1 in unused
-        entries. For ids of shape [T], both have no axis B.
+        seqlens int32[B, max_segments], and offsets int32[B, max_segments + 1]. In a row of k
+        segments, offsets are −1 from entry k on. For ids of shape [T], both arrays have no axis B.
 
     Raises:
         ArgumentError: If a row has more than max_segments segments, a segment has a gap, or ids do
@@ -313,17 +320,17 @@ def thd_pair(
     causal=None,
     window=None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the lengths and offsets of separate queries and keys, without building a mask.
+    """Return the lengths and offsets of segments whose queries and keys are in separate arrays.
 
-    A slot is counted if it is in at least one allowed pair of a query and a key. Both slots of a
-    pair are in the same segment, and `causal` and `window` restrict the pairs. Positions must
-    ascend inside a segment.
+    A pair of a query and a key is allowed if both are in the same segment, and `causal` and
+    `window` allow their positions. The lengths count only slots that are in at least one allowed
+    pair. No mask is built. Positions must ascend inside a segment.
 
-    The queries are one side and the keys the other. With "bottom_right", each side counts positions
-    back from its own last slot of the segment. In striped ring attention, each side has only some
-    slots of a segment. Then both sides must have the same number of slots and the same last slot of
-    each segment. The result equals the result of TransformerEngine, which allows position_q − n_q ≥
-    position_kv − n_kv, where a side has n slots. For queries and keys of one sequence use
+    With "bottom_right", positions are counted back from the last slot of the segment, separately
+    for queries and keys. In striped ring attention, the queries and the keys have only some slots
+    of a segment. Then both must have the same number of slots of the segment, and the same last
+    position. The result equals the result of TransformerEngine, which allows position_q − n_q ≥
+    position_kv − n_kv for n_q queries and n_kv keys. If queries and keys are from one sequence, use
     "top_left", which is right for any subset of the slots.
 
     With a window, the function takes O(T log T) time.
@@ -341,11 +348,13 @@ def thd_pair(
 
     Returns:
         q_seqlens, kv_seqlens, q_offsets and kv_offsets, int32. Lengths are in the order of segment
-        ids and filled with 0. Offsets are in the order of slots and filled with −1.
+        ids, and 0 for a missing segment. Offsets are in the order of slots, followed by −1 in all
+        remaining entries.
 
     Raises:
-        ArgumentError: If an argument is invalid, or the sides have different slots of a segment
-            with gaps under "bottom_right". The message names row and segment.
+        ArgumentError: If an argument is invalid. With "bottom_right", also if the positions of a
+            segment have gaps, and its queries and keys differ in number or in their last position.
+            The message names row and segment.
     """
     if causal not in (None, "top_left", "bottom_right"):
         raise ArgumentError(
@@ -390,7 +399,8 @@ def thd_pair(
 class _Side(NamedTuple):
     """The queries or the keys of `thd_pair`.
 
-    The slots of segment s in row r form the group r · width + s. Segment 0 is the row's padding.
+    `width` is max_segments + 1. The slots of segment s in row r form group number r · width + s.
+    Segment 0 is the row's padding.
     """
 
     ids: np.ndarray  # [B, T], as given.
@@ -403,9 +413,9 @@ class _Side(NamedTuple):
         return len(self.ids) * self.width
 
     def parts(self) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-        """Yield the flat slots in parts: a slice, and int64 groups and positions of its slots.
+        """Yield parts of the flat slots: a slice, the group of each slot, and its position.
 
-        Parts avoid an int64 copy of long rows.
+        Groups and positions are int64. Splitting into parts avoids an int64 copy of long rows.
         """
         ids, positions, length = self.ids.ravel(), self.positions.ravel(), self.ids.shape[1]
         for begin in range(0, ids.size, _SLOTS_AT_ONCE):
@@ -427,13 +437,13 @@ def _extreme(ufunc, side: _Side) -> np.ndarray:
 
 
 def _check_stripes(q: _Side, kv: _Side, last_q: np.ndarray, last_kv: np.ndarray) -> None:
-    """Check segments with gaps: both sides must have equally many slots and the same last position.
+    """Check that queries and keys agree in each segment whose positions have gaps.
 
-    Segments without gaps are not checked. `last_q` and `last_kv` have the largest position of each
-    group.
+    They must have the same number of slots of the segment, and the same last position. `last_q` and
+    `last_kv` have the last position of each group.
 
     Raises:
-        ArgumentError: If a segment's numbers of slots or last positions differ.
+        ArgumentError: If the queries and keys of such a segment do not agree.
     """
     striped = np.zeros(q.n_groups, bool)
     counts = []

@@ -32,10 +32,10 @@ NAMES = (
 
 
 def check_length(encoder_length: int | None) -> None:
-    """Check that the encoder_length of a dataset, mixture or batch is given.
+    """Check that a dataset, mixture or batch has an encoder_length.
 
     Raises:
-        DatasetError: If it is 0 or None.
+        DatasetError: If encoder_length is 0 or None.
     """
     if not encoder_length:
         raise DatasetError(
@@ -53,8 +53,9 @@ def split(batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
     keep their ids, and the positions of each segment count from 0.
 
     decoder_input_tokens are the targets of the same segment, shifted right by one. They are 0 at
-    the start of a segment and on padding. The decoder_loss_weights of a target are the loss_mask at
-    the slot before it, times the loss_weights at that slot if the batch has them.
+    the start of a segment and on padding. The slot before a target predicts it. So the target's
+    decoder_loss_weights are the loss_mask of that slot, multiplied by its loss_weights if the batch
+    has this column.
 
     Args:
         batch: A batch with encoder_length E and the columns of READ, [B, T] each.
@@ -123,13 +124,14 @@ def split(batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
 def _places_in(
     side: str, belongs: np.ndarray, length: int, encoder_length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the position, in the old rows and in a new sequence, of each slot to copy.
+    """Return for each slot to copy its position in the rows, and its position in the new array.
 
-    `belongs`, bool[B, T], has the slots to copy into the sequence `side`, which fits `length` slots
-    per row.
+    `belongs`, bool[B, T], is True at the slots to copy. `side` is "encoder" or "decoder", for error
+    messages. The new array has `length` columns.
 
     Returns:
-        Row, slot in the row, and column in the new sequence, int64[k] each.
+        The row, the slot in the row, and the column of the new array, int64[k] each. The row is the
+        same in both arrays.
 
     Raises:
         DatasetError: If a row has more than `length` slots to copy.
@@ -149,7 +151,10 @@ def _places_in(
 def _filled(
     arrays: Mapping[str, np.ndarray], rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]
 ) -> dict[str, np.ndarray]:
-    """Write each entry of `arrays` at (rows, columns) of a new array that is 0 elsewhere."""
+    """Return a new array of the given shape for each entry of `arrays`, name → array.
+
+    Each new array has the entry's values at the indices (rows, columns), and 0 elsewhere.
+    """
     made = {}
     for name, values in arrays.items():
         made[name] = np.zeros(shape, np.float32 if name == "decoder_loss_weights" else np.int32)
