@@ -1,4 +1,4 @@
-"""Find the slots that same-position noise may change, and draw random numbers for them.
+"""Find the candidates, the slots that same-position noise may change, and draw random numbers.
 
 segment       [bos]? [mode]?  c c c c c c  [eos]?     c: candidates, one range per segment
 window        the slots from the first candidate of some segments to the last one
@@ -19,7 +19,7 @@ CHUNK_SLOTS = 1 << 18
 
 
 class Candidates(NamedTuple):
-    """The segments to noise, in row order, [m] each."""
+    """The slots that may be noised in m segments, in row order. Each array has the shape [m]."""
 
     key: np.ndarray  # uint64
     at: np.ndarray  # int64: first candidate's slot in the flat rows, ascending
@@ -28,7 +28,7 @@ class Candidates(NamedTuple):
 
 
 def runs(kept: np.ndarray, dropped: np.ndarray) -> np.ndarray:
-    """Return kept[0] × True, dropped[0] × False, kept[1] × True, and so on.
+    """Return flags in alternating runs: kept[0] times True, dropped[0] times False, and so on.
 
     Args:
         kept: Lengths of runs of True, int[k].
@@ -93,14 +93,14 @@ def below(
 
 
 def within(count: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the segment of some candidates, and the position of each one in its segment.
+    """Convert indices among all candidates to (segment, index in the segment).
 
     Args:
         count: Number of candidates of each segment, int64[m].
         which: Indices among the candidates of all segments, int64[k].
 
     Returns:
-        Indices of segments, and positions among the segment's candidates, int64[k] each.
+        The segment of each candidate, and the candidate's index in its segment, int64[k] each.
     """
     ends = np.cumsum(count)
     segment = np.searchsorted(ends, which, "right")
@@ -114,7 +114,10 @@ class Window(NamedTuple):
     inside: np.ndarray | None  # bool: whether each slot is a candidate; None if all slots are
 
     def laid_out(self, values: np.ndarray) -> np.ndarray:
-        """Return flags of slots from flags of candidates, bool; all other slots get False."""
+        """Return flags of the window's slots, bool, from flags of its candidates.
+
+        Slots that are not candidates get False.
+        """
         if self.inside is None:
             return values
         wide = np.zeros(len(self.inside), np.bool_)
@@ -122,7 +125,7 @@ class Window(NamedTuple):
         return wide
 
     def candidates(self, slots: np.ndarray) -> np.ndarray:
-        """Return the values of a flat column at the candidates."""
+        """Return the values that a flat column has at the window's candidates."""
         return slots[self.here] if self.inside is None else slots[self.here][self.inside]
 
     def holds(self, slots: np.ndarray, value: int) -> bool:

@@ -5,17 +5,19 @@ Rendering and resampling both use this module. Rendering replaces the writers `m
 
     candidates  the slots of a segment that may be noised: its body, and eos if noise_eos is set
     level       t = low + (high − low) · u, rounded down to a multiple of 2⁻²⁴: exact in float32
-    noised      a candidate is noised if its 40-bit uniform < ⌊p · 2⁴⁰⌋, where p = (1 − ε) t + ε
+    noised      a candidate is noised if its 40-bit random number < ⌊p · 2⁴⁰⌋, where
+                p = (1 − ε) t + ε
     exactly k   with exact_count, the k candidates with the smallest NOISE_LOW words are noised,
                 and p = k / candidates
 
-Each candidate of a segment has an index i, counted from the first slot of the body, and a uniform
-random number of 40 bits. The high byte is byte i % 16 of block i // 16 of the purpose NOISE, under
-the segment's key. The low 32 bits are word i of NOISE_LOW. They are computed only if the high byte
-does not decide. So a slot costs about 1/16 of a Philox block, and probabilities are exact to 2⁻⁴⁰.
+The candidates of a segment have the indices i = 0, 1, …, from the first slot of the body on. Each
+candidate has a random number of 40 bits that follows from the segment's key. Its high byte is byte
+i % 16 of Philox block i // 16 of the purpose NOISE. Its low 32 bits are word i of the purpose
+NOISE_LOW. They are computed only if the high byte does not decide. So a slot costs about 1/16 of a
+Philox block, and probabilities are exact to 2⁻⁴⁰.
 
-If noise writes the mask token, a mask token in the text is not a candidate, because a model cannot
-learn from it.
+If noise writes the mask token, a mask token in the text is never noised, because a model cannot
+learn from such a slot.
 """
 
 from collections.abc import Callable, Mapping
@@ -84,8 +86,9 @@ def levels(
 
     The level is low + (high − low) · u with a random number u in [0, 1). Without stratification, u
     follows from the segment's key. Stratified levels are spread evenly over the m segments of a
-    row: segment j has u = (v + π(j) / m) mod 1. The random number v and permutation π follow from
-    the task and the key of the row's first segment of the task.
+    row: segment j has u = (v + π(j) / m) mod 1. The random number v and the permutation π are the
+    same for all m segments. They follow from the index of the task and the key of the first of
+    these segments.
 
     Args:
         segments: The segments of one task.
@@ -131,14 +134,15 @@ def mask(
         probability: float64[m], the probability that a candidate of the segment is noised.
         ratio: float64[m] or None. If given, exactly max(⌊candidates · ratio⌋, 1) candidates of each
             segment are noised, and `probability` is not used.
-        shares: Shares of the noised candidates that become the mask token, become a random ordinary
-            token, or stay the same.
+        shares: Three probabilities: that a noised candidate becomes the mask token, that it becomes
+            a random ordinary token, and that it stays the same.
         ids: The ids of the mask token and of ordinary tokens.
         epoch: The epoch.
 
     Returns:
-        If `ratio` is given, the share of each segment's candidates that was noised, float64[m]; 1
-        for a segment without candidates. Otherwise None.
+        If `ratio` is given, the number of noised candidates of each segment, divided by the number
+        of its candidates, float64[m]. It is 1 for a segment without candidates. Without `ratio`,
+        None.
     """
     limit, tokens = thresholds(probability), target.tokens
     noised_share = None if ratio is None else np.ones(len(limit))
@@ -167,12 +171,16 @@ def _fewest(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Choose in each segment the candidates with the smallest random words of NOISE_LOW.
 
-    Their number is max(⌊allowed candidates · ratio⌋, 1). Among equal words, earlier candidates are
-    chosen. `allowed`, bool[Σ count], excludes some candidates; None allows all.
+    If n candidates of a segment are allowed, max(⌊n · ratio⌋, 1) of them are chosen. If words are
+    equal, earlier candidates are chosen first. `allowed`, bool[Σ count], is True for allowed
+    candidates; None allows all.
 
     Returns:
-        Which candidates are chosen, bool[Σ count], and the chosen share of each segment's allowed
-        candidates, float64[m]. The share is 1 for a segment without allowed candidates.
+        Two arrays:
+
+        - bool[Σ count]: whether each candidate is chosen.
+        - float64[m]: the number of chosen candidates, divided by the number of allowed candidates
+          of the segment. It is 1 for a segment without allowed candidates.
     """
     words = words_of(segments.key, segments.count, NOISE_LOW, "<u4", epoch)
     noised, share = np.zeros(len(words), np.bool_), np.ones(len(ratio))
@@ -207,7 +215,8 @@ def _replace(
 ) -> None:
     """Replace noised candidates by the mask token or a random ordinary token, or keep them.
 
-    `noised`, bool[Σ count], flags these candidates. `shares` has the shares of the three cases.
+    `noised`, bool[Σ count], is True for noised candidates. `shares` has the probabilities of the
+    three cases: mask token, ordinary token, unchanged.
     """
     slot = window.here.start + np.flatnonzero(window.laid_out(noised))
     segment, place = within(segments.count, np.flatnonzero(noised))
@@ -229,8 +238,8 @@ def flip(
 ) -> None:
     """Write the noise and the loss_mask of uniform-diffusion segments.
 
-    A candidate flips with its segment's probability. It then becomes another ordinary token, and
-    all ordinary tokens except its own are equally likely.
+    Each segment has a flip probability. A candidate that flips becomes an ordinary token. All
+    ordinary tokens except the candidate's own token are equally likely.
 
     Args:
         target: The segments, and the rows to write.
@@ -259,11 +268,12 @@ def flip(
 
 
 def _others(segments: Candidates, which: np.ndarray, bound: np.ndarray, epoch: int) -> np.ndarray:
-    """Draw for each candidate in `which` a random integer below its bound, int64[k].
+    """Draw for each candidate in `which` a random integer below its `bound`, int64[k].
 
-    The result equals randomness.integers(key, REPLACEMENT, place, bound, epoch). It is faster,
-    because all words of a segment are computed at once, a quarter of a Philox block each. Only
-    rejected draws call randomness.integers.
+    `which` has indices among the candidates of all segments. The integers are the same as from
+    randomness.integers with the purpose REPLACEMENT, for each candidate's index in its segment.
+    This function is faster, because it computes all words of a segment at once, a quarter of a
+    Philox block each. Only rejected draws call randomness.integers.
     """
     words = words_of(segments.key, segments.count, REPLACEMENT, "<u4", epoch)[which]
     bound = bound.astype(np.uint64)
@@ -307,11 +317,13 @@ class BlockSchedule(NamedTuple):
         low: The smallest level t of a block. Levels are uniform in [low, high].
         high: The largest level of a block.
         half_life: If 0, each candidate of a block is noised with probability t. Otherwise round(t ·
-            n) of the block's n candidates are drawn without replacement. Position i has the weight
-            2^((1 − t) · i / (half_life · block_length)), so later positions are more likely.
-        inverse: Whether the drawn candidates stay as they are, and all others are noised.
-        uniform: Whether noised candidates become random ordinary tokens, and all candidates are
-            trained. Otherwise noised candidates become the mask, and only they are trained.
+            n) of the block's n candidates are drawn without replacement. Candidate i of the block
+            has the weight 2^((1 − t) · i / (half_life · block_length)), so later candidates are
+            more likely.
+        inverse: Whether the drawn candidates stay as they are, and all other candidates are noised.
+        uniform: If True, noised candidates become random ordinary tokens, and all candidates are
+            trained. If False, noised candidates become the mask token, and only noised candidates
+            are trained.
     """
 
     block_length: int
@@ -330,8 +342,8 @@ def level_range(parameters: Mapping[str, Any]) -> tuple[float, float]:
 def block_schedule(parameters: Mapping[str, Any], epoch: int) -> tuple[BlockSchedule, int]:
     """Return a task's schedule in an epoch, and the epoch of its random numbers.
 
-    A complementary task noises in epoch 2k + 1 exactly the candidates that it left in epoch 2k. So
-    both epochs use the random numbers of epoch 2k.
+    If the parameter `complementary` is set, epoch 2k + 1 noises exactly the candidates that epoch
+    2k did not noise. So both epochs use the random numbers of epoch 2k.
 
     Args:
         parameters: The parameters of the task.
@@ -375,7 +387,7 @@ def noise_blocks(
 
     Returns:
         The number of blocks of each segment, int64[m], and the level of each block,
-        float64[blocks]. With `schedule.inverse`, the level is 1 minus the drawn one.
+        float64[blocks]. With `schedule.inverse`, the level is 1 minus the drawn level.
     """
     before, block_length = target.before, schedule.block_length
     blocks = -(-target.length // block_length)
@@ -422,12 +434,12 @@ def _soonest(
     schedule: BlockSchedule,
     epoch: int,
 ) -> np.ndarray:
-    """Draw round(level · n) of the n candidates of each block by weight, bool[Σ count].
+    """Draw round(level · n) of the n candidates of each block, and return flags, bool[Σ count].
 
-    Each candidate gets an exponential random time, divided by its weight. The candidates with the
-    smallest times are a weighted draw without replacement (Efraimidis and Spirakis 2006). Among
-    equal times, earlier candidates are chosen. `lengths` has the number of candidates of each
-    block, int64[blocks].
+    The draw uses the weights that `BlockSchedule.half_life` describes. Each candidate gets an
+    exponential random time, divided by its weight. The candidates with the smallest times are a
+    weighted draw without replacement (Efraimidis and Spirakis 2006). If times are equal, earlier
+    candidates are drawn first. `lengths` has the number of candidates of each block, int64[blocks].
     """
     time = randomness.exponentials(words_of(segments.key, segments.count, NOISE_LOW, "<u4", epoch))
     slower = randomness.power_of_half((1.0 - level) / (schedule.half_life * schedule.block_length))
@@ -459,7 +471,7 @@ class NoiseIds(NamedTuple):
 
     @property
     def drawable(self) -> int:
-        """The number of ordinary ids, which a flip can draw."""
+        """The number of ordinary ids."""
         return len(self.ordinary)
 
 
@@ -504,9 +516,10 @@ def masked_diffusion(
 ) -> Noised:
     """Add noise to masked-diffusion segments, with one level per segment.
 
-    The loss weight of a segment is 1 / p, where p is the probability that a candidate is noised.
-    With exact_count, p is k / candidates. It differs from the level, because k is rounded. A
-    segment without candidates has the weight 1.
+    With the weighting "1/p", the loss weight of a segment is 1 / p, where p is the probability that
+    a candidate is noised. With exact_count, k candidates are noised, and p is k / candidates. This
+    quotient differs from the level, because k is rounded. With exact_count, a segment without
+    candidates has the weight 1.
 
     Args:
         task: Index of the task.
@@ -568,7 +581,7 @@ def uniform_diffusion(
 
 
 def view_scale(level: np.ndarray, drawable: int) -> np.ndarray:
-    """Return the loss weight n / (V (1 − n) + n). It is 0 at level n = 0 and 1 at n = 1.
+    """Return the loss weights n / (V (1 − n) + n) for levels n: 0 for n = 0, 1 for n = 1.
 
     Args:
         level: Levels n.
@@ -591,8 +604,8 @@ def block_diffusion(
 ) -> Noised:
     """Add noise to block-diffusion segments, with one level per block.
 
-    With noise = "all", all candidates are noised, and each segment has one level, 1. With shift,
-    the loss_mask of x_t is moved one slot earlier.
+    With noise = "all", all candidates are noised, and each segment has the level 1 instead of one
+    level per block. With shift, the loss_mask of the noised half x_t is moved one slot earlier.
 
     Args:
         task: Index of the task. It is not used.
@@ -634,11 +647,11 @@ class NoiseSchedule:
         attention: The attention pattern of the objective's segments.
         parameters: The keys of the objective's tasks in `[[tasks]]`. Some are used only for cutting
             and planning.
-        draw: (task index, parameters, resolved, ids, target, epoch, write) → Noised. `write` is one
-            of the writers above.
+        draw: (task index, parameters, resolved, ids, target, epoch, write) → Noised. `write` is
+            `mask`, `flip` or `noise_blocks`, or a compiled writer with the same result.
         needs: (parameters) → the ids that the tokenizer must have: "mask" for the mask token,
             "ordinary" for at least two ordinary ids.
-        least: The smallest value that noise_range may have.
+        least: The smallest value that the lower bound of noise_range may have.
         flips: Whether noised candidates become other ordinary tokens, with the probabilities that
             the task's flip_thresholds give.
     """
@@ -654,8 +667,8 @@ class NoiseSchedule:
     def any_token(self, parameters: Mapping[str, Any]) -> bool:
         """Return whether noised candidates become ordinary tokens instead of the mask token.
 
-        Then a mask token in the text may be noised, too. Otherwise such a token is not a candidate,
-        and exactly the noised slots are trained.
+        If True, a mask token in the text is a candidate like any other token. If False, a mask
+        token in the text is never noised, and exactly the noised slots are trained.
         """
         return self.flips or parameters.get("canvas") == "uniform"
 

@@ -84,9 +84,10 @@ class Resampling(NamedTuple):
 
     @property
     def written(self) -> tuple[str, ...]:
-        """The columns that `resample` overwrites in whole rows.
+        """The names of the columns that `resample` overwrites in whole rows.
 
-        `resample` also reads `labels` if the dataset has same-position tasks.
+        If the dataset also has same-position tasks, `labels` must contain the stored labels before,
+        because `resample` keeps them in same-position segments.
         """
         return (
             "tokens",
@@ -156,7 +157,10 @@ def _check_objectives(manifest: Manifest) -> None:
 
 
 def _moved_task(task: StoredTask, manifest: Manifest, special: SpecialIds) -> MovedTask | None:
-    """Return the settings for resampling a next-token task, or None if all epochs are the same.
+    """Return the settings for resampling a next-token task, or None if it is not resampled.
+
+    A task is not resampled if its objective has no randomness. It is also not resampled if the
+    dataset has an encoder_length that another prefix length could exceed.
 
     Raises:
         DatasetError: If the manifest does not have the special tokens that the task writes.
@@ -219,7 +223,7 @@ def _noised_task(task: StoredTask, made_with: Any) -> NoisedTask:
 
 
 def _special_ids(manifest: Manifest) -> SpecialIds:
-    """Return the sentinels and special tokens of a manifest. A missing special token is −1.
+    """Return the ids of a manifest's sentinels and special tokens. A missing special token is −1.
 
     Raises:
         DatasetError: If a sentinel or special token is not an id below vocab_size.
@@ -267,10 +271,10 @@ def _continues(manifest: Manifest, task: str, read_tokenizer: Callable[[], bytes
 
 
 def _ids(manifest: Manifest, tasks: list[NoisedTask]) -> noise.NoiseIds:
-    """Return the ids that the noise of some tasks writes.
+    """Return the ids that noise writes: the mask token and the ordinary ids of the manifest.
 
     Raises:
-        DatasetError: If the manifest does not have the ids that the tasks need.
+        DatasetError: If the manifest does not have the ids that `tasks` need.
     """
     specials, vocab_size = manifest["specials"], manifest["vocab_size"]
     if not tasks:
@@ -312,7 +316,8 @@ def _read_parameters(
 ) -> dict[str, Any]:
     """Return a stored task's parameters, checked and converted to their types.
 
-    A missing parameter gets its default if it was added to the format later.
+    A parameter may be missing if it was added after the first version of the format
+    (`Parameter.later`). It then gets its default.
 
     Raises:
         DatasetError: If a parameter is missing, unknown or out of range, or the task's `resolved`
@@ -378,7 +383,7 @@ def check_accelerate(accelerate: str) -> bool:
 
 
 class _Header(NamedTuple):
-    """The columns of the segments' headers that describe the bodies, [m] each."""
+    """The keys and bodies of m segments, from the segment header. Each array has the shape [m]."""
 
     key: np.ndarray  # uint64
     tokens: np.ndarray  # int64: number of tokens in the body
@@ -399,11 +404,11 @@ class _Rows(NamedTuple):
     kernels: bool
 
     def at_slots(self, chosen: np.ndarray) -> np.ndarray:
-        """Return which slots are in the segments `chosen`, bool[m], as bool[B, T]."""
+        """Return bool[B, T], True at slots of the chosen segments. `chosen` is bool[m]."""
         return self.segments.at_slots(chosen, False).reshape(self.tokens.shape)
 
     def groups(self, chosen: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Group the segments `chosen`, bool[m], by task and epoch.
+        """Group the chosen segments by task and epoch. `chosen` is bool[m].
 
         Yields:
             The index of a task, an epoch, and the indices of the group's segments, int64[k].
@@ -541,8 +546,8 @@ def _draw_rows(
 def _write_originals(rows: _Rows, in_place: np.ndarray) -> None:
     """Write the tokens and the loss_mask that the rows have before resampling.
 
-    The segments `in_place`, bool[m], get their original tokens and a loss_mask of 0. All other
-    segments get the stored values.
+    Segments for which `in_place`, bool[m], is True get their original tokens and a loss_mask of 0.
+    All other segments get their stored tokens and loss_mask.
     """
     segments, tokens, loss_mask = rows.segments, rows.tokens, rows.loss_mask
     # Block-diffusion segments [x_t ; x_0] have their original tokens in x_0, because their labels
@@ -566,7 +571,7 @@ def _write_originals(rows: _Rows, in_place: np.ndarray) -> None:
 
 
 def _noise_all(rows: _Rows, in_place: np.ndarray, weighted: bool) -> np.ndarray | None:
-    """Add noise to the segments `in_place`, bool[m].
+    """Add noise to the segments for which `in_place`, bool[m], is True.
 
     Their new levels and loss weights are put into `segments.changed`.
 
@@ -606,7 +611,8 @@ def _move_all(rows: _Rows) -> None:
     """Move the tokens of next-token segments to the slots of the row's epoch.
 
     The new prefixes are put into `segments.changed`, and the loss_mask is updated. A segment stays
-    the same if it has no tokens, or if its document leaves some tokens untrained.
+    the same if it has no tokens. It also stays the same if some of its tokens are not trained,
+    because they are from a supervised document.
     """
     resampling, segments, header = rows.resampling, rows.segments, rows.header
     moves = resampling.moved[segments.column("task")] & (header.tokens > 0) & ~_supervised(rows)
@@ -654,8 +660,8 @@ def _move(
         body_slots: int64[m], the number of slots of each body, including eos.
         epoch: The epoch.
         rows: The flat tokens of the rows. They contain the stored tokens and are changed.
-        check: A function that raises DatasetError if any element of its first argument, bool[m], is
-            True.
+        check: `_check_slots` for these segments. It raises DatasetError if any element of its first
+            argument, bool[m], is True.
 
     Returns:
         The number of prefix slots in each body, int64[m], or None for a task without prefixes.
@@ -680,10 +686,10 @@ def _check_slots(
     wrong: np.ndarray,
     missing: str = "the positions that its tokens need",
 ) -> None:
-    """Raise an error for the first wrong segment, if any.
+    """Raise an error if a segment does not have its tokens in the expected slots.
 
-    `which` has the indices of k segments, and `wrong`, bool[k], flags the wrong ones. The message
-    says that the segment does not have `missing`.
+    `which` has the indices of k segments, and `wrong`, bool[k], is True for faulty segments. The
+    message names the first faulty segment, and says that it does not have `missing`.
 
     Raises:
         DatasetError: If an element of `wrong` is True.
@@ -699,7 +705,10 @@ def _check_slots(
 
 
 def _supervised(rows: _Rows) -> np.ndarray:
-    """Return which segments have untrained tokens in their body, bool[m]. eos is not counted."""
+    """Return which segments have untrained tokens in their body, bool[m].
+
+    An untrained eos does not count.
+    """
     segments, header = rows.segments, rows.header
     is_supervised = np.zeros(len(segments), np.bool_)
     if rows.trainable is None:
@@ -725,10 +734,10 @@ def _supervised(rows: _Rows) -> np.ndarray:
 def _next_tokens(
     resampling: Resampling, segments: RowSegments, tokens: np.ndarray, labels: np.ndarray
 ) -> np.ndarray:
-    """Return the labels of rows, [B, T].
+    """Return the labels of resampled rows, [B, T].
 
-    In moved segments, a label is the next token, or the pad id in the last slot. All other slots
-    keep their value in `labels`.
+    In segments of tasks whose tokens move, a label is the next token, or the pad id in the
+    segment's last slot. All other segments have the values of `labels`.
     """
     following = np.empty_like(tokens)
     following[:, :-1] = tokens[:, 1:]
@@ -743,7 +752,7 @@ def _check_labels(segments: RowSegments, labels: np.ndarray, vocab_size: int) ->
     """Check that all labels are ids below vocab_size, because flips use them as indices.
 
     Raises:
-        DatasetError: If a label is not.
+        DatasetError: If a label is not an id below vocab_size.
     """
     is_wrong = (labels < 0) | (labels >= vocab_size)
     if is_wrong.any():
@@ -754,7 +763,10 @@ def _check_labels(segments: RowSegments, labels: np.ndarray, vocab_size: int) ->
 
 
 def _trainable(segments: RowSegments) -> np.ndarray | None:
-    """Return 1 at each slot in a trained range, uint8[size], or None if shards have no ranges."""
+    """Return flags of slots, uint8[size]: 1 in trained ranges, 0 elsewhere.
+
+    The result is None if the shards have no trained ranges.
+    """
     if "trained_ranges" not in segments.places[0][0].layout:
         return None
     segment, ranges, _ = segments.trained()
@@ -763,7 +775,7 @@ def _trainable(segments: RowSegments) -> np.ndarray | None:
 
 
 def _target(rows: _Rows, task: NoisedTask, which: np.ndarray) -> noise.Target:
-    """Return the segments `which` of one task as a target for noise.
+    """Return the `noise.Target` for segments of one task. `which` has the indices of the segments.
 
     The candidates of a segment are its body and eos, or only its body if noise_eos is false, as in
     rendering. A segment without tokens has no candidates. It is still part of the target, because

@@ -12,8 +12,8 @@ example of span_corruption, 3 of 7 tokens are noise, in 2 spans, so a body has 1
     slots in epoch 0     0    1    7    8    3    4   10     rows[slots] is the document
     slots in epoch 3     0    7    2    3    4    9   10     rows[slots] = document
 
-rows[slots] with the slots of epoch 0 restores the document. The assignment with the slots of epoch
-3 then writes the tokens, and sentinels fill the other slots.
+Reading rows[slots] with the slots of epoch 0 restores the document. Assigning the document to
+rows[slots] with the slots of epoch 3 writes its tokens. Sentinels fill the other slots.
 
 Epoch 0 uses the same random numbers as the kernels of `objectives/`. Later epochs use random
 numbers of other purposes.
@@ -54,7 +54,7 @@ class Placed(NamedTuple):
 
 
 class Stretches(NamedTuple):
-    """The bodies of one task's segments, [m] each."""
+    """The bodies of m segments of one task. Each array has the shape [m]."""
 
     key: np.ndarray  # uint64
     n: np.ndarray  # int64: number of tokens
@@ -62,7 +62,10 @@ class Stretches(NamedTuple):
 
 
 class SpecialIds(NamedTuple):
-    """The special ids that next-token objectives write, and the tokens that no cut may precede."""
+    """The special ids that next-token objectives write, and flags of tokens inside characters.
+
+    If a token begins inside a character, a text-safe cut may not be before this token.
+    """
 
     sentinels: np.ndarray  # int64[k]
     fim: tuple[int, int, int]  # prefix, middle and suffix
@@ -123,7 +126,7 @@ EOS_AFTER_INPUTS = Parameter(
 
 
 def roles_of_inputs(parameters: Mapping[str, Any]) -> frozenset[str]:
-    """Return {"eos"} if a task's parameters end the inputs with eos, otherwise an empty set."""
+    """Return {"eos"} if the parameter eos_after_inputs is set, otherwise an empty set."""
     return frozenset(("eos",) if parameters[EOS_AFTER_INPUTS.name] else ())
 
 
@@ -179,7 +182,8 @@ def span_slots(
         known: Not used.
 
     Returns:
-        The slots. The prefix of a body is its inputs.
+        The slots of the tokens and sentinels. The prefix of each body is the inputs: the text with
+        a sentinel instead of each span, and then eos if eos_after_inputs is set.
     """
     key, n, first_slot = segments
     noise_tokens, spans = span_counts(parameters, len(ids.sentinels), n)
@@ -219,9 +223,9 @@ def _consecutive(first: np.ndarray, length: np.ndarray) -> np.ndarray:
 
 
 def _sum_before(values: np.ndarray, segment: np.ndarray, first_run: np.ndarray) -> np.ndarray:
-    """Return for each run the sum of `values` over the earlier runs of its segment.
+    """Return for each run the sum of `values` over all earlier runs of the same segment.
 
-    `segment` has the segment of each run, and `first_run` the first run of each segment.
+    `segment` has the segment of each run, and `first_run` has the first run of each segment.
     """
     total = starts_of(values)
     return total - total[first_run][segment]
@@ -243,14 +247,14 @@ def _draw_runs(
 def _part_lengths(
     key: np.ndarray, total: np.ndarray, parts: np.ndarray, purpose: int, epoch: int
 ) -> np.ndarray:
-    """Cut each total into parts of random length, each at least 1, and return their lengths.
+    """Cut each total[i] into parts[i] parts of random length ≥ 1, and return the lengths.
 
     All ways to cut a total are equally likely. The cut points are distinct and drawn by Floyd's
     method (Bentley and Floyd 1987). Draw i takes a random cut point in 1 … j, where j = total −
-    parts + 1 + i. If an earlier draw has the same cut point, draw i takes j instead.
+    parts + 1 + i. If an earlier draw took the same cut point, draw i takes j instead.
 
     Returns:
-        int64[Σ parts].
+        The lengths of the parts of all totals, joined, int64[Σ parts].
     """
     draws = parts - 1
     segment, i = owners(draws), ranks(draws)
@@ -297,8 +301,9 @@ def _rolled(
 ) -> _Runs:
     """Rotate the runs of each segment by a random offset in 0 … n − 1, and return the new runs.
 
-    Offsets below noise_tokens − spans cut a span in two, which adds a sentinel. Later epochs cut a
-    span exactly if epoch 0 does, so that a segment keeps its number of slots.
+    Offsets below noise_tokens − spans cut a span in two, so that the segment needs one more
+    sentinel. If epoch 0 cuts a span of a segment in two, all later epochs do. Otherwise, no epoch
+    does. So the segment has the same number of slots in every epoch.
     """
     offset = randomness.integers(key, ROLL, 0, n)
     inside = noise_tokens - spans
@@ -420,16 +425,17 @@ def rates(parameters: Mapping[str, Any]) -> tuple[np.uint64, np.uint64]:
 
 
 class _Middles(NamedTuple):
-    """The middles of the segments that are rearranged, [m] each."""
+    """The bounds of the middles in m rearranged segments. Each array has the shape [m]."""
 
     begin: np.ndarray  # int64: first token of the middle
     end: np.ndarray  # int64: first token after the middle
     suffix_first: np.ndarray  # bool: True if the suffix comes first, with an empty prefix
 
     def special_slots(self, segments: Stretches) -> tuple[np.ndarray, np.ndarray]:
-        """Return the slots of the suffix token and of the middle token, int64[m] each.
+        """Return the slot of the suffix token and the slot of the middle token, int64[m] each.
 
-        These special tokens are before the suffix and before the middle.
+        The suffix token is the special token before the suffix. The middle token is the special
+        token before the middle.
         """
         suffix_slot = segments.first_slot + 1 + self.begin
         return suffix_slot, suffix_slot + 1 + segments.n - self.end
@@ -445,8 +451,9 @@ def cut_slots(
     """Return the slots of tokens and special tokens in fill_in_the_middle segments.
 
     This is the `TokenLayout.place` of the objective. The same segments are rearranged in every
-    epoch. If a stored body does not have its special tokens in valid slots, the result has the id
-    −1 for its suffix token.
+    epoch. If the task is text-safe, epoch 0 finds the cuts by the suffix and middle tokens of the
+    stored bodies. If they are not in valid slots of a body, the result has the id −1 for the body's
+    suffix token.
 
     Args:
         parameters: The parameters of the task.
@@ -514,9 +521,8 @@ def _moved_back(
 ) -> np.ndarray:
     """Move each cut back to the start of a character, and return the new cuts, int64[m].
 
-    A cut is the index of the first token after it in its segment.
-
-    `first_token` has the index of each segment's first token in `tokens`, int64[m].
+    Each segment has one cut in `cut`, int64[m]. Cut c is between the tokens c − 1 and c of its
+    segment. `first_token` has the index of each segment's first token in `tokens`, int64[m].
     """
     cut = cut.copy()
     which = np.flatnonzero((cut > 0) & (cut < n))
@@ -529,20 +535,21 @@ def _moved_back(
 def _found_middles(
     ids: SpecialIds, bodies: Stretches, drawn: _Middles, rows: np.ndarray
 ) -> tuple[_Middles, np.ndarray]:
-    """Find the middles that stored rows have, and return whether each was found, bool[m].
+    """Return the middles of stored rows, and flags of the middles that were found, bool[m].
 
-    When the rows were built, cuts were moved back to the starts of characters. So a cut is found
-    where its special token is, if no character starts between this cut and the drawn one. Most cuts
-    were not moved, and these are checked all at once. The others are searched one by one. If the
-    text itself contains a special token, two cuts may fit, and the one nearer to the drawn cut is
-    taken.
+    When the rows were built, a drawn cut was moved back to the start of a character. So the stored
+    cut is found by its special token. It fits if no character starts between the stored cut and the
+    drawn cut. Most cuts were not moved, and they are checked all at once. The other cuts are
+    searched segment by segment. If the text itself contains a special token, two cuts may fit. Then
+    the cut that is nearer to the drawn cut is taken.
     """
     _, middle, suffix = ids.fim
 
     def fits_at(slot: np.ndarray, special_id: int, is_edge: np.ndarray) -> np.ndarray:
-        """Return whether slots have a special token, followed by a token that starts a character.
+        """Return which slots have a special token before the start of a character, bool[m].
 
-        Where `is_edge` is True, any token may follow.
+        The special token has the id `special_id`. Where `is_edge`, bool[m], is True, any token may
+        follow the special token.
         """
         next_token = np.take(rows, slot + 1, mode="clip")
         is_start = np.take(ids.continues, next_token, mode="clip") == 0
@@ -566,9 +573,10 @@ def _found_middles(
 def _cuts_in(
     body: list[int], drawn_begin: int, drawn_end: int, suffix_first: bool, ids: SpecialIds
 ) -> tuple[int, int] | None:
-    """Return the two cuts of one stored body, or None if no cuts fit.
+    """Return the two cuts (begin, end) of one stored body, or None if no cuts fit.
 
-    Each cut is at most the drawn one. `body` has the slots from the first special token on.
+    Each cut is at most the cut that was drawn. `body` has the body's stored tokens, with the three
+    special tokens.
     """
     n = len(body) - 3
     _, middle, suffix = ids.fim
@@ -592,7 +600,7 @@ def _cuts_in(
 def _stays(inside: np.ndarray, cut: int, drawn_cut: int) -> bool:
     """Return whether `_moved_back` moves `drawn_cut` to `cut`.
 
-    `inside` is bool[n], True for tokens that begin inside a character.
+    `inside`, bool[n], is True for tokens of the segment that begin inside a character.
     """
     is_start = cut in (0, len(inside)) or not inside[cut]
     return is_start and (
