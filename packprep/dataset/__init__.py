@@ -10,9 +10,9 @@ rows.py, row.py                 the columns of several rows or of one row, store
 batches.py ─► loader.py         batches and resumable iteration; datasets with their open shards
 order.py                        the order of rows, and of the datasets in a mixture
 epochs/                         resample the noise, spans and pivots of rows for another epoch
-mixture.py                      read several datasets as one, each by its share
+mixture.py                      read several datasets as one dataset, in given shares
 row_media.py                    the slots of images, audio and video in rows
-boundaries.py                   the slots of segments, from cu_seqlens or segment ids
+boundaries.py                   compute the slots of segments from cu_seqlens or segment ids
 attention.py                    attention patterns, and layouts for attention kernels
 encoder_decoder.py              split rows into encoder and decoder sequences
 ```

@@ -69,8 +69,8 @@ TASK_PARAMS = ("mode_token", "noise_density", "mean_span_length", "random_roll")
 def default_max_open() -> int:
     """Return the default limit of open shards.
 
-    It is 1024, or half of the system's limit of open files if that is less, because each open shard
-    needs an open file. On Windows, which does not report its limit, it is 256.
+    Each open shard needs an open file. So the default is 1024, but at most half of the system's
+    limit of open files. On Windows, which does not report its limit, the default is 256.
     """
     if resource is None:
         return 256
@@ -89,7 +89,7 @@ class Dataset(Reader):
         manifest: The content of dataset.json as a dict.
         tasks: The task table of the manifest.
         seq_length: Number of slots of a row.
-        vocab_size: Size of the vocabulary. A model's embedding needs as many rows.
+        vocab_size: Size of the vocabulary. A model's embedding needs at least this number of rows.
         pad_id: The token of padding.
         token_dtype: uint16 or int32.
         encoder_length: The recipe's encoder_length, or 0 if the recipe does not set it.
@@ -112,16 +112,17 @@ class Dataset(Reader):
         io: IO = "mmap",
         held: Held | None = None,
     ):
-        """Initialize a dataset from its manifest; use `open_dataset` to open one.
+        """Initialize a dataset from its manifest. To open a dataset, call `open_dataset`.
 
         Args:
-            directory: The folder of the shards. With `held`, it is only a name for messages.
+            directory: The folder of the shards. With `held`, it is the dataset's name in messages,
+                such as its URL.
             manifest: The checked manifest.
             max_open: Maximum number of open shards.
             io: "mmap" or "pread".
             held: A function that takes a shard's entry in the manifest, and returns a context
-                manager. The context provides the path of the shard's file, which must exist until
-                the context ends. None opens the shards in `directory`.
+                manager. The context manager provides the path of the shard's file, and keeps the
+                file until the context ends. None opens the shards in `directory`.
         """
         self.directory, self._held, self.max_open, self.io = directory, held, max_open, io
         self.manifest = manifest
@@ -172,8 +173,8 @@ class Dataset(Reader):
     def fingerprint_at(self, digest: str) -> str | None:
         """Return the fingerprint of the version of this dataset that has the given digest.
 
-        The versions are this dataset, and the datasets from before a removal of documents. All of
-        them have the same rows at the same indices, except for removed documents.
+        Each removal of documents makes a new version of a dataset. All versions have the same rows
+        at the same indices, except for the removed documents.
 
         Args:
             digest: The digest of a version.
@@ -205,9 +206,10 @@ class Dataset(Reader):
         return resampling_of(self.manifest, Path(self.directory, TOKENIZER_NAME).read_bytes)
 
     def _at_hand(self, number: int) -> tuple[Any, int, Shard]:
-        """Return the tokens of shard `number`, the dataset's index of its first row, and the shard.
+        """Return (tokens, first_row, shard) for a shard number.
 
-        The shard is checked and opened at its first use.
+        `first_row` is the index in the dataset of the shard's first row. The shard is checked and
+        opened at its first use.
         """
         # This code has no lock, because it could stay locked in a forked child. Single dict
         # operations are atomic, so at worst two threads open the same shard twice.
@@ -234,9 +236,9 @@ class Dataset(Reader):
         return known
 
     def _find(self, rows: np.ndarray) -> list[Place]:
-        """Return for each row its shard and its index in the shard.
+        """Return for each row index in `rows` a tuple: the shard, and the row's index in the shard.
 
-        `rows` has indices in 0 … n − 1.
+        `rows` must not have negative indices.
         """
         numbers = (np.searchsorted(self._row_bounds, rows, side="right") - 1).tolist()
         at_hand = self._open
@@ -408,7 +410,7 @@ class Dataset(Reader):
         return epochs * len(self)
 
     def check_redraw(self) -> None:
-        """Check that all tasks with randomness can be resampled.
+        """Check that all tasks whose objectives use random numbers can be resampled.
 
         Raises:
             ArgumentError: If a task cannot be resampled.
@@ -419,8 +421,8 @@ class Dataset(Reader):
     def tasks_with_loss(self) -> list[StoredTask]:
         """Return the tasks that contribute to the loss.
 
-        They are all tasks except those that `with_loss_on` excludes, and those that have 0 segments
-        in the ledger.
+        The result leaves out tasks that `with_loss_on` excludes, and tasks with 0 segments in the
+        ledger.
         """
         counts, loss_on = self.manifest["ledger"].get("tasks"), self.facts.loss_on
         sources, kept = loss_on or (np.ones(1, bool), np.ones(len(self.tasks), bool))
@@ -517,9 +519,10 @@ def open_dataset(
     Args:
         directory: The folder of a dataset; a mixture.json or its folder; or a list of dataset
             folders, which become a `Mixture`.
-        shares: Sampling weights, required for a list of folders. Give either one number above 0 per
-            dataset, or points [(sample, [number, …]), …] for shares that change. The first point is
-            at sample 0. After the last point, shares stay the same.
+        shares: Sampling weights, required for a list of folders. For constant shares, give one
+            number above 0 per dataset. For shares that change, give a list of points (sample,
+            [number, …]), where the numbers are the shares at this sample. The first point is at
+            sample 0. After the last point, shares stay the same.
         interpolate: How shares change between points. "step" (the default) keeps the shares of a
             point until the next one. "linear" changes them linearly.
         max_epochs: How many times each dataset of a list may be read: a list with an integer or

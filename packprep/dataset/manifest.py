@@ -57,9 +57,10 @@ class Parameter:
         low_open: Whether `low` itself is excluded.
         high_open: Whether `high` itself is excluded.
         choices: The values that a string may have.
-        shares: Whether the numbers of a tuple must sum to 1. Otherwise they are a range.
-        later: Whether the key was added when datasets already existed. The key is then stored only
-            if its value differs from the default.
+        shares: The meaning of a tuple. If True, its numbers are shares, which must sum to 1. If
+            False, its two numbers are the bounds of a range.
+        later: Whether the key was added after the first version of the format. The key is then
+            stored only if its value differs from the default.
 
     Example:
         Parameter("noise_density", 0.15, "share of the tokens that is noise", 0.0, 1.0)
@@ -161,7 +162,7 @@ class ShardEntry(TypedDict):
 
 
 class Manifest(TypedDict):
-    """The checked content of dataset.json: a plain dict with only these keys."""
+    """The checked content of dataset.json: a plain dict that has no other keys."""
 
     format: str
     version: int
@@ -217,9 +218,9 @@ def _is_number(value: Any) -> bool:
 
 
 def _are_parameters(value: Any) -> bool:
-    """Return whether a value is an object, and its integers fit into 64 bits.
+    """Return whether a value is an object whose integers fit into 64 bits.
 
-    The objectives check the parameters themselves.
+    The names and ranges of the parameters are not checked here, but by the objectives.
     """
     return isinstance(value, dict) and all(
         type(v) is not int or _is_number(v) for v in value.values()
@@ -347,8 +348,8 @@ def _check(
         value: The value to check.
         keys: The keys that the object should have, and the test of each key's value.
         made_with: The key made_with of the manifest, for error messages.
-        more: Further keys that the object may have. Their values are not checked.
-        later: Keys of `keys` that may be missing.
+        more: Other keys that the object may have. Their values are not checked.
+        later: The keys in `keys` that may be missing. All other keys in `keys` are required.
 
     Raises:
         DatasetError: If the value is invalid. The message names location and key.
@@ -367,24 +368,25 @@ def _check(
 
 
 def replaced(of: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the earlier versions of a dataset, from before documents were removed.
+    """Return one entry for each earlier version of a dataset, the oldest version first.
 
-    `of` is a manifest or a stored plan. In a manifest, each version has the keys fingerprint,
-    digest and plan. If documents had been removed from that version, too, it has the key removed,
-    the digest of its removed.json. In a plan, versions have more keys, see `plan.ReplacedForm`.
+    Each removal of documents makes a new version. `of` is a manifest or a stored plan. In a
+    manifest, an entry has the keys fingerprint, digest and plan. If that version itself was made by
+    a removal, the entry has the key removed, the digest of its removed.json. In a plan, entries
+    have more keys, see `plan_form.ReplacedForm`.
     """
     found: list[dict[str, Any]] = (of.get("removed") or {"replaces": []})["replaces"]
     return found
 
 
 def named_removal(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the value of the manifest's key "removed" for a stored plan with removed documents."""
+    """Return the value of the manifest's key "removed", for a stored plan that has this key."""
     entries = [{key: entry[key] for key in _REPLACED if key in entry} for entry in replaced(plan)]
     return {"digest": plan["removed"]["digest"], "replaces": entries}
 
 
 def removed_digest(of: Mapping[str, Any]) -> str | None:
-    """Return the digest of the removed.json that a plan or manifest names, or None."""
+    """Return the digest of removed.json in a plan or manifest, or None without a removal."""
     found: dict[str, Any] = of.get("removed") or {}
     return found.get("digest")
 
@@ -398,8 +400,9 @@ def stored_columns(manifest: Mapping[str, Any]) -> str:
 def stores_labels(columns: str, in_place: Iterable[str]) -> bool:
     """Return whether the shards of a dataset store labels.
 
-    Labels are stored if a task predicts at the same position. Block diffusion is an exception with
-    the columns "least", because its labels follow from the clean half of each segment.
+    Labels are stored if a task predicts at the same position. If `columns` is "least", a
+    block-diffusion task does not need stored labels, because they follow from the clean half of
+    each segment.
 
     Args:
         columns: "full", "compact" or "least".
@@ -412,9 +415,10 @@ def stores_labels(columns: str, in_place: Iterable[str]) -> bool:
 
 
 def is_in_place(task: Mapping[str, Any]) -> bool:
-    """Return whether a stored task noises tokens and predicts the original ones.
+    """Return whether a stored task noises tokens and predicts the original tokens.
 
-    The prediction is at the noised slot or, with label_alignment "next_slot", at the slot before.
+    An original token is predicted at its noised slot. With label_alignment "next_slot", the token
+    is predicted at the slot before.
     """
     return task["label_alignment"] != "next_token"
 
@@ -479,10 +483,10 @@ def check_manifest(value: Any, name: str) -> Manifest:
 
 
 def _are_shards(entries: Sequence[Any]) -> bool:
-    """Return whether all entries of shards are valid.
+    """Return whether all values and keys in the entries of shards are valid.
 
-    The check is fast, because it tests each key for all entries at once. For valid entries with
-    unsorted keys, it returns False.
+    The check is fast, because it tests each key for all entries at once. It also returns False if
+    the keys of an entry are not sorted, although such entries are valid.
     """
     keys = tuple(sorted(_SHARD_KEYS))
     if set(map(type, entries)) != {dict} or set(map(tuple, entries)) != {keys}:
@@ -503,9 +507,10 @@ def _are_shards(entries: Sequence[Any]) -> bool:
 
 
 def has_weighted_spans(manifest: Mapping[str, Any]) -> bool:
-    """Return whether the ledger counts slots with a loss weight other than 1.
+    """Return whether, by the ledger, the dataset has slots with a loss weight other than 1.
 
-    Documents can set such weights. Opening a dataset does not check the ledger.
+    Such weights are set for trained ranges of documents. Opening a dataset does not check the
+    ledger.
     """
     sources = _members(manifest["ledger"], "sources").values()
     return any(_counted(source, "slots", "weighted") for source in sources)
@@ -514,13 +519,14 @@ def has_weighted_spans(manifest: Mapping[str, Any]) -> bool:
 def encoder_length(manifest: Mapping[str, Any]) -> int:
     """Return the recipe's packing.encoder_length, or 0 if it is not set.
 
-    This key limits the total number of prefix slots of a row. An encoder reads these slots.
+    encoder_length limits the number of prefix slots of all segments of a row. An encoder reads
+    these slots.
     """
     return _counted(manifest["recipe"], "packing", "encoder_length")
 
 
 def drawn_tasks(manifest: Manifest) -> list[StoredTask]:
-    """Return the tasks of a dataset, without tasks that have 0 segments in the ledger."""
+    """Return the tasks of a dataset, except tasks for which the ledger counts 0 segments."""
     counted = _members(manifest["ledger"], "tasks")
     return [task for task in manifest["tasks"] if counted.get(task["name"], {}).get("segments", 1)]
 
@@ -570,7 +576,10 @@ def outline(manifest: Manifest, name: str) -> str:
 
 
 def _branch(title: str, indent: str, entries: Sequence[tuple[str, int, str]]) -> list[str]:
-    """Return the lines of one branch. Each entry has a name, a number of tokens and a remark."""
+    """Return the lines of one branch of `outline`: its title, and a line for each entry.
+
+    An entry is a tuple (name, number of tokens, remark). `indent` begins each line of an entry.
+    """
     names = [_shown(name) for name, _, _ in entries]
     width, total = max(map(len, names), default=0), sum(tokens for _, tokens, _ in entries) or 1
     twigs = [*("├── " for _ in names[1:]), "└── "]
@@ -604,7 +613,10 @@ def _counted(value: Any, *keys: str) -> int:
 
 
 def first_rows(manifest: Manifest) -> list[int]:
-    """Return for each shard the number of rows before it, and as last entry the number of rows."""
+    """Return the index of each shard's first row, and at the end the number of all rows.
+
+    Shards of 10, 10 and 4 rows give [0, 10, 20, 24].
+    """
     return [0, *accumulate(entry["rows"] for entry in manifest["shards"])]
 
 

@@ -1,4 +1,4 @@
-"""Read several datasets as one. Batches take rows from each dataset by its share.
+"""Read several datasets as one dataset. Each one provides a given share of the batches' rows.
 
 Row indices count through the datasets, in their order.
 
@@ -38,11 +38,11 @@ class Mixture(Reader):
 
     Attributes:
         datasets: The `Dataset` objects, with their tasks, sources and manifests.
-        counts: The number of samples of each dataset in a cycle, int64[D]. For shares that change,
-            a `Schedule`.
+        counts: Constant shares as numbers of samples, int64[D]: each cycle of sum(counts) samples
+            has counts[d] samples of dataset d. For shares that change, a `Schedule`.
         shares: The delivered shares, float64[D]. For shares that change, float64[points, D].
-        vocab_size: Size of the vocabulary, the same in all datasets. A model's embedding needs as
-            many rows.
+        vocab_size: Size of the vocabulary, the same in all datasets. A model's embedding needs at
+            least this number of rows.
         pad_id: The token of padding, the same in all datasets.
         seq_length: Number of slots of the longest rows.
         seq_lengths: The seq_length of each dataset if the datasets differ in it, otherwise None.
@@ -127,7 +127,7 @@ class Mixture(Reader):
     def exhaustion(
         self, seed: int, shuffle: bool, step_rows: Mapping[int, int] | None
     ) -> tuple[int, str] | None:
-        """Return the first sample that cannot be delivered, and which dataset is exhausted there.
+        """Return the first sample that would exceed the max_epochs of a dataset, with a message.
 
         Args:
             seed: Random seed of the order.
@@ -136,7 +136,8 @@ class Mixture(Reader):
                 seq_length and a sample is a whole step. Otherwise None.
 
         Returns:
-            The sample and a text that names the dataset, or None if all samples can be delivered.
+            The global sample, and the start of an error message that names the exhausted dataset.
+            None if no sample exceeds a limit.
         """
         ends = []
         for d, epochs in enumerate(self.max_epochs):
@@ -174,8 +175,8 @@ class Mixture(Reader):
     def fingerprint_at(self, digest: str) -> str | None:
         """Return the fingerprint of the version of this mixture that has the given digest.
 
-        A version may contain datasets from before a removal of documents, see
-        `Dataset.fingerprint_at`.
+        Each removal of documents makes a new version of a dataset, see `Dataset.fingerprint_at`. A
+        version of the mixture has one version of each dataset.
 
         Args:
             digest: The digest of a version.
@@ -231,8 +232,8 @@ class Mixture(Reader):
         """Split row indices of the mixture by dataset.
 
         Yields:
-            For each dataset that has any of the rows: the dataset, the positions of its rows in
-            `rows`, and their indices in the dataset.
+            For each dataset that contains some of the rows, a tuple of the dataset and two int64
+            arrays [k]: the positions in `rows` of these rows, and the rows' indices in the dataset.
         """
         numbers = np.searchsorted(self._first_row, rows, side="right") - 1
         for number, dataset in enumerate(self.datasets):
@@ -310,10 +311,10 @@ class Mixture(Reader):
         rank: int,
         world_size: int,
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return one rank's rows in some steps, if the datasets differ in seq_length.
+        """Return the rows that one rank reads in some steps, if the datasets differ in seq_length.
 
-        Each step then reads one dataset. If that dataset has n rows per step and provided k earlier
-        steps, the step reads the dataset's samples k · n … (k + 1) · n − 1.
+        Each step then reads one dataset. If k earlier steps read this dataset, and its steps have n
+        rows over all ranks, the step reads samples k · n … (k + 1) · n − 1 of the dataset.
 
         Args:
             steps: Numbers of steps.
@@ -389,7 +390,7 @@ class Mixture(Reader):
         )
 
     def check_redraw(self) -> None:
-        """Check that all tasks with randomness can be resampled.
+        """Check that all tasks whose objectives use random numbers can be resampled.
 
         Raises:
             ArgumentError: If a task of a dataset cannot be resampled.
@@ -405,8 +406,8 @@ class Mixture(Reader):
     def delivered(self, state: Mapping[str, Any]) -> list[int]:
         """Return how many rows of each dataset had been delivered when a state was saved.
 
-        The numbers are sums over all ranks. They have a closed form. Only for balanced steps, the
-        order of one window is computed.
+        The numbers are sums over all ranks. They are computed by a formula, without visiting all
+        earlier samples. Only for balanced steps, the order of one window is computed.
 
         Args:
             state: A state from `Batches.state_dict`.
@@ -457,8 +458,9 @@ class Mixture(Reader):
     ) -> "Mixture":
         """Return a view of the mixture that keeps the loss on some sources, tasks and datasets.
 
-        All other segments get a loss_mask of 0. Each name must exist in at least one dataset. A
-        dataset that has none of the given names keeps no loss.
+        All other segments get a loss_mask of 0. Each given name must exist in at least one dataset.
+        If a dataset has none of the given sources, or none of the given tasks, all its segments get
+        a loss_mask of 0.
 
         Args:
             source: Name of a source, or several names. None keeps all sources.
@@ -569,7 +571,8 @@ def mixture_file(path: Path, directories: Sequence[str | os.PathLike], **options
     """Return the bytes of a mixture.json.
 
     Args:
-        path: The future path of the file. The folders' paths are written relative to its folder.
+        path: The path where the file will be written. The datasets' paths in the file are relative
+            to the file's folder.
         directories: The folders of the datasets.
         **options: shares, interpolate and max_epochs. Options that are None are left out.
 
@@ -625,10 +628,10 @@ def _checked_epochs(max_epochs: Any, n_datasets: int) -> list[int | None]:
 
 
 def split_bound(max_open: int, shards: Sequence[int]) -> list[int]:
-    """Divide a limit of open shards between datasets. Each dataset may open at least one shard.
+    """Divide a limit of open shards between datasets.
 
-    Small datasets keep all their shards open, and the other datasets get equal parts of the rest. A
-    limit of 10 for datasets with 2, 9 and 30 shards gives 2, 4 and 4.
+    Datasets with few shards may keep all of them open. The other datasets get equal parts of the
+    rest, at least 1 each. A limit of 10 for datasets with 2, 9 and 30 shards gives [2, 4, 4].
 
     Args:
         max_open: Maximum number of open shards over all datasets.
@@ -645,7 +648,7 @@ def split_bound(max_open: int, shards: Sequence[int]) -> list[int]:
 
 
 def _check_alike(datasets: Sequence[Any]) -> None:
-    """Check that one model can read all datasets, and that each dataset has rows.
+    """Check that all datasets fit one model, and that each dataset has rows.
 
     Raises:
         ArgumentError: If datasets differ in tokenizer, vocab_size or pad_id, or a dataset has no

@@ -16,13 +16,14 @@ window are sorted by cost and cut into groups. A group has the rows of one step 
     dealt    ▁▂▁▂▁▂ …                     ordered so that all ranks of a step get similar costs
 
 A mixture splits its samples into cycles. Dataset d provides c_d samples of each cycle, at positions
-that follow from a key. So the number of samples from each dataset has a closed form:
+that follow from a key. So a sample's dataset, and its number among the dataset's samples, can be
+computed without the earlier cycles:
 
     cycle length        C = Σ c_d
     cycle and position  k, p = divmod(g, C)           of global sample g
     with shuffle        g belongs to the dataset d with
                         Σ c_i (i < d)  ≤  permute(p, C, key(seed, k))  <  Σ c_i (i ≤ d)
-    without shuffle     all cycles are equal; sample i of dataset d is sorted by the number
+    without shuffle     all cycles are equal: the samples i of all datasets d are sorted by
                         (2 i + 1) / (2 c_d), and ties go to the first dataset
     number within d     s = k · c_d + (positions before p in cycle k that belong to d)
 
@@ -136,7 +137,9 @@ def rows_of_samples(samples: np.ndarray, n_rows: int, seed: int, shuffle: bool) 
 
 
 def samples_of_step(rows: int, step: int, batch_size: int, rank: int, world_size: int) -> range:
-    """Return the global samples of one rank's step, including samples after the end.
+    """Return the global samples that one rank reads in a step.
+
+    The function does not know the last sample of the iteration, so the range may exceed it.
 
     Args:
         rows: Samples that all ranks delivered before step 0.
@@ -197,7 +200,7 @@ class Balance(NamedTuple):
 def window_of(
     sample: int, window: int, epoch_rows: int | None, last: int | None = None
 ) -> tuple[int, int]:
-    """Return the window of a sample: the range of samples that are balanced together with it.
+    """Return the window that contains a sample, the range of samples that are balanced together.
 
     Windows are cut at the bounds of epochs, and before sample `last`.
 
@@ -230,7 +233,8 @@ def ending_at(balance: Balance, sample: int) -> Balance:
         sample: The sample before which a window is cut.
 
     Returns:
-        The settings with `end` set to the sample, or to None if a window starts there anyway.
+        The settings with `end` set to the sample. If a window starts at this sample anyway, `end`
+        is None.
     """
     return balance._replace(end=sample if sample % balance.window else None)
 
@@ -238,8 +242,8 @@ def ending_at(balance: Balance, sample: int) -> Balance:
 def balanced(costs: np.ndarray, begin: int, balance: Balance, seed: int) -> np.ndarray:
     """Return the balanced order of a window's rows.
 
-    Groups begin at samples that are multiples of `group`. If the window contains only a part of its
-    first or last group, that part gets rows of medium cost.
+    Groups begin at samples that are multiples of `balance.group`. If the window contains only a
+    part of its first or last group, that part gets rows of medium cost.
 
     Args:
         costs: Costs of the window's rows, float64[n].
@@ -270,10 +274,11 @@ def balanced(costs: np.ndarray, begin: int, balance: Balance, seed: int) -> np.n
 def dealt(costs: np.ndarray) -> np.ndarray:
     """Order the rows of each group so that all ranks of a step have similar costs.
 
-    Each expensive row is paired with a cheap row. Then pairs with a high sum are paired with pairs
-    that have a low sum, and so on. For an odd prime factor of the group's size, 3, 5, … sets of
-    rows are combined instead of two. As a result, runs of 2, 4, 8, … rows that begin at a multiple
-    of their length have similar costs. A rank with this batch size reads one such run.
+    Each expensive row is paired with a cheap row. Then pairs of high total cost are paired with
+    pairs of low total cost, and so on. If the group's size has the prime factor 3, one step of this
+    algorithm combines three sets of rows instead of two, and similarly for 5, 7, …. As a result,
+    runs of 2, 4, 8, … rows that begin at a multiple of their length have similar costs. A rank with
+    a batch size of 8 reads a run of 8 rows.
 
     Args:
         costs: Costs of the rows, float64[groups, rows].
@@ -364,10 +369,10 @@ def _is_number(value: Any) -> bool:
 def counts_of(shares: Sequence[float]) -> np.ndarray:
     """Return how many samples of a cycle each dataset provides, int64[D].
 
-    Shares are normalised to sum to 1. The cycle has the smallest length that makes every share a
-    whole number of samples. Shares of 3 and 1 give a cycle of 4 with 3 and 1 samples. If this
-    length would exceed 1000, the length is 1000, and counts are rounded down. The missing samples
-    go to the datasets with the largest remainders, and ties to the first dataset.
+    The cycle has the smallest length for which every dataset gets a whole number of samples. Shares
+    of 0.75 and 0.25 give a cycle of 4 samples with the counts 3 and 1. If this length would exceed
+    1000, the length is 1000, and counts are rounded down. The missing samples go to the datasets
+    with the largest remainders. If remainders are equal, the first dataset gets the sample.
 
     Raises:
         ArgumentError: If a share is invalid or gives less than 1 sample in 1000.
@@ -441,7 +446,7 @@ def seed_of(seed: int, dataset: int) -> int:
         dataset: Index of the dataset.
 
     Returns:
-        The mixture's seed for dataset 0, and a derived seed for every other dataset.
+        For dataset 0 the mixture's seed, and for every other dataset a seed derived from it.
     """
     return (
         int(randomness.bits64(np.uint64(seed), randomness.MIXTURE_SEED, dataset))
@@ -534,17 +539,17 @@ def among_first(
 def first_beyond(
     dataset: int, most: int, counts: "np.ndarray | Schedule", seed: int, shuffle: bool
 ) -> int | None:
-    """Return the first global sample that a dataset would have to provide beyond its limit.
+    """Return the first global sample that a dataset cannot provide, because of its limit.
 
     Args:
         dataset: Index of the dataset.
-        most: Number of samples that the dataset can provide.
+        most: The limit: number of samples that the dataset can provide.
         counts: Samples of each dataset in a cycle, int64[D], or a `Schedule`.
         seed: Random seed of the mixture.
         shuffle: Whether the positions of a cycle are shuffled.
 
     Returns:
-        The global sample, or None if the dataset provides at most `most` of the first 2⁶².
+        The global sample. None if the dataset provides at most `most` of the first 2⁶² samples.
     """
     low, high = most, _END
     if among_first(high, counts, seed, shuffle)[dataset] <= most:
@@ -575,10 +580,10 @@ class Schedule:
 
     Let I_d(n) be the integral of dataset d's share over the first n samples. It is a rational
     number, and Σ I_d(n) = n. A binary tree assigns samples to datasets: all D datasets are a group,
-    each group is split into two halves, and each half is a group again. Of the first q samples of a
-    group, its first half gets
+    each group is split into two halves, and each half is a group again. The first half of a group
+    gets ⌊A(q) + ½⌋ of the group's first q samples:
 
-        ⌊A(q) + ½⌋    A(q) = I_half(τ), where τ is the time at which I_group(τ) = q
+        A(q) = I_half(τ), where τ is the time at which I_group(τ) = q
 
     From one q to the next, A grows by 0 … 1, because a half's share is a part of its group's share.
     So each sample goes to exactly one half, and the counts after n samples depend only on n.
@@ -596,7 +601,7 @@ class Schedule:
     linear: bool
 
     def parts(self) -> list[Any]:
-        """Return the values that a mixture's fingerprint includes: points, weights and method."""
+        """Return [points, weights, "linear" or "step"], which a mixture's fingerprint includes."""
         return [self.points, self.weights, "linear" if self.linear else "step"]
 
     def shares(self, sample: int) -> np.ndarray:
@@ -613,8 +618,8 @@ class Schedule:
         """Return the integrals of the shares as polynomials with a common denominator.
 
         The result is (common, [[(a, b, c), …], …]). The outer list has one list per point, and each
-        inner list has D + 1 entries. Entry d is for datasets 0 … d − 1 together: x samples after
-        the point, their integral is (a + b·x + c·x²) / common.
+        inner list has D + 1 entries. Entry d describes the sum of the integrals of datasets 0 … d −
+        1. At x samples after the point, this sum is (a + b·x + c·x²) / common.
         """
         shares = [
             [Fraction(w, sum(weights)) for w in accumulate(weights, initial=0)]
@@ -670,7 +675,7 @@ class Schedule:
             near: A sample number near τ. The search for τ starts there.
 
         Returns:
-            The number of samples, and ⌊τ⌋.
+            The number of samples of the first half, and ⌊τ⌋.
         """
         middle, common = (begin + end) // 2, self._curves[0]
         if end - begin == len(self.weights[0]):  # For all datasets τ is q.

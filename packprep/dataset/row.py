@@ -25,9 +25,9 @@ from packprep.forking import lazy
 class Row:
     """A row of a dataset. `Dataset.row` creates it.
 
-    Its arrays are read-only. A stored column is a view of the mapped shard, or is read from the
-    file with io "pread". All other columns are derived at their first use. If the shard is damaged,
-    access to a column raises DatasetError, which names file and row.
+    Its arrays are read-only. With io "mmap", a stored column is a view of the mapped shard. With io
+    "pread", it is read from the file. All other columns are derived at their first use. If the
+    shard is damaged, access to a column raises DatasetError, which names file and row.
 
         tokens        token_dtype[T]    loss_mask     uint8[T]     prefix_ends   int32[T]
         labels        token_dtype[T]    loss_weights  float32[T]   block_lengths int32[T]
@@ -179,9 +179,9 @@ class Row:
     def weighted_ranges(self) -> list[tuple[int, int, int, float]]:
         """Return the trained ranges with a weight other than 1.
 
-        Each range is a tuple (segment, first slot, end slot, weight). The end slot is not included.
-        The slots contain the trained tokens. In next-token tasks, each token is predicted at the
-        slot before.
+        Each range is a tuple (segment, first slot, end slot, weight), without the end slot. The
+        slots of a range contain the tokens that are predicted. In next-token tasks, each token is
+        predicted at the slot before.
         """
         if "trained_weights" not in self._shard.layout:
             return []

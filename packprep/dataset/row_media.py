@@ -31,8 +31,8 @@ class Media:
         slot: int32[k], the first slot of each span in its row.
         tokens: int32[k], the number of slots of each span.
         kind: uint16[k], the kind of each span as an index into `names`.
-        ref_offsets: int64[k + 1]. Reference i is bytes ref_offsets[i] … ref_offsets[i + 1] − 1 of
-            `ref`.
+        ref_offsets: int64[k + 1]. The reference of span i is bytes ref_offsets[i] …
+            ref_offsets[i + 1] − 1 of `ref`.
         ref: uint8[r], all references in UTF-8, joined. `refs` has them as strings.
         names: The names of the kinds of media.
 
@@ -72,8 +72,9 @@ class Media:
     def flat_slots(self, seq_length: int) -> np.ndarray:
         """Return all slots of the spans in the flat rows, int64[Σ tokens], in ascending order.
 
-        Each row has `seq_length` slots. At these indices, tokens.reshape(-1) of a batch has
-        placeholder tokens. A model replaces their embeddings by the media's embeddings.
+        Each row has `seq_length` slots. In a batch, tokens.reshape(-1) has placeholder tokens at
+        these indices. A model replaces the embeddings of the placeholder tokens with the embeddings
+        of the media.
         """
         return np.repeat(self.row * seq_length + self.slot, self.tokens) + ranks(self.tokens)
 
@@ -96,7 +97,10 @@ class Media:
 
 
 def kinds_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the kinds of media in a dataset. media_kind has indices into them."""
+    """Return the names of the kinds of media in a dataset, such as ("audio", "image").
+
+    The array media_kind of a shard has indices into this tuple.
+    """
     specials = manifest["recipe"].get("specials")
     media = specials.get("media") if isinstance(specials, dict) else None
     return tuple(sorted(media)) if isinstance(media, dict) else ()
@@ -106,7 +110,7 @@ def media_of(places: Sequence[tuple["Shard", int]], names: tuple[str, ...]) -> M
     """Return the media spans of rows.
 
     Args:
-        places: The shard of each row, and the index of the row in the shard.
+        places: A tuple for each row: its shard, and its index in the shard.
         names: The names of the dataset's kinds of media.
 
     Returns:

@@ -47,8 +47,8 @@ class Facts:
         pad_id: The token of padding.
         token_dtype: uint16 or int32.
         tasks: The task table of the manifest.
-        loss_on: bool[sources] and bool[tasks]. A segment keeps its loss only if the flags of its
-            source and its task are both True. None keeps the loss of all segments.
+        loss_on: Two arrays, bool[sources] and bool[tasks]. A segment keeps its loss only if the
+            flags of its source and of its task are both True. None keeps the loss of all segments.
     """
 
     where: str
@@ -65,15 +65,15 @@ class Facts:
 
     @lazy
     def in_place(self) -> np.ndarray:
-        """Return which tasks noise tokens and predict the original ones, bool[tasks].
+        """Return which tasks noise tokens and predict the original tokens, bool[tasks].
 
-        `is_in_place` decides this.
+        The result is True where `is_in_place` returns True.
         """
         return np.array([is_in_place(task) for task in self.tasks])
 
     @lazy
     def shift(self) -> np.ndarray:
-        """Return which tasks noise tokens and predict them at the slot before, bool[tasks]."""
+        """Return which tasks predict a noised token at the slot before it, bool[tasks]."""
         return np.array([task["label_alignment"] == "next_slot" for task in self.tasks])
 
     @lazy
@@ -151,12 +151,13 @@ class RowSegments:
         return [shard.segment_range(row) for shard, row in self.places]
 
     def parts(self, name: str, more: int = 0, rows: int = 0) -> list[np.ndarray]:
-        """Read the entries of the rows' segments from an array that has one entry per segment.
+        """Read an array of the shards that has one entry per segment, only for the segments' rows.
 
         Args:
             name: The name of the array.
-            more: Number of entries to read after the last segment's entry.
-            rows: 1 if the array has one more entry per row, as cu_seqlens, otherwise 0.
+            more: Number of entries to read in addition, after the entry of each row's last segment.
+            rows: 1 if the array has one more entry per row than segments, such as cu_seqlens.
+                Otherwise 0.
 
         Returns:
             A list with one array per row.
@@ -208,7 +209,7 @@ class RowSegments:
         )
 
     def column(self, name: str) -> np.ndarray:
-        """Return a header column, [m], from `changed` or from the arrays segment_NAME of shards."""
+        """Return a header column, [m]: from `changed`, otherwise from the shards' segment_NAME."""
         if name in self.changed:
             return self.changed[name]
         parts = self.parts(f"segment_{name}")
@@ -257,8 +258,8 @@ class RowSegments:
     def without_next(self, distance: int = 1) -> np.ndarray:
         """Return the last `distance` slots of each segment and all gaps, as flat slots, int64.
 
-        The segment of such a slot does not continue `distance` slots later. The result is not
-        sorted.
+        These are the slots whose segment does not contain the slot `distance` slots later. The
+        result is not sorted.
         """
         earlier = [(self.at + self.slots - d)[self.slots >= d] for d in range(2, distance + 1)]
         return np.concatenate((self.at + self.slots - 1, *earlier, self.gaps))
@@ -326,8 +327,8 @@ class RowSegments:
         Padding has 0.
 
         Args:
-            with_blocks: Whether slots of block-diffusion segments get −1. Otherwise, such segments
-                raise an error.
+            with_blocks: If True, slots of block-diffusion segments get −1. If False, a
+                block-diffusion segment raises an error.
 
         Raises:
             DatasetError: If a prefix is not inside its segment, or a segment uses block diffusion
@@ -352,15 +353,16 @@ class RowSegments:
         return self.at_slots(ends, 0)
 
     def trained(self) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int]]]:
-        """Return the trained ranges of the rows. All their shards must have trained ranges.
+        """Return the trained ranges of the rows. All shards of the rows must have trained ranges.
 
         Returns:
             Three values:
 
-            - The segment of each range, int64[k].
-            - The slots [start, end) of each range, counted from the segment's first slot,
-              int64[k, 2].
-            - For each row, the indices (first, end) of its ranges in the shard's array.
+            - int64[k]: the segment of each range.
+            - int64[k, 2]: the slots [start, end) of each range, counted from the first slot of its
+              segment.
+            - A list with a tuple (first, end) for each row: the row's ranges are entries first …
+              end − 1 of the shard's array trained_ranges.
 
         Raises:
             DatasetError: If ranges overlap, are out of order, or lie outside their segments.
@@ -393,9 +395,10 @@ class RowSegments:
         return segment, all_ranges, parts
 
     def weights_of_ranges(self, parts: Sequence[tuple[int, int]]) -> np.ndarray:
-        """Return the weight of each trained range, float32[k].
+        """Return the weight of each trained range of the rows, float32[k].
 
-        All shards of the rows must store trained_weights. `parts` is the third result of `trained`.
+        All shards of the rows must store trained_weights. `parts` is the list that `trained`
+        returns.
         """
         places = zip(self.places, parts, strict=True)
         return np.concatenate(
@@ -406,7 +409,7 @@ class RowSegments:
         """Return for each slot the weight of the trained range that contains its target token.
 
         The target is the token that the slot predicts: the next token, or in same-position tasks
-        the slot's own token. Outside trained ranges the weight is 1.
+        the original token of this slot. If the target is outside trained ranges, the weight is 1.
 
         Returns:
             float32[size], or None if no shard of the rows stores trained_weights.
@@ -490,8 +493,9 @@ class SlotColumn(NamedTuple):
     Attributes:
         dtype: The default dtype. None means the dtype of tokens.
         cast: Whether a single dtype, given as `dtype` to `batch`, applies to this column.
-        derived: A function that computes the column, [size], if a shard does not store it. None if
-            `fill` or `look_ahead` computes it.
+        derived: A function that computes the column, [size], if a shard does not store it. It is
+            None for columns that every shard stores, and for columns that `fill` or `look_ahead`
+            computes.
     """
 
     dtype: np.dtype | None
@@ -550,7 +554,7 @@ def own_dtype(name: str, token_dtype: np.dtype) -> np.dtype:
 
 
 def fill(segments: RowSegments, name: str, values: np.ndarray, with_blocks: bool = False) -> None:
-    """Write a slot column of some rows into an array.
+    """Write one column with a value per slot into an array, for some rows.
 
     Args:
         segments: The segments of the rows.
@@ -624,8 +628,10 @@ def gather(
         facts: The metadata of the dataset.
         places: The locations of the rows.
         batch: The arrays to fill, column → [B, T] or [B], of any dtype.
-        redraw: A function that resamples rows: it overwrites slot columns after they are filled.
-        redrawn: The columns that `redraw` overwrites in every row. They are not filled before.
+        redraw: A function that resamples rows. It is called after the slot columns have been
+            filled, and overwrites some of them.
+        redrawn: The columns that `redraw` overwrites in every row. They are not filled before the
+            call.
 
     Raises:
         DatasetError: If a row is damaged.
@@ -664,12 +670,14 @@ def gather(
 def look_ahead(segments: RowSegments, name: str, source: np.ndarray, values: np.ndarray) -> None:
     """Write a column that describes the prediction of the token k slots later.
 
-    Slot i gets the value that the column for the next token has at slot i + k − 1. There are three
-    exceptions: slot i + k is not in the same segment, slot i is padding, or the segment is from a
-    same-position task. Then labels get the pad id, and other columns get 0.
+    For example, the column labels_3 (k = 3) describes the prediction of the token 3 slots later. At
+    slot i, it has the value of labels at slot i + 2. In general, slot i gets the value that the
+    column for the next token (`source`) has at slot i + k − 1. There are three exceptions: slot i +
+    k is not in the same segment, slot i is padding, or the segment is from a same-position task. In
+    these cases, labels get the pad id, and other columns get 0.
 
-    In a two-way prefix, only the last slot trains a later token. At all other slots, the target
-    would be visible to a head that also reads the tokens in between, as in DeepSeek-V3.
+    In a two-way prefix, only the last slot trains a later token. At all other slots, a head that
+    also reads the tokens in between, as in DeepSeek-V3, would see the target.
 
     Args:
         segments: The segments of the rows.

@@ -43,7 +43,10 @@ _DTYPES: dict[str, np.dtype] = dict.fromkeys(HEADER, np.dtype("i8")) | {
 
 
 class Bodies(NamedTuple):
-    """The columns that an objective needs to draw the bodies of segments, [m] each."""
+    """The columns of m segments that an objective needs to draw the segments' bodies.
+
+    Each array has the shape [m].
+    """
 
     n: np.ndarray  # int64: number of body tokens: content and a repeated system message
     key: np.ndarray  # uint64
@@ -53,7 +56,10 @@ class Bodies(NamedTuple):
 
 
 class TrainedRanges(NamedTuple):
-    """The ranges of trained slots in segments, if the shard has supervised documents."""
+    """The ranges of trained slots in the segments of a shard.
+
+    Only shards with supervised documents have them.
+    """
 
     offsets: np.ndarray  # int64[m + 1]: the ranges of segment i are offsets[i] … offsets[i + 1] − 1
     ranges: np.ndarray  # int32[k, 2]: start and end, relative to the segment's first slot
@@ -99,10 +105,11 @@ class MediaSpans(NamedTuple):
 
         Args:
             g: Index of the segment.
-            begin: Slot of the row that counts as 0 in the result.
+            begin: A slot of the row. First slots in the result are counted from this slot.
 
         Returns:
-            A tuple for each span: first slot, number of slots, kind and reference.
+            A tuple (first slot, number of slots, kind, reference) for each span. The kind is a
+            number.
         """
         spans = []
         for i in range(*self.offsets[g : g + 2].tolist()):
@@ -112,9 +119,10 @@ class MediaSpans(NamedTuple):
         return spans
 
     def within(self, chosen: np.ndarray) -> "MediaSpans | None":
-        """Return only the spans in the segments `chosen`, bool[m], or None without such spans.
+        """Return only the spans in chosen segments, or None if chosen segments have no spans.
 
-        The result has the same number of segments. Segments that are not chosen have no spans.
+        `chosen` is bool[m]. The result still has m segments. Segments that are not chosen have no
+        spans in the result.
         """
         counts, lengths = np.diff(self.offsets), np.diff(self.ref_offsets)
         kept = np.repeat(chosen, counts)
@@ -262,7 +270,10 @@ class Segments:
         )
 
     def last_chunks(self) -> np.ndarray:
-        """Return which segments contain the last chunk of their document in a pass, bool[m]."""
+        """Return which segments contain the last chunk of their document, bool[m].
+
+        If the documents of a source are used in several passes, each pass has its own last chunk.
+        """
         columns = self.start, self.repeat, self.doc, self.file
         order = np.lexsort(columns)
         last = np.ones(len(order), np.bool_)
@@ -274,8 +285,8 @@ class Segments:
     def header_arrays(self, pad_seq_to_mult: int) -> dict[str, np.ndarray]:
         """Return the arrays that describe these segments in a shard, name → array.
 
-        The segments must be in row order. `pad_seq_to_mult` is the number from the recipe; segments
-        begin at multiples of it.
+        The segments must be in row order. `pad_seq_to_mult` is the recipe's value. In a row,
+        segments begin at multiples of this number.
         """
         rows = int(self.row[-1]) + 1 if len(self) else 0
         row_offsets = np.searchsorted(self.row, np.arange(rows + 1)).astype(np.int64)
@@ -306,7 +317,7 @@ _COLUMNS = [
 def header_columns(arrays: Arrays) -> dict[str, np.ndarray]:
     """Return the columns that a shard stores as segment_NAME, name → [m].
 
-    The function reads no other arrays, so it works even if these are damaged.
+    The function reads no other arrays, so it works even if other arrays are damaged.
     """
     return {
         name: arrays[f"segment_{name}"].astype(dtype, copy=False) for name, dtype in _DTYPES.items()
@@ -314,7 +325,7 @@ def header_columns(arrays: Arrays) -> dict[str, np.ndarray]:
 
 
 def segment_slots(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the position of each segment in the rows of a shard.
+    """Return the row and the slots of each segment of a shard.
 
     The arrays cu_seqlens and row_offsets must be valid.
 
@@ -330,7 +341,7 @@ def segment_slots(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _cumulative(lengths: np.ndarray, row: np.ndarray, row_offsets: np.ndarray) -> np.ndarray:
     """Return the cu_seqlens of all rows, joined, int32[m + rows].
 
-    For each row they are 0 and the running sums of its segments' lengths.
+    The cu_seqlens of a row with segments of 3 and 2 slots are 0 3 5.
     """
     sums = offsets_of(lengths)
     cu_seqlens = np.zeros(len(lengths) + len(row_offsets) - 1, np.int32)
