@@ -34,7 +34,7 @@ class Row:
         segment_ids   uint16[T]         position_ids  int32[T]     seq_idx       int32[T]
         labels_k, loss_mask_k, loss_weights_k     as in `Dataset.batch`
         cu_seqlens    int32[n_segments + 1]
-        cu_seqlens_padded  int32[n_segments + 1], or None if no padding is between segments
+        cu_seqlens_padded  int32[n_segments + 1], or None if the recipe's pad_seq_to_mult is 1
         segments      a dict of arrays [n_segments]: the columns of the segment header, such as
                       "task" and "prefix". "begin" has the first slot of each segment, and "end"
                       the slot after the segment

@@ -17,7 +17,8 @@ process with SIGBUS.
 
     FileArray ── [row], part(…), read_row(…) ─► ShardBytes.read ─► preadv into the caller's array
 
-preadv does not use the file's position, so threads and forked processes can share a ShardBytes.
+preadv does not use or move the position of the open file, so threads and forked processes can share
+a ShardBytes.
 """
 
 import json
@@ -240,9 +241,10 @@ def layout(
         blocks: Number of blocks, or None without block diffusion.
         trained: Number of trained ranges, or None if the shard has no supervised documents.
         weighted: Whether a trained range has a weight other than 1.
-        compact: Whether to leave out segment_ids, which cu_seqlens determine. loss_mask is left
-            out, too, unless `labels`, `blocks` or `trained` is given.
-        media: Number of media spans and of bytes in their references, or None without media.
+        compact: Whether to leave out segment_ids, which cu_seqlens determine. Without `labels`,
+            `blocks` and `trained`, loss_mask is left out as well.
+        media: A tuple (number of media spans, number of bytes of all references), or None without
+            media.
 
     Returns:
         A dict name → (dtype, shape).
@@ -315,7 +317,7 @@ NAMES = frozenset(
 def _inferred_layout(
     where: str, shapes: Mapping[str, tuple[int, ...]], seq_length: int, token_dtype
 ) -> Layout:
-    """Return the layout that the names and shapes of a shard's arrays imply.
+    """Return the `layout` that fits the names and sizes of a shard's arrays, name → shape.
 
     `where` names the file in messages.
 
@@ -373,7 +375,8 @@ SLOT_ARRAYS = ("tokens", "labels", "segment_ids", "loss_mask")
 def compacted(arrays: Arrays, labels: bool = True) -> dict[str, np.ndarray]:
     """Return the arrays that a compact shard stores.
 
-    They are all arrays except segment_ids and, where it can be derived, loss_mask.
+    They are all arrays except segment_ids and loss_mask. loss_mask is kept if it cannot be derived,
+    that is if the result has labels, blocks or trained ranges.
 
     Args:
         arrays: The arrays of a full shard, name → array.
@@ -411,7 +414,9 @@ def _header(arrays: Layout, metadata: Mapping[str, str] = METADATA) -> bytes:
 
 
 def encode(arrays: Arrays) -> list[bytes | memoryview]:
-    """Return the bytes of a shard as a list of buffers: the header, then a view of each array.
+    """Return the bytes of a shard as a list of buffers.
+
+    The first buffer is the header. It is followed by a view of each array, in file order.
 
     Args:
         arrays: name → array, in any order.
@@ -445,7 +450,7 @@ def encode(arrays: Arrays) -> list[bytes | memoryview]:
 
 
 def encoded(arrays: Arrays, metadata: Mapping[str, str]) -> list[bytes | memoryview]:
-    """Return the bytes of a safetensors file of any arrays, as a list of buffers.
+    """Return the bytes of a safetensors file with the given arrays, as a list of buffers.
 
     Token stores use this function. Shards of datasets use `encode`.
 
@@ -470,7 +475,7 @@ Places = dict[str, tuple[np.dtype, tuple[int, ...], int]]
 def places_in(
     head: bytes, size: int, where: str, metadata: Mapping[str, str], names: Sequence[str]
 ) -> Places:
-    """Return the dtype, shape and position of each array in the file of a token store's shard.
+    """Return where a shard of a token store has its arrays: their dtypes, shapes and positions.
 
     Args:
         head: The first bytes of the file, with at least the whole header.
@@ -480,7 +485,8 @@ def places_in(
         names: The arrays that the file should have, in file order.
 
     Returns:
-        A dict name → (dtype, shape, first byte).
+        A dict name → (dtype, shape, first byte). The first byte is counted from the start of the
+        file.
 
     Raises:
         DatasetError: If the header or the size is not as `encoded` writes it.
@@ -515,7 +521,7 @@ class Shard:
         rows: Number of rows.
         segments: Number of segments.
         seq_length: Number of slots of a row.
-        layout: The dtype and shape of each array, as the function `layout` returns them.
+        layout: A dict name → (dtype, shape) in file order, as the function `layout` returns it.
         data_begin: Number of bytes before the first array.
         size: Size of the file in bytes.
         io: "mmap" if `row` and `part` return views of a map, "pread" if they read the file.
@@ -578,9 +584,10 @@ class Shard:
 
     @lazy
     def tokens(self) -> np.ndarray | FileArray:
-        """Return the tokens of all rows; tokens[row] has the shape [seq_length].
+        """Return the tokens of all rows. tokens[row] has the shape [seq_length].
 
-        The result is cached because each access to a row needs it.
+        With io "mmap" the result is an array, with "pread" a `FileArray`. The result is cached
+        because each access to a row needs it.
         """
         return self.arrays["tokens"] if self.io == "mmap" else self.read_arrays["tokens"]
 
@@ -673,7 +680,12 @@ def _is_counts(value: object) -> bool:
 
 
 def _shapes_of(path: Path, header: dict) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each array by name, after checking the form of the header's entries."""
+    """Return a dict name → shape from a shard's header.
+
+    Raises:
+        DatasetError: If an entry does not have exactly the keys dtype, shape and data_offsets, or
+            shape or data_offsets is not a list of non-negative integers.
+    """
     for name, entry in header.items():
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
             raise DatasetError(
@@ -709,7 +721,8 @@ def open_shard(
         token_dtype: The manifest's token_dtype.
         rows: The manifest's number of rows, or None to accept any number.
         segments: The manifest's number of segments, or None to accept any number.
-        compact: Whether the manifest says that shards are compact, or None to accept both forms.
+        compact: Whether the manifest's shards are compact, that is without segment_ids. None
+            accepts shards with and without segment_ids.
         io: "mmap" or "pread", as in `Shard`.
 
     Returns:
