@@ -249,10 +249,10 @@ def pad_cu_seqlens(cu_seqlens, entries, length=None, tail="none") -> np.ndarray:
         cu_seqlens: Boundaries of the segments, int[n + 1].
         entries: Number of entries of the result.
         length: Number of slots of the row, required unless `tail` is "none".
-        tail: The treatment of slots after the last segment. With "none", they stay outside all
-            segments. Kernels do not write the output of such slots, so it may be NaN, which a
-            loss_mask of 0 does not remove. With "segment", they become one more segment. With
-            "fold", they are added to the last segment.
+        tail: The treatment of slots after the last segment. With "segment", they become one more
+            segment. With "fold", they are added to the last segment. With "none", they stay outside
+            all segments. Kernels do not write outputs for slots outside all segments. These outputs
+            may be NaN, and NaN times a loss_mask of 0 is still NaN.
 
     Returns:
         int32[entries].

@@ -781,11 +781,11 @@ class Batches:
         self._restart(rows)
 
     def _with_own_end(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the state with the balance's `end` of this iteration, if later rows stay the same.
+        """Return the state with `end` of its balance replaced by the `end` of this iteration.
 
-        At its `end`, a balance cuts a window in two. If the state was saved inside a window that is
-        cut at the state's or at this iteration's `end`, later rows could differ. The state is then
-        returned unchanged, and `check_state` compares the two ends.
+        A balance cuts the window that contains its `end` in two. If the state was saved inside a
+        window that is cut at one of the two ends, the replacement could change later rows. Then the
+        state is returned unchanged, so that `check_state` compares the ends.
         """
         balance, rows = (
             (state.get(key) for key in ("balance", "rows"))

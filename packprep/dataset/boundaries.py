@@ -161,14 +161,14 @@ def put_block_labels(
     ahead: np.ndarray,
     pad: int,
 ) -> None:
-    """Write the labels of block-diffusion segments: the tokens of x_0, in both halves.
+    """Write the labels of block-diffusion segments: the tokens of the clean half, in both halves.
 
     Args:
         labels: The flat array to write.
         tokens: The flat array of tokens.
         at: The first slot of each segment, int[m].
         half: Number of slots of one half of each segment, int[m].
-        ahead: bool[m]. Where True, each slot gets the next token of x_0 instead of its own, and the
+        ahead: bool[m]. Where True, each slot gets the next token instead of its own token, and the
             last slot of each half gets `pad`.
         pad: The id of padding.
     """
@@ -510,9 +510,9 @@ def _meets(side: _Side, other: _Side, back: int, ahead: int) -> np.ndarray:
 
 
 def _counted(ids, counts, max_segments) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lengths and offsets that `thd_pair` returns for one side.
+    """Return the lengths and offsets that `thd_pair` returns for the queries or for the keys.
 
-    `ids` are the side's segment ids, and `counts`, bool[B, T], flags the slots to count.
+    `ids`, [B, T], has the segment ids. `counts`, bool[B, T], is True at the slots to count.
     """
     n_rows = len(ids)
     kept = np.where(counts & (ids != 0), ids, 0)

@@ -1,5 +1,8 @@
 """Split rows of prefix tasks into encoder and decoder sequences, as the arrays of seqio and T5X.
 
+In this row, the inputs a b c have the targets x y, the inputs d e have the target z, and a dot is
+padding:
+
 slots          a  b  c  x  y  d  e  z  .         segments  a b c → x y  and  d e → z
 segment_ids    1  1  1  1  1  2  2  2  0
 prefix_ends    3  3  3  3  3  7  7  7  0         T = 9, encoder_length 5

@@ -434,7 +434,8 @@ def check_manifest(value: Any, name: str) -> Manifest:
         The manifest. Missing keys that were added to the format later have their defaults.
 
     Raises:
-        DatasetError: If the value is not such a manifest. The message names file, key and value.
+        DatasetError: If the value is not a manifest that this packprep can read. The message names
+            file, key and value.
     """
     made_with = value.get("made_with") if isinstance(value, dict) else None
     if isinstance(value, dict):
@@ -627,7 +628,8 @@ def read_manifest(directory: str | os.PathLike, stores: bool = False) -> Manifes
 
     Args:
         directory: The folder of the dataset.
-        stores: Whether to accept a token store, too.
+        stores: Whether token stores are accepted. Otherwise the manifest of a token store raises an
+            error.
 
     Returns:
         The manifest.

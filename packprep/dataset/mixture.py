@@ -3,7 +3,7 @@
 Row indices count through the datasets, in their order.
 
 open_dataset([a, b], shares=[0.7, 0.3]) ─► Mixture ── batches(…)
-    order.py: sample → (dataset, number within it), number → (row, epoch)
+    order.py: sample → (dataset, number in the dataset), number → (row, epoch)
     shares=[(0, [0.9, 0.1]), (10**6, [0.5, 0.5])], interpolate="linear": shares that change
 """
 

@@ -128,8 +128,8 @@ class Facts:
 class RowSegments:
     """The segments of some rows in slot order. They are read from the shards at first use.
 
-    Reading checks that segments lie inside their rows, do not overlap, and are in order. If they do
-    not, DatasetError is raised and names file and row.
+    Reading checks that segments lie inside their rows, do not overlap, and are in order. Otherwise
+    it raises a DatasetError that names file and row.
 
     Attributes:
         facts: The metadata of the dataset.
@@ -151,10 +151,10 @@ class RowSegments:
         return [shard.segment_range(row) for shard, row in self.places]
 
     def parts(self, name: str, more: int = 0, rows: int = 0) -> list[np.ndarray]:
-        """Read an array of the shards that has one entry per segment, only for the segments' rows.
+        """Return for each row the entries that an array of its shard has for the row's segments.
 
         Args:
-            name: The name of the array.
+            name: The name of the array. It has one entry per segment of the shard.
             more: Number of entries to read in addition, after the entry of each row's last segment.
             rows: 1 if the array has one more entry per row than segments, such as cu_seqlens.
                 Otherwise 0.
@@ -445,9 +445,10 @@ class RowSegments:
         return np.bincount(self.row, attention * slots**2 + linear * slots, len(self.places))
 
     def loss_weights(self) -> np.ndarray:
-        """Return the loss weight of each slot, float32[size], whether or not the slot is trained.
+        """Return the loss weight of each slot, float32[size], before the loss_mask is applied.
 
-        It is the weight of the slot's segment or block, times the weight from `range_weights`.
+        The loss weight is the weight of the slot's segment or block, times the weight that
+        `range_weights` returns for the slot.
         """
         weights, of_ranges = self._own_weights(), self.range_weights()
         return weights if of_ranges is None else np.multiply(weights, of_ranges, out=weights)

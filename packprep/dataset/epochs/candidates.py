@@ -129,14 +129,14 @@ class Window(NamedTuple):
         return slots[self.here] if self.inside is None else slots[self.here][self.inside]
 
     def holds(self, slots: np.ndarray, value: int) -> bool:
-        """Return whether a value occurs in the window of a flat column.
+        """Return whether a flat column has a given token inside the window.
 
         Args:
-            slots: The flat column.
-            value: The value. A negative value, which is not a token, never occurs.
+            slots: The flat column of tokens.
+            value: The token. A negative number means that there is no such token.
 
         Returns:
-            Whether the value occurs.
+            Whether the token occurs. False for a negative number.
         """
         return value >= 0 and bool((slots[self.here] == value).any())
 

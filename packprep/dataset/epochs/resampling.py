@@ -363,8 +363,8 @@ def check_accelerate(accelerate: str) -> bool:
     """Return whether to resample with the compiled kernels of a build.
 
     Args:
-        accelerate: "numpy" for False, "numba" for True, "auto" for True if the packages that the
-            kernels need are installed.
+        accelerate: "numpy" gives False, and "numba" gives True. "auto" gives True if the packages
+            that the kernels need are installed.
 
     Raises:
         ArgumentError: If the value is unknown, or "numba" is given and a package is missing.
@@ -518,7 +518,8 @@ def _draw_rows(
     """Draw the tokens and the loss_mask of some rows, and write them into the given arrays.
 
     Returns:
-        If `weighted`, the weight of each slot, whether trained or not, [B, T]. Otherwise None.
+        If `weighted`, the loss weight of each slot, [B, T], before the loss_mask is applied.
+        Otherwise None.
     """
     task = segments.column("task")
     if task.max(initial=0) >= len(resampling.by_task):
@@ -576,7 +577,8 @@ def _noise_all(rows: _Rows, in_place: np.ndarray, weighted: bool) -> np.ndarray 
     Their new levels and loss weights are put into `segments.changed`.
 
     Returns:
-        If `weighted`, the weight of each slot, whether trained or not, [B, T]. Otherwise None.
+        If `weighted`, the loss weight of each slot, [B, T], before the loss_mask is applied.
+        Otherwise None.
     """
     resampling, segments, tokens = rows.resampling, rows.segments, rows.tokens
     weight, level = (segments.column(name).copy() for name in ("loss_weight", "noise"))

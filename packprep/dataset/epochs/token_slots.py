@@ -1,8 +1,8 @@
 """Compute the slots of a next-token segment's tokens in an epoch.
 
 Resampling reads tokens from their slots in epoch 0 and writes them to their slots in another epoch.
-The slots follow from the segment's key, so sentinels need not be searched in the row. In this
-example of span_corruption, 3 of 7 tokens are noise, in 2 spans, so a body has 11 slots:
+The slots follow from the segment's key, so resampling need not search the row for sentinels. In
+this example of span_corruption, 3 of 7 tokens are noise, in 2 spans. So a body has 11 slots:
 
     slot        0    1    2    3    4    5  |  6    7    8    9   10
     epoch 0    10   11  <a>   14   15  <b>  | <a>  12   13  <b>   16
