@@ -936,8 +936,8 @@ def _sizes(batch_size: Any, lengths: tuple[int, ...] | None, length: Any) -> dic
     """Return the argument batch_size as a dict seq_length → rows per rank and step.
 
     The number 8 gives {None: 8}. `lengths` has the seq_length of each dataset in a mixture if they
-    differ, otherwise None. `length` is a function that returns the common seq_length. It is used
-    only if `lengths` is None.
+    differ, otherwise None. `length` is a function that returns the common seq_length. Without
+    `lengths`, the function is called if `batch_size` is a dict.
 
     Raises:
         ArgumentError: If the keys of `batch_size` are not the seq_lengths of the rows.

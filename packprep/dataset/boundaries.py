@@ -348,8 +348,8 @@ def thd_pair(
 
     Returns:
         q_seqlens, kv_seqlens, q_offsets and kv_offsets, int32. Lengths are in the order of segment
-        ids, and 0 for a missing segment. Offsets are in the order of slots, followed by −1 in all
-        remaining entries.
+        ids, and 0 for a missing segment. Offsets are in the order of slots. Entries after the last
+        offset are −1.
 
     Raises:
         ArgumentError: If an argument is invalid. With "bottom_right", also if the positions of a

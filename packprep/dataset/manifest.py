@@ -527,7 +527,7 @@ def encoder_length(manifest: Mapping[str, Any]) -> int:
 
 
 def drawn_tasks(manifest: Manifest) -> list[StoredTask]:
-    """Return the tasks of a dataset, except tasks for which the ledger counts 0 segments."""
+    """Return the tasks of a dataset, except tasks that have 0 segments in the ledger."""
     counted = _members(manifest["ledger"], "tasks")
     return [task for task in manifest["tasks"] if counted.get(task["name"], {}).get("segments", 1)]
 

@@ -233,8 +233,8 @@ def ending_at(balance: Balance, sample: int) -> Balance:
         sample: The sample before which a window is cut.
 
     Returns:
-        The settings with `end` set to the sample. If a window starts at this sample anyway, `end`
-        is None.
+        The settings with `end` set to the sample, or with no `end` if a window starts at this
+        sample anyway.
     """
     return balance._replace(end=sample if sample % balance.window else None)
 
@@ -369,8 +369,8 @@ def _is_number(value: Any) -> bool:
 def counts_of(shares: Sequence[float]) -> np.ndarray:
     """Return how many samples of a cycle each dataset provides, int64[D].
 
-    The cycle has the smallest length for which every dataset gets a whole number of samples. Shares
-    of 0.75 and 0.25 give a cycle of 4 samples with the counts 3 and 1. If this length would exceed
+    The cycle has the smallest length that gives every dataset a whole number of samples. Shares of
+    0.75 and 0.25 give a cycle of 4 samples with the counts 3 and 1. If this length would exceed
     1000, the length is 1000, and counts are rounded down. The missing samples go to the datasets
     with the largest remainders. If remainders are equal, the first dataset gets the sample.
 

@@ -494,9 +494,8 @@ class SlotColumn(NamedTuple):
     Attributes:
         dtype: The default dtype. None means the dtype of tokens.
         cast: Whether a single dtype, given as `dtype` to `batch`, applies to this column.
-        derived: A function that computes the column, [size], if a shard does not store it. It is
-            None for columns that every shard stores, and for columns that `fill` or `look_ahead`
-            computes.
+        derived: A function that computes the column, [size], if a shard does not store it. Columns
+            that every shard stores, or that `fill` or `look_ahead` computes, have None.
     """
 
     dtype: np.dtype | None

@@ -133,7 +133,7 @@ class Window(NamedTuple):
 
         Args:
             slots: The flat column of tokens.
-            value: The token. A negative number means that there is no such token.
+            value: The token, or a negative number if the vocabulary lacks the token.
 
         Returns:
             Whether the token occurs. False for a negative number.

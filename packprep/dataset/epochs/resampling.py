@@ -547,8 +547,8 @@ def _draw_rows(
 def _write_originals(rows: _Rows, in_place: np.ndarray) -> None:
     """Write the tokens and the loss_mask that the rows have before resampling.
 
-    Segments for which `in_place`, bool[m], is True get their original tokens and a loss_mask of 0.
-    All other segments get their stored tokens and loss_mask.
+    `in_place`, bool[m], flags same-position segments. They get their original tokens and a
+    loss_mask of 0. All other segments get their stored tokens and loss_mask.
     """
     segments, tokens, loss_mask = rows.segments, rows.tokens, rows.loss_mask
     # Block-diffusion segments [x_t ; x_0] have their original tokens in x_0, because their labels
@@ -572,7 +572,7 @@ def _write_originals(rows: _Rows, in_place: np.ndarray) -> None:
 
 
 def _noise_all(rows: _Rows, in_place: np.ndarray, weighted: bool) -> np.ndarray | None:
-    """Add noise to the segments for which `in_place`, bool[m], is True.
+    """Add noise to the same-position segments, which `in_place`, bool[m], flags.
 
     Their new levels and loss weights are put into `segments.changed`.
 
@@ -767,7 +767,7 @@ def _check_labels(segments: RowSegments, labels: np.ndarray, vocab_size: int) ->
 def _trainable(segments: RowSegments) -> np.ndarray | None:
     """Return flags of slots, uint8[size]: 1 in trained ranges, 0 elsewhere.
 
-    The result is None if the shards have no trained ranges.
+    Returns None if the shards have no trained ranges.
     """
     if "trained_ranges" not in segments.places[0][0].layout:
         return None
