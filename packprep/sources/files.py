@@ -44,7 +44,7 @@ _AT_ONCE = 16  # concurrent inspections of remote files
 
 
 class Seen(NamedTuple):
-    """The file system's metadata of a file, or of a pair of files."""
+    """The file system's metadata of a file or of a Megatron pair of files."""
 
     size: int  # in bytes, summed over a pair
     modified: int = 0  # mtime in ns modulo 2⁶⁴, summed over a pair, or 0 if unknown
@@ -77,9 +77,11 @@ class Files(Sequence[SourceFile]):
         root: Folder or URL that contains the files.
         kinds: The distinct (format, compression) pairs, in order of their first file.
         kind: uint8[F], index into `kinds` for each file.
-        piece_bytes: Maps a file's index to the approximate content size of each of its splits, if
-            known. For a split of another file, the stored bytes count as the content size.
-        seen: int64[F, 3], the fields of `Seen` for each file, or None.
+        piece_bytes: Maps a file's index to the approximate content size in bytes of each of its
+            splits, for example {3: [4100, 3900]}. A file with unknown content sizes is missing.
+            The stored bytes of its splits are used as their content sizes.
+        seen: int64[F, 3], the fields of `Seen` for each file. None for files at URLs and for files
+            from a plan.
     """
 
     def __init__(
@@ -102,10 +104,11 @@ class Files(Sequence[SourceFile]):
             sizes: int64[F], size of each file in bytes.
             format: The recipe's format, which may be "auto".
             root: Folder or URL that contains the files.
-            pieces: int64[F], number of splits per file. None counts them at first use, which opens
-                every file of numbered documents (tables and indexed datasets).
+            pieces: int64[F], number of splits per file. With None, the splits are counted at the
+                first use of `self.pieces`. Counting opens every table and indexed dataset.
             text_key: Key or column of the text.
-            piece_bytes: Approximate content size of each split, per file index.
+            piece_bytes: Maps a file's index to the content sizes of its splits, as in the attribute
+                `piece_bytes`.
             seen: int64[F, 3], the fields of `Seen` for each file. None for files at URLs and for
                 files from a plan.
         """
@@ -117,7 +120,7 @@ class Files(Sequence[SourceFile]):
 
     @cached_property
     def formats(self) -> list[tuple[str, str]]:
-        """Return (format, compression) of each file."""
+        """Return (format, compression) of each file, for example ("jsonl", "zstd")."""
         return [self.kinds[kind] for kind in self.kind.tolist()]
 
     @cached_property
@@ -158,18 +161,21 @@ class Files(Sequence[SourceFile]):
         self.__dict__.pop("_held", None)
 
     def forget(self, but: Mapping[int, Sequence[int]]) -> None:
-        """Replace the recorded content sizes of splits by `but`, in the form of `piece_bytes`."""
+        """Forget all recorded content sizes of splits, except those in `but`.
+
+        `but` becomes the new `piece_bytes` and has the same form.
+        """
         self.piece_bytes = dict(but)
         self.__dict__.pop("_held", None)
 
     def held(self, file: np.ndarray, part: np.ndarray, stored: np.ndarray) -> np.ndarray:
-        """Return the approximate content size of each given split in bytes, int64[n].
+        """Return the approximate content size of each of n splits in bytes, int64[n].
 
         Args:
             file: int64[n], index of each split's file.
             part: int64[n], index of each split within its file.
-            stored: int64[n], stored bytes of each split. They are returned for files without
-                recorded content sizes.
+            stored: int64[n], stored bytes of each split. They are the result for a split of a file
+                that is not in `piece_bytes`.
         """
         if not self.piece_bytes:
             return stored
@@ -179,11 +185,12 @@ class Files(Sequence[SourceFile]):
 
     @cached_property
     def _held(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return `piece_bytes` as two arrays.
+        """Return `piece_bytes` as two arrays (begin, flat).
 
         Returns:
-            First, int64[F]: the offset of each file's splits in the second array, or -1 without a
-            record. Second, int64: the concatenated values of `piece_bytes`.
+            `flat`, int64, has the concatenated values of `piece_bytes`. `begin`, int64[F], has the
+            index in `flat` of each file's first split, or -1 for a file that is not in
+            `piece_bytes`.
         """
         begin, files = np.full(len(self), -1, np.int64), sorted(self.piece_bytes)
         counts = np.array([len(self.piece_bytes[i]) for i in files], np.int64)
@@ -215,7 +222,8 @@ class Files(Sequence[SourceFile]):
 def _each(root: str, do: Callable[..., Any], *arguments: Iterable[Any]) -> Iterator[Any]:
     """Yield the result of `do` for each file below `root`, in order.
 
-    Remote files are processed concurrently, because each file needs several requests.
+    Each of the `arguments` has one value per file, as in `map(do, *arguments)`. Files at a URL are
+    processed concurrently, because each file needs several requests.
     """
     if not is_url(root):
         yield from map(do, *arguments)
@@ -225,11 +233,11 @@ def _each(root: str, do: Callable[..., Any], *arguments: Iterable[Any]) -> Itera
 
 
 def _kinds(names: Sequence[str], format: str) -> tuple[list[tuple[str, str]], np.ndarray]:
-    """Return the distinct formats of files, and the format of each file.
+    """Return (kinds, kind): the distinct formats of the named files, and the format of each file.
 
     Returns:
-        A list of distinct (format, compression) pairs in order of their first file, and uint8[F],
-        the index into this list for each file.
+        `kinds` is the list of distinct (format, compression) pairs, in order of their first file.
+        `kind`, uint8[F], has each file's index into this list.
     """
     kinds: dict[tuple[str, str], int] = {}
     of_ending: dict[tuple[str, ...], int] = {}
@@ -259,16 +267,17 @@ class FileColumns(NamedTuple):
 
 
 class Pieces:
-    """The splits of a source, computed from its files instead of stored.
+    """The splits of a source.
 
-    60 TB of line files have 14 million splits. The class stores only runs: a run is one file with
-    its splits, or a group of text files that share one split.
+    60 TB of line files have 14 million splits. Therefore the class does not store the splits but
+    computes them from runs. A run is one file with all its splits, or a group of text files that
+    share one split.
     """
 
     def __init__(self, files: Files):
-        """Compute the splits of a source's files, in file order.
+        """Compute the runs of a source's files, in file order.
 
-        Adjacent text files share a split of about 4 MiB.
+        Adjacent text files share a split of at most 4 MiB. A larger text file has its own split.
         """
         positions = np.array([position_of(*kind) for kind in files.kinds])[files.kind]
         is_text, is_lines = positions == "whole", positions == "byte"
@@ -301,7 +310,10 @@ class Pieces:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def at(self, pieces: np.ndarray) -> FileColumns:
-        """Return the columns of the given splits. `pieces` is int64[n], each from 0 to len - 1."""
+        """Return the columns of n splits.
+
+        `pieces`, int64[n], has the index of each split in the source, from 0 to len(self) - 1.
+        """
         run = np.searchsorted(self._ends, pieces, "right")
         count, size = self._counts[run], self._sizes[run]
         part = pieces - (self._ends[run] - count)
@@ -312,7 +324,7 @@ class Pieces:
         return FileColumns(self._first[run], self._files[run], part, stored)
 
     def of_file(self, i: int) -> range:
-        """Return the range of splits that contain a part of file `i` of the source."""
+        """Return the indices of the splits that contain a part of the source's file `i`."""
         run = int(np.searchsorted(self._first, i, "right")) - 1
         if run < 0 or i >= self._first[run] + self._files[run]:
             return range(0)
@@ -324,10 +336,11 @@ _SHOWN_TWICE = 3
 
 
 def fixed_prefix(patterns: Sequence[str], base: str = os.sep) -> str:
-    """Return the deepest folder that absolute patterns have in common before their first wildcards.
+    """Return the deepest common folder of absolute patterns that has no wildcard in its path.
 
-    A pattern without wildcards counts with the folder of its file. Characters in `base`, the
-    recipe's folder, never count as wildcards.
+    For "/data/a/x*.txt" and "/data/b/y.txt" it is "/data". For a single pattern without wildcards,
+    it is the folder of the file. Characters in `base`, the recipe's folder, never count as
+    wildcards.
     """
     folders = []
     for pattern in patterns:
@@ -341,9 +354,10 @@ def fixed_prefix(patterns: Sequence[str], base: str = os.sep) -> str:
 def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tuple[str, Files]:
     """Find the files of a source.
 
-    All paths are local, or all are URLs of one bucket. A pair of Megatron files counts as one file:
-    the .bin, with the size of both. A pattern may match one or both files of a pair. A folder that
-    Hugging Face `datasets` saved is replaced by its files.
+    All paths are local, or all are URLs of one bucket. A pair of Megatron files (.bin and .idx)
+    counts as one file. It has the name of the .bin and the summed size of the pair. A pattern may
+    match one or both files of a pair. A folder that Hugging Face `datasets` saved is replaced by
+    its files.
 
     Args:
         source: The source's settings in the recipe.
@@ -356,8 +370,9 @@ def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tu
         sorted bytewise by name.
 
     Raises:
-        SourceError: If a pattern matches nothing, a pipe, a device or any other kind of folder.
-            Also if a name is invalid UTF-8 or a file cannot be read.
+        SourceError: If a pattern matches no file. Also if a path without wildcards is a pipe, a
+            device, or a folder that `datasets` did not save. Also if a name is invalid UTF-8 or a
+            file cannot be read.
         StorageError: If the store refuses a request.
     """
     root, patterns = below_one_folder(source, base)
@@ -419,8 +434,8 @@ def absolute_prefix(prefix: str) -> str:
 def named_twice(sources: Sequence[Source], found: Sequence[Files]) -> str:
     """Return a message about files that are read twice, or an empty string.
 
-    A file may be read under two names or in two sources. Two sources may share a file without a
-    message if their hash splits (`sample`) select different documents.
+    A file may be read under two names or in two sources. There is no message if two sources read
+    the same file but their hash splits (`sample`) select different documents.
     """
     # Equal numbers mean the same file.
     known = np.concatenate(
@@ -497,9 +512,11 @@ def odd_files(sources: Sequence[Source], found: Sequence[Files]) -> list[str]:
 def _overlap(
     sources: Sequence[Source], found: Sequence[Files], a: tuple[int, int], b: tuple[int, int]
 ) -> bool:
-    """Return whether two entries for the same file may produce a document twice.
+    """Return whether a document of a file may be read twice, because `a` and `b` are this file.
 
-    An entry is (index of the source, index of the file in the source).
+    `a` and `b` are (index of the source, index of the file in the source). They read different
+    documents if the file has the same name in both, and the hash splits (`sample`) of their sources
+    do not overlap.
     """
     (low, high), (other_low, other_high) = sources[a[0]].sample, sources[b[0]].sample
     # `sample` selects documents by the file's name, so equal names have comparable ranges.
@@ -514,8 +531,9 @@ def _path(found: Sequence[Files], place: tuple[int, int]) -> str:
 def _is_one(a: str, b: str) -> bool:
     """Return whether two paths with equal `Seen.identity` really are the same file.
 
-    Some file systems do not number their files. Local paths count as the same file only if they
-    resolve to the same path, or if the file `a` has several hard links.
+    On a file system without inode numbers, different files may have equal identities. Therefore
+    two local paths count as the same file only if they resolve to the same path, or if the file at
+    `a` has several hard links.
     """
     return os.path.realpath(a) == os.path.realpath(b) or is_url(a) or os.stat(a).st_nlink > 1
 
@@ -523,13 +541,16 @@ def _is_one(a: str, b: str) -> bool:
 def match_below(
     source: Source, base: Path, files: Files, out: str, names: Sequence[str]
 ) -> str | None:
-    """Return the first of `names` that a pattern of the source would match below `out`, or None.
+    """Return the first of `names` that the source would read as an input, or None.
+
+    The files with these names will be written to `out`. A pattern of the source may match their
+    paths below `out`, directly or through links to folders.
 
     Args:
         source: The source's settings in the recipe.
         base: The recipe's folder.
-        files: The files of the source. Links in the paths of their folders are followed.
-        out: Folder or URL that would contain files of these names.
+        files: The files of the source. Their folders may contain links to a folder above `out`.
+        out: Folder or URL that will contain the files in `names`.
         names: File names relative to `out`.
     """
     patterns = [pattern.split(os.sep) for pattern in below_one_folder(source, base)[1]]
@@ -546,8 +567,9 @@ def match_below(
 def _below(root: str, out: str, names: Sequence[str]) -> list[list[str]]:
     """Return the relative paths that lead from the folder `root` to `out`, each as a list of parts.
 
-    A path may be direct, or lead through a folder that contains files in `names`. Such a folder may
-    be a link to a folder above `out`.
+    If `out` is below `root`, one of these paths is direct. Another path may lead through a folder
+    of the files in `names`, if this folder is a link to `out` or to a folder above `out`. The
+    result is empty if there is no path.
     """
     if is_url(root):
         parts, above = out.rstrip("/").split("/"), root.split("/")
@@ -575,9 +597,9 @@ def _below(root: str, out: str, names: Sequence[str]) -> list[list[str]]:
 
 
 def below_one_folder(source: Source, base: Path) -> tuple[str, list[str]]:
-    """Return the common folder of a source's patterns, and the patterns relative to it.
+    """Return (root, patterns): the common folder of a source's patterns, and the patterns in it.
 
-    The common folder ends before the first wildcard.
+    `root` is a path or URL that ends before the first wildcard. `patterns` are relative to `root`.
 
     Raises:
         SourceError: If the URLs are in different buckets.
@@ -601,9 +623,13 @@ def below_one_folder(source: Source, base: Path) -> tuple[str, list[str]]:
 
 
 def _find_remote(source: Source, root: str, patterns: Sequence[str]) -> dict[str, Seen]:
-    """Return the files below a URL that match the patterns, as name → metadata.
+    """Return the files below the URL `root` that match the patterns, as name → metadata.
 
-    Patterns match as in `glob`.
+    Names are relative to `root`. Wildcards match as in Python's `glob`.
+
+    Raises:
+        SourceError: If a pattern matches no file or is the name of a folder, or if the name of a
+            file contains "", "." or ".." as a part.
     """
     remote = Remote(root)
     listed = dict(remote.list()) if any(map(WILDCARD.search, patterns)) else {}
@@ -638,10 +664,12 @@ def _find_remote(source: Source, root: str, patterns: Sequence[str]) -> dict[str
 
 
 def _in_pairs(source: Source, root: str, files: dict[str, Seen]) -> dict[str, Seen]:
-    """Combine each Megatron pair into one entry for the .bin with the sizes of both files.
+    """Return `files` with one entry for each Megatron pair: the .bin, with the pair's summed size.
+
+    If only one file of a pair is in `files`, the other file is looked up below `root`.
 
     Raises:
-        SourceError: If one file of a pair is missing.
+        SourceError: If one file of a pair does not exist.
     """
     found = {}
     for name, file in files.items():
@@ -675,7 +703,14 @@ def _remote_file(root: str, name: str) -> Seen | None:
 
 
 def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str, Seen]:
-    """Return the files below a folder that match the patterns, as name → metadata."""
+    """Return the files below the folder `root` that match the patterns, as name → metadata.
+
+    Names are relative to `root`. A folder that Hugging Face `datasets` saved is replaced by its
+    files.
+
+    Raises:
+        SourceError: If a pattern matches no file, or if a path without wildcards is not a file.
+    """
     files: dict[str, Seen] = {}
     for i, name in enumerate(patterns):
         pattern = os.path.join(root, name)
@@ -744,7 +779,8 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
 def seen(path: str, paired: bool = False) -> Seen | None:
     """Return the metadata of a regular file, or None if `path` is not a regular file.
 
-    With `paired`, the sizes and times of both files of a Megatron pair are summed.
+    With `paired`, `path` is one file of a Megatron pair. The result then has the summed sizes and
+    times of both files.
     """
     found = []
     for part in (path, path[:-4] + _OTHER_OF_PAIR[path[-4:]]) if paired else (path,):

@@ -145,7 +145,7 @@ _ADVICE = {
 
 
 def advice_on(reason: str, path: str, begin: bytes) -> str:
-    """Return advice for a source if all its documents are rejected for the same reason.
+    """Return advice for a source whose documents are all rejected for the same reason.
 
     Args:
         reason: The reject reason.
@@ -184,9 +184,9 @@ def _advice_on_lines(begin: bytes) -> str:
 
 
 def encoding_of(begin: bytes) -> str:
-    """Return the encoding that the first bytes of a file indicate, if it is not UTF-8.
+    """Return the encoding that the first bytes of a file indicate, such as "UTF-16LE".
 
-    Otherwise, return an empty string.
+    The result is an empty string if the bytes indicate no encoding other than UTF-8.
     """
     marked = next((encoding for mark, encoding in _MARKS.items() if begin.startswith(mark)), "")
     even, odd = begin[:64:2], begin[1:64:2]
@@ -210,7 +210,10 @@ def encoding_advice(encoding: str, path: str, begin: bytes) -> str:
 
 
 def _converted(encoding: str, path: str) -> str:
-    """Return a shell command that writes a UTF-8 copy of a file, with the same suffix."""
+    """Return a shell command that converts a file to UTF-8.
+
+    The converted copy of `a/b.txt` is `a/utf8-b.txt`.
+    """
     folder, name = os.path.split(path)
     return f"iconv -f {encoding} -t UTF-8 {path} > {os.path.join(folder, f'utf8-{name}')}"
 
@@ -243,7 +246,8 @@ def first_look(
         source: The source's settings in the recipe.
         files: The files of the source.
         messages: Whether documents may contain messages instead of a text.
-        template: The chat template of the messages. It may read other keys than the content.
+        template: The chat template. The text in a message without "content" is a mistake unless
+            the template contains the text's key.
         kinds: Names of the media kinds.
 
     Raises:
@@ -273,7 +277,10 @@ def first_look(
 
 
 def _mistake(look: _Look, files: Files, i: int) -> str:
-    """Return a description of the mistake in the source's file `i` and the remedy, or ""."""
+    """Return a message about a mistake in the source's file `i`, with a remedy if there is one.
+
+    Return "" if no mistake is found.
+    """
     format, compression = files.formats[i]
     is_text = FORMATS[format].position == "whole"
     path = look.path
@@ -314,9 +321,10 @@ def _mistake(look: _Look, files: Files, i: int) -> str:
 
 
 def _are_objects(begin: bytes, whole: bool) -> bool:
-    """Return whether the start of a file has lines, and all its lines are JSON objects.
+    """Return whether the start of a file has at least one line and only lines with JSON objects.
 
-    `whole` says whether `begin` is the whole file, so that its last line is complete.
+    Only the first LINES lines are checked. `whole` says whether `begin` is the whole file.
+    Otherwise, the last line may be incomplete and is not checked.
     """
     lines = [
         line for line in (begin.split(b"\n") if whole else begin.split(b"\n")[:-1]) if line.strip()
@@ -330,10 +338,11 @@ def _are_objects(begin: bytes, whole: bool) -> bool:
 
 
 def begin_of(path: str, size: int, compression: str, has_lines: bool = False) -> tuple[bytes, bool]:
-    """Return the first BYTES bytes of a file's data, and whether this is all of the data.
+    """Return (data, whole): the first bytes of a file, and whether they are the whole file.
 
-    Compressed data is decompressed. With `has_lines`, the data reaches to the end of the first
-    line, up to about LINE_BYTES.
+    Compressed files are decompressed. `data` has BYTES bytes, or fewer if the file is smaller. With
+    `has_lines`, it is longer if the first line is longer. It then ends after the first line, but
+    at about LINE_BYTES at the latest.
     """
 
     def is_enough(data: bytes) -> bool:
@@ -360,9 +369,10 @@ def _value(document: dict[str, Any], text_key: str, key: str) -> Any:
 
 
 def _values(document: dict[str, Any], depth: int = 3) -> Iterator[tuple[str, Any]]:
-    """Yield the keys of a document that text_key can name, with their values.
+    """Yield (key, value) for each key of a document that could be the recipe's `text_key`.
 
-    The key of b in the object at a is `a.b`. Objects are searched to a nesting depth of `depth`.
+    For {"a": {"b": 1}}, this is ("a.b", 1). Objects that are nested deeper than `depth` are yielded
+    as values.
     """
     for key, value in document.items():
         if depth and isinstance(value, dict) and value and "." not in key:
@@ -372,9 +382,10 @@ def _values(document: dict[str, Any], depth: int = 3) -> Iterator[tuple[str, Any
 
 
 def _messages_in(document: dict[str, Any]) -> dict[str, str]:
-    """Return the recipe settings that point to a document's messages, as setting → key.
+    """Return the recipe settings that name the keys of a document's messages and tools.
 
-    The messages may be at any key or in an object. Without messages, the result is empty.
+    For {"chat": {"messages": […], "tools": […]}}, these are {"messages_key": "chat.messages",
+    "tools_key": "chat.tools"}. The result is empty if the document has no messages.
     """
     for key, value in document.items():
         inner = next(
@@ -398,7 +409,16 @@ def _messages_in(document: dict[str, Any]) -> dict[str, str]:
 
 
 def _of_layout(layout: Layout, fields: Fields, messages: bool, looked_at: int) -> str:
-    """Return a description of documents with an unreadable layout, and the remedy."""
+    """Return a message about documents that packprep cannot read because of their layout.
+
+    The message contains a remedy.
+
+    Args:
+        layout: The layout of the documents.
+        fields: The names of the source's layout fields.
+        messages: Whether documents may contain messages instead of a text.
+        looked_at: Number of inspected documents.
+    """
     if layout.advice or not messages:
         return f"its documents are not texts but {instead_of_text(layout)}"
     wanted = " and ".join(repr(fields.key_of(field)) for field in layout.needs)
@@ -411,9 +431,10 @@ def _of_layout(layout: Layout, fields: Fields, messages: bool, looked_at: int) -
 
 
 def _instead_of_content(messages: Any, template: str) -> str:
-    """Return the key of a text in a message that the chat template would ignore, or "".
+    """Return the first key of a message that contains a text which the template would ignore.
 
-    The message has neither content nor tool calls, and the template does not mention the key.
+    Only messages without content and without tool calls are searched. A text is ignored if the
+    template does not contain its key. The result is "" if there is no such text.
     """
     for message in messages if isinstance(messages, list) else ():
         if (
@@ -433,9 +454,9 @@ def _instead_of_content(messages: Any, template: str) -> str:
 
 
 class _Beyond:
-    """A counter of inspected documents with loss_spans or media that extend beyond the text.
+    """A counter of inspected documents with loss_spans or media positions after the text's end.
 
-    This happens if the positions count bytes instead of characters.
+    Such positions are usually a mistake: they count bytes instead of characters.
     """
 
     def __init__(self) -> None:
@@ -444,10 +465,13 @@ class _Beyond:
         self.first: dict[str, str] = {}  # description of the first such document, by field
 
     def add(self, field: str, end: Any, text: str, path: str) -> None:
-        """Count a document with a field that extends to `end`.
+        """Count a document with loss_spans or media.
+
+        The document also counts in `beyond` if `end` is after the text's end in characters, but not
+        after its end in bytes.
 
         Args:
-            field: Name of the field.
+            field: Name of the field, LOSS_SPANS or MEDIA.
             end: Largest position in the field's value.
             text: Text of the document.
             path: Path or URL of the file, for messages.
@@ -463,12 +487,12 @@ class _Beyond:
             self.first.setdefault(field, reach)
 
     def report(self, source: str) -> None:
-        """Print a warning for each field that extends beyond the text in some documents.
+        """Print a warning for each field with documents in `beyond`.
 
         `source` is the name of the source, for the messages.
 
         Raises:
-            SourceError: If the media of all documents with media extend beyond the text.
+            SourceError: If all documents with media are in `beyond`.
         """
         for field, count in self.beyond.items():
             name, more = ("end", ", and each begin likewise") if field == LOSS_SPANS else ("at", "")
@@ -489,9 +513,10 @@ class _Beyond:
 
 
 def _mistake_beside_texts(lines: Sequence[bytes], look: _Look) -> str:
-    """Return a description of media in lines that would be ignored, or an empty string.
+    """Return a message if a line has media and the recipe has no media kinds, otherwise "".
 
-    Documents with loss_spans or media are counted in `look.beyond`.
+    Without media kinds, the media would be ignored. The function also counts documents with
+    loss_spans or media in `look.beyond`.
     """
     text_key, kinds = look.source.text_key, look.kinds
     beside = LOSS_SPANS.encode(), MEDIA.encode()
@@ -520,7 +545,10 @@ def _mistake_beside_texts(lines: Sequence[bytes], look: _Look) -> str:
 
 
 def _mistake_of_line_ends(begin: bytes) -> str:
-    """Return a message about a file without one object per line, or ""."""
+    """Return a message if a file is one JSON array or has objects of several lines.
+
+    Otherwise, return "". `begin` is the start of the file.
+    """
     if begin[:1] == b"[" and begin[1:].lstrip()[:1] == b"{":
         return (
             "it is one JSON array, but JSONL has one object per line\n"
@@ -535,7 +563,10 @@ def _mistake_of_line_ends(begin: bytes) -> str:
 
 
 def _mistake_of_token_lines(look: _Look, begin: bytes, whole: bool) -> str:
-    """Return a message about a mistake in the first lines of a file of token ids, or ""."""
+    """Return a message about a mistake in a file of token ids, or "" if none is found.
+
+    `begin` is the start of the file, and `whole` says whether it is the whole file.
+    """
     lines = begin.split(b"\n")
     first: dict[str, Any] = {}
     kinds: Counter[str] = Counter()  # kinds of values found instead of the ids
@@ -579,10 +610,11 @@ def _mistake_of_token_lines(look: _Look, begin: bytes, whole: bool) -> str:
 
 
 def _object_of(line: bytes) -> tuple[dict[str, Any] | None, bool]:
-    """Return (object, is_counted) for a line. The object is None if the line is not a JSON object.
+    """Return (object, is_counted) for a line. `object` is None if the line is not a JSON object.
 
-    A long line that Python's decoder refuses is not counted. Such a line may contain a huge number
-    or deep lists, which the reader supports or rejects with an exact reason.
+    `is_counted` is False for a long line that Python's decoder refuses. It may contain a huge
+    number or deep lists. The reader of the build can read such a line, or rejects it with an exact
+    reason.
     """
     try:
         document = json.loads(line)
@@ -592,13 +624,16 @@ def _object_of(line: bytes) -> tuple[dict[str, Any] | None, bool]:
 
 
 def _are_ids(key: str, value: Any) -> bool:
-    """Return whether a record's value may be a list of token ids."""
+    """Return whether `value`, at the key `key` of a record, may be a list of token ids.
+
+    It must be a non-empty list of integers, and `key` must not be the name of a mask.
+    """
     is_list = isinstance(value, list) and bool(value) and key not in MASKS
     return is_list and all(type(entry) is int for entry in value)
 
 
 class _LineCounts:
-    """Counts of the first lines of a file that have no usable document, by their contents."""
+    """Counts of a file's first lines without a usable document, one count for each mistake."""
 
     def __init__(self) -> None:
         self.looked_at = self.undecodable = self.malformed = 0
@@ -611,12 +646,15 @@ class _LineCounts:
 
     @property
     def is_mixed(self) -> bool:
-        """Return whether only some of the lines have a mistake, or there are no lines."""
+        """Return whether a mistake occurs in only a part of the counted lines.
+
+        The result is also True if no line was counted.
+        """
         counts = self.undecodable, self.malformed, self.kinds.total(), len(self.instead)
         return not self.looked_at or any(0 < count < self.looked_at for count in counts)
 
     def add(self, line: bytes, look: _Look) -> bool:
-        """Count a line, and return whether it is a usable document."""
+        """Return whether a line contains a usable document, and count the line."""
         try:
             line.decode()
         except UnicodeDecodeError:
@@ -658,7 +696,10 @@ class _LineCounts:
 
 
 def _mistake_of_lines(look: _Look, begin: bytes, whole: bool) -> str:
-    """Return a message about a mistake in a file's first lines of texts or messages, or ""."""
+    """Return a message about a mistake in a file of texts or messages, or "" if none is found.
+
+    `begin` is the start of the file, and `whole` says whether it is the whole file.
+    """
     lines, text_key = begin.split(b"\n"), look.source.text_key
     lines = lines if whole else lines[:-1]
     if look.messages and (mistake := _mistake_beside_texts(lines, look)):
@@ -700,7 +741,10 @@ def _mistake_of_lines(look: _Look, begin: bytes, whole: bool) -> str:
 
 
 def _mistake_of_keys(look: _Look, counts: _LineCounts) -> str:
-    """Return a message about documents without the text key, and the key to use instead."""
+    """Return a message about documents without the source's text key.
+
+    The message suggests another key or setting, which is also stored in `look.settings`.
+    """
     lacks_key = (
         f"none of its first {counts.looked_at} documents has the key {look.source.text_key!r}"
     )

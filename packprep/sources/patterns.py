@@ -19,9 +19,10 @@ _LOOKED_AT, _SHOWN = 10_000, 6  # names per folder in messages about unmatched p
 
 
 def matches(pattern: Sequence[str], name: Sequence[str]) -> bool:
-    """Return whether `glob` with `**` would find a name by a pattern, both given as path parts.
+    """Return whether a pattern matches a name as in Python's recursive `glob`.
 
-    The wildcards * and ** do not match names that start with a dot.
+    Both are lists of path parts, such as ["a", "**", "*.txt"] for "a/**/*.txt". The wildcards * and
+    ** do not match names that start with a dot.
     """
     if not pattern or not name:
         return not pattern and not name
@@ -39,7 +40,8 @@ def matches(pattern: Sequence[str], name: Sequence[str]) -> bool:
 def _folder_identity(path: str) -> tuple[int, ...] | None:
     """Return the device and inode of a folder, or None if `path` is not a folder.
 
-    They are equal for all paths to the folder.
+    All paths to a folder give the same result. On a file system without inode numbers, the result
+    is a hash of the path.
     """
     try:
         status = os.stat(path)
@@ -51,11 +53,11 @@ def _folder_identity(path: str) -> tuple[int, ...] | None:
 
 
 def files_matched(root: str, parts: Sequence[str], hidden: bool = False) -> Iterator[str]:
-    """Yield the names below a folder that `glob` would find, entering each real folder once.
+    """Yield the names below the folder `root` that match a pattern as in Python's `glob`.
 
-    A folder may be reachable through several links or contain a link to itself. It is entered by a
-    path without links if there is one, otherwise by the first path in sorted order. A heap produces
-    paths in this order, because a longer path compares greater than its own prefix.
+    A folder may be reachable by several paths, or contain a link to itself. It is searched once:
+    by a path without links if there is one, otherwise by the first path in sorted order. A heap
+    produces the paths in this order, because a longer path compares greater than its own prefix.
 
     Args:
         root: Folder to search.
@@ -100,10 +102,10 @@ def files_matched(root: str, parts: Sequence[str], hidden: bool = False) -> Iter
 
 
 def without_linked_copies(root: str, files: dict[str, T]) -> dict[str, T]:
-    """Return `files` without paths that lead through links to an already listed file.
+    """Return `files` with only one path for each file of a folder with several paths.
 
-    If a folder is reachable by several paths, a path without links is preferred. Otherwise, the
-    first path in sorted order is kept.
+    A folder has several paths if links lead to it. A path without links is kept if there is one,
+    otherwise the first path in sorted order. Names in `files` are relative to `root`.
     """
     folders = {os.path.dirname(name) for name in files}
     identities = {folder: _folder_identity(os.path.join(root, folder)) for folder in folders}
@@ -124,9 +126,10 @@ def without_linked_copies(root: str, files: dict[str, T]) -> dict[str, T]:
 
 
 def nearby(pattern: str) -> str:
-    """Return a message part that helps to correct a pattern without matches.
+    """Return the end of an error message about an absolute pattern that matches nothing.
 
-    The message lists the contents of the pattern's deepest existing folder.
+    It lists entries of the deepest folder in the pattern that exists, and may suggest a similar
+    name.
     """
     folder, *below = _deepest_folder(pattern)
     try:
@@ -164,9 +167,11 @@ def nearby(pattern: str) -> str:
 
 
 def hidden_match(name: str, root: str) -> str:
-    """Return a message part about a file that a pattern misses because a name starts with a dot.
+    """Return the end of an error message about a pattern that misses hidden files, or "".
 
-    The result is empty if the pattern `name`, relative to the folder `root`, misses no such file.
+    The pattern `name` is relative to the folder `root`. A wildcard does not match a file or folder
+    name that starts with a dot. If the pattern misses a file only for this reason, the message
+    names the file and a pattern that matches it.
     """
     hidden = files_matched(root, name.split(os.sep), hidden=True)
     first = next((found for found in hidden if os.path.isfile(os.path.join(root, found))), None)
@@ -183,7 +188,10 @@ def hidden_match(name: str, root: str) -> str:
 
 
 def _deepest_folder(pattern: str) -> list[str]:
-    """Return a list of the deepest existing folder of an absolute path, and the remaining parts."""
+    """Return a list: the deepest existing folder of an absolute pattern, then the remaining parts.
+
+    If /data exists and /data/a does not, "/data/a/*.txt" gives ["/data", "a", "*.txt"].
+    """
     parts = pattern.split(os.sep)
     n = next(n for n in range(len(parts), 0, -1) if os.path.isdir(os.sep.join(parts[:n]) or os.sep))
     return [os.sep.join(parts[:n]) or os.sep, *parts[n:]]

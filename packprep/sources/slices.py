@@ -40,8 +40,8 @@ files. Every process stores twelve bytes per split.
 PIECES_OF_A_USE = 256
 """A pass counts as at least this many splits, because each pass has a fixed cost in time."""
 ALL = 0, 1 << 53
-"""The hash split of a source that keeps all documents: [low, high) in units of 2⁻⁵³, as in
-`PlannedSource.sample`.
+"""The hash split (`sample`) of a source that keeps all documents: [low, high) in units of 2⁻⁵³,
+as in `PlannedSource.sample`.
 """
 UNREAD = ""
 """Value of `PlannedSource.prefix` for a source with files that must not be read."""
@@ -54,7 +54,10 @@ def _chunks(size: int) -> Iterator[slice]:
 
 
 class PlannedSource:
-    """A source as resolved by the plan: its files, bytes-to-text ratios, passes and hash split."""
+    """A source with the values that the plan resolved: files, ratios, passes and hash split.
+
+    A ratio is the estimated number of text bytes per 1024 bytes of a format's splits.
+    """
 
     def __init__(
         self,
@@ -80,8 +83,10 @@ class PlannedSource:
             resolved: The plan's record of the source, with `ratios`, `repeat`, `step_bytes`,
                 `prefix` and `store`.
             seed: Random seed of the build.
-            in_order: Whether splits stay in file order instead of keyed order, as in a token store.
-            open_store: Function that opens the token store at a path or URL.
+            in_order: Whether passes read the splits in file order instead of a keyed order. This is
+                the case when a token store is written.
+            open_store: Function that opens the token store at a path or URL. It is needed only if
+                `prefix` starts with IN_STORE.
             kinds: Names of the media kinds.
         """
         self.kinds = kinds
@@ -106,7 +111,7 @@ class PlannedSource:
 
     @property
     def in_store(self) -> bool:
-        """Return whether a token store is read instead of the files."""
+        """Return whether the documents are read from a token store instead of the files."""
         return self.prefix.startswith(IN_STORE)
 
     @cached_property
@@ -132,9 +137,9 @@ class PlannedSource:
         return whole + (self.repeat > whole)
 
     def kept_of_use(self, use: int) -> Fraction:
-        """Return the fraction of the documents that pass number `use` takes.
+        """Return the fraction of the documents that pass number `use` reads.
 
-        The fraction is 1, except in the last pass of a fractional `repeat`.
+        The fraction is 1, except in the last pass if `repeat` is not an integer.
         """
         return min(Fraction(1), Fraction(self.repeat) - use)
 
@@ -144,7 +149,10 @@ class PlannedSource:
         return Pieces(self.files)
 
     def pieces_of_kind(self, kind: int) -> np.ndarray:
-        """Return the ascending indices of the splits of all files of format `files.kinds[kind]`."""
+        """Return the indices of the splits of all files with format `files.kinds[kind]`.
+
+        The result is int32 or int64[k], ascending.
+        """
         found = [np.zeros(0, np.int32)]
         for some in _chunks(len(self.pieces)):
             pieces = np.arange(some.start, some.stop)
@@ -163,9 +171,10 @@ class PlannedSource:
         return weights
 
     def order(self, uses: range) -> np.ndarray:
-        """Return the splits in the order of each given pass, int32 or int64[passes, P].
+        """Return the indices of the P splits in the order in which each pass reads them.
 
-        This is the keyed order, or the file order if `in_order` is set.
+        The result is int32 or int64[len(uses), P]. The order is random and depends on the seed,
+        the source's name and the pass. With `in_order`, it is the file order.
         """
         size = len(self.pieces)
         order = np.empty((len(uses), size), np.int32 if size < 1 << 31 else np.int64)
@@ -182,9 +191,10 @@ class PlannedSource:
 
     @cached_property
     def _list(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the splits of all passes in order, and the cumulative sums of their weights.
+        """Return (pieces, ends): the list of the splits of all passes.
 
-        Both arrays have passes · P elements. The sums are int64.
+        The list has passes · P entries. `pieces` has the index of each entry's split, as int32 or
+        int64. `ends`, int64, has the sum of the weights up to and including each entry.
         """
         low, high = self.source.sample
         size, own = len(self.pieces), self.weights()
@@ -216,9 +226,9 @@ class PlannedSource:
         return int(ends[-1]) if len(ends) else 0
 
     def places(self, shard: int, shards: int) -> range:
-        """Return the entries that a shard reads, in the list of all splits of all passes.
+        """Return the range of entries in the list of the splits of all passes that a shard reads.
 
-        The shard may take only a part of the first and the last entry.
+        The shard may read only a part of the first entry and of the last entry.
         """
         ends = self._list[1]
         begin, end = (b * self.weight // shards for b in (shard, shard + 1))
@@ -231,16 +241,17 @@ class PlannedSource:
     def taken(
         self, shard: int, shards: int, places: Iterable[int]
     ) -> Iterator[tuple[int, int, int, int, int]]:
-        """Yield the part that a shard takes from each given entry of the list of all splits.
+        """Yield the part that a shard reads from each entry in `places`.
 
         Args:
             shard: Index of the shard.
             shards: Number of shards.
-            places: Indices of the entries, from the range that the method `places` returns.
+            places: Indices into the list of the splits of all passes, from the range that the
+                method `places` returns.
 
         Yields:
-            (piece, use, lo, hi, weight): the split, the pass, and the interval [lo, hi) of the
-            split's weight.
+            (piece, use, lo, hi, weight): the index of the split, the number of the pass, the
+            interval [lo, hi) of the split's weight that the shard reads, and the weight.
         """
         pieces, ends = self._list
         begin, end = (b * self.weight // shards for b in (shard, shard + 1))
@@ -260,8 +271,9 @@ class PlannedSource:
     ) -> Iterator[Slice]:
         """Yield the work ranges for the interval [lo, hi) of a split's weight.
 
-        A split of text files gives a work range for each file that starts in the interval. Any
-        other split gives one work range. `Slice.file` is an index into all files of the plan.
+        If the split consists of text files, there is one work range for each file that starts in
+        the interval. Any other split has one work range. `Slice.file` is an index into all files of
+        the plan.
         """
         found = self.pieces.at(np.array([piece]))
         i = int(found.file[0])
@@ -288,22 +300,23 @@ class PlannedSource:
             )
 
     def at_places(self, places: range) -> tuple[np.ndarray, np.ndarray]:
-        """Return the split and the pass of entries in the list of all splits, int64[n] each.
+        """Return (pieces, uses): the split and the pass of each of n entries, int64[n] each.
 
-        `places` is a range from the method `places`.
+        `places` is a range from the method `places`, with indices into the list of the splits of
+        all passes.
         """
         pieces = self._list[0][places.start : places.stop].astype(np.int64)
         return pieces, np.arange(places.start, places.stop) // max(1, len(self.pieces))
 
     def shards_of(self, pieces: np.ndarray, shards: int) -> np.ndarray:
-        """Return the shards that read from any of the given splits in any pass.
+        """Return the shards that read a part of at least one split in `pieces`, in any pass.
 
         Args:
-            pieces: int64[n], splits.
+            pieces: int64[n], indices of splits.
             shards: Number of shards.
 
         Returns:
-            int64[k], ascending indices of shards.
+            int64[k], ascending indices of the k shards.
         """
         listed, ends = self._list
         found: set[int] = set()
@@ -317,17 +330,18 @@ class PlannedSource:
         return np.array(sorted(found), np.int64)
 
     def files_of_piece(self, piece: int) -> range:
-        """Return the range of the source's files that have bytes in a split.
+        """Return the indices of the source's files that have bytes in a split.
 
-        The range has one file, or several text files that share the split.
+        This is one file, or several text files that share the split.
         """
         found = self.pieces.at(np.array([piece]))
         return range(int(found.file[0]), int(found.file[0] + found.files[0]))
 
     def pieces_at(self, i: int, positions: np.ndarray) -> np.ndarray:
-        """Return the splits of file `i` that may contain documents at these positions.
+        """Return the splits of file `i` that may contain the documents at `positions`.
 
-        `positions` and the result are int64.
+        `positions`, int64[n], are positions in the file. The result, int64[k], has ascending
+        indices of splits in the source.
         """
         pieces = np.array(self.pieces.of_file(i), np.int64)
         if position_of(*self.formats[i]) != "byte":
@@ -339,7 +353,7 @@ class PlannedSource:
         """Return the path or URL of file `i` of the source.
 
         Raises:
-            SourceError: If the source's files must not be read.
+            SourceError: If `prefix` is UNREAD, so the source's files must not be read.
         """
         if self.prefix == UNREAD:
             raise SourceError(
@@ -350,7 +364,13 @@ class PlannedSource:
 
 
 def other_store(name: str, store: Any, planned: str | None) -> str:
-    """Return a message that a source's token store has another digest than the plan names."""
+    """Return an error message for a token store with a digest that differs from the plan's.
+
+    Args:
+        name: Name of the source.
+        store: The opened token store.
+        planned: Digest of the store in the plan.
+    """
     return (
         f"source {name!r}: the token store {store} has the digest {store.digest}, but the plan"
         f" names {planned}: the store was made again since"
@@ -358,23 +378,23 @@ def other_store(name: str, store: Any, planned: str | None) -> str:
 
 
 def pieces_of_all_uses(sources: Sequence[PlannedSource]) -> int:
-    """Return the number of splits of all sources, counted once per pass.
+    """Return the number of splits of all sources, with each split counted once per pass.
 
-    A pass counts as at least PIECES_OF_A_USE splits.
+    A pass over fewer than PIECES_OF_A_USE splits counts as PIECES_OF_A_USE splits.
     """
     return sum(source.uses * max(PIECES_OF_A_USE, len(source.pieces)) for source in sources)
 
 
 def format_name(format: str, compression: str) -> str:
-    """Return the key of a format in the plan's ratios, such as "jsonl" or "jsonl.zstd"."""
+    """Return the key of a format in `PlannedSource.ratios`, such as "jsonl" or "jsonl.zstd"."""
     return f"{format}.{compression}" if compression else format
 
 
 def step_bytes(stored: int, shards: int) -> int:
-    """Return a source's step size for compressed files in bytes.
+    """Return the bytes per step for the compressed files of a source.
 
-    The step size is the largest power of two that gives at least 16 steps per shard. It is at least
-    16 KiB and at most 1 MiB.
+    This is the largest power of two that gives at least 16 steps per shard. It is at least 16 KiB
+    and at most 1 MiB. A shard of a small source may therefore have fewer than 16 steps.
 
     Args:
         stored: Stored bytes of the source.
@@ -385,18 +405,19 @@ def step_bytes(stored: int, shards: int) -> int:
 
 
 def place_of(source: PlannedSource, place: str, what: str = "--doc") -> tuple[int | None, int]:
-    """Parse a document's location "FILE:POSITION" or "POSITION".
+    """Parse a document's location "FILE:POSITION" or "POSITION", such as "a.jsonl:1024".
 
     Args:
         source: The source of the document.
-        place: The text to parse. FILE is a name relative to the source's prefix.
+        place: The location. FILE is a name relative to the source's prefix.
         what: Name of the option, for error messages.
 
     Returns:
-        (file, position). `file` is the file's index in the source, or None if FILE is missing.
+        (file, position). `file` is the file's index in the source, or None if the location has no
+        FILE.
 
     Raises:
-        RecipeError: If the text is malformed or the source has no such file.
+        RecipeError: If the location is malformed or the source has no file named FILE.
     """
     file, colon, text = place.rpartition(":")
     if (
