@@ -86,9 +86,10 @@ class FormatModule(Protocol):
     def pieces(
         self, path: str, size: int, text_key: str, tokens: bool, piece_bytes: int
     ) -> int | list[int]:
-        """Return the number of splits of a file, or the approximate content bytes of each split.
+        """Return a list with the approximate content bytes of each split of a file.
 
-        Only formats with numbered documents provide this function.
+        If only the number of splits is known, return this number. Only formats with numbered
+        documents provide this function.
         """
 
     def line_decoder(
@@ -96,28 +97,30 @@ class FormatModule(Protocol):
     ) -> Callable[[bytes], str | Supervision | tuple[str, str]]:
         """Return a function that decodes a line.
 
-        The function returns a text, a `Supervision`, or a (reject reason, detail) pair.
-
-        Only formats of text in lines, with position "byte", provide this function.
+        The returned function takes the bytes of a line. It returns a text, a `Supervision`, or a
+        (reject reason, detail) pair. Only formats with a text in each line (`Format.position` is
+        "byte") provide `line_decoder`.
         """
 
     def bytes_per_token(self, part: Slice, text_key: str) -> float | None:
-        """Return the content bytes per token of a work range's file or split, or None if unknown.
+        """Return the content bytes per token in the file or split that the work range `part` reads.
 
-        Only token formats provide this function.
+        The result is None if it is unknown. Only formats with numbered documents of tokens provide
+        this function.
         """
 
     def numbers(self, part: Slice, decoders: Decoders) -> range:
-        """Return the numbers, within the file, of the documents in a work range's split.
+        """Return the document numbers of the whole split that the work range `part` belongs to.
 
-        Only formats with numbered documents provide this function.
+        Document numbers count from the start of the file. Only formats with numbered documents
+        provide this function.
         """
 
     def pieces_at(self, path: str, size: int, positions: np.ndarray) -> np.ndarray:
         """Return the splits of a file that contain the documents at `positions`.
 
-        `positions` is int64[n], and the result is int64[k], ascending. Only indexed formats provide
-        this function.
+        `positions` is int64[n]. The result, int64[k], has ascending indices of splits in the file.
+        Only indexed formats provide this function.
         """
 
 
@@ -130,10 +133,10 @@ class Format:
     Attributes:
         name: The format's internal name, as in `Slice.format`.
         suffixes: Endings of file names in lower case. An empty tuple matches all other files.
-        file: Module name below formats/.
+        file: Name of the module in formats/ that reads the format.
         position: Meaning of a document's position. "byte" is the offset of its line, and "number"
             is its number in the file. With "whole", the file is one document at position 0.
-        holds: "texts" or "tokens".
+        holds: Content of the documents, "texts" or "tokens".
         asked: Value of the recipe's `format` that selects this format, if it differs from `name`.
         only: Description of the readable files, for an error message. It is set for formats that
             require certain file name endings.
@@ -155,9 +158,9 @@ class Format:
 
     @cached_property
     def module(self) -> FormatModule:
-        """Import and return the format's file.
+        """Return the module that reads the format, imported at first use.
 
-        The import is lazy, because pyarrow takes 0.3 s to import and most corpora are line files.
+        pyarrow takes 0.3 s to import, and most corpora are line files, which do not need it.
         """
         return cast(FormatModule, import_module(f"{__name__}.{self.file}"))
 
@@ -307,10 +310,10 @@ def format_of(name: str, format: str) -> tuple[str, str]:
 
 
 def position_of(format: str, compression: str) -> str:
-    """Return the meaning of documents' positions: `Format.position`, or "stream".
+    """Return the meaning of a document's position in a file of this format.
 
-    "stream" is for compressed lines. Their position is the offset in the decompressed data. A plan
-    does not contain the size of this data.
+    For compressed lines, the result is "stream": the position is the offset of the line in the
+    decompressed data. Otherwise, the result is the format's `Format.position`.
     """
     position = FORMATS[format].position
     return "stream" if position == "byte" and compression else position
@@ -321,16 +324,17 @@ def count_pieces(
 ) -> int:
     """Return the number of splits of a file.
 
-    Line and text files follow `Format.counts`. A Parquet file has one split per row group, and an
-    Arrow file one per record batch; only headers are read. A pair of Megatron files has one split
-    per `piece_bytes`, but at most one per document.
+    The splits of a line or text file follow from its size, see `Format.counts`. A Parquet file has
+    one split per row group, and an Arrow file has one split per record batch. A pair of Megatron
+    files has one split per `piece_bytes`, but at most one split per document. Only footers and
+    headers are read.
 
     Args:
         path: Path or URL of the file.
         format: Name of the format.
         compression: "", "gzip" or "zstd".
         size: Size of the file, or of the pair of files, in bytes.
-        piece_bytes: Bytes per split, for formats without a natural unit.
+        piece_bytes: Bytes per split, for line files and Megatron files.
     """
     if FORMATS[format].position != "number":
         return int(FORMATS[format].counts(np.array([size]), compression, piece_bytes)[0])
@@ -341,23 +345,25 @@ def count_pieces(
 def bytes_of_pieces(
     path: str, format: str, size: int, text_key: str = "text", piece_bytes: int = PIECE_BYTES
 ) -> int | list[int]:
-    """Return the approximate content size of each split of a file, or the number of splits.
+    """Return a list with the approximate content bytes of each split, or the number of splits.
 
-    The function applies to formats with numbered documents, and reads only a footer or headers.
+    The function is for formats with numbered documents. It reads only the file's footer or headers.
 
     Returns:
-        For Parquet, the uncompressed bytes of the text column per row group, or TOKEN_TEXT_BYTES
-        per token id. For Arrow, the bytes of each record batch. For a pair of Megatron files, the
-        number of splits.
+        For Parquet with texts, the uncompressed bytes of the text and messages columns of each row
+        group. For Parquet with token ids, TOKEN_TEXT_BYTES for each id of a row group. For Arrow,
+        the bytes of each record batch. For a pair of Megatron files, the number of splits.
     """
     own = FORMATS[format]
     return own.module.pieces(path, size, text_key, own.holds == "tokens", piece_bytes)
 
 
 def bytes_per_token(part: Slice, text_key: str) -> float | None:
-    """Return the content bytes per token of a work range's file or record batch, if known.
+    """Return the content bytes per token in the data that the work range `part` belongs to.
 
-    Otherwise, return None.
+    The function is for formats with numbered documents of tokens. For Arrow, the data is the record
+    batch. For a pair of Megatron files, it is the pair. For Parquet, the result is always
+    TOKEN_TEXT_BYTES. It is None if a record batch contains no token ids.
     """
     return FORMATS[part.format].module.bytes_per_token(part, text_key)
 

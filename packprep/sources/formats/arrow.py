@@ -5,8 +5,8 @@ message headers contain the counts, so this module reads the headers itself. The
 described in "Serialization and Interprocess Communication" of the Arrow columnar format and in
 format/Message.fbs and format/File.fbs. FlatBuffers' "Internals" describes the tables.
 
-A folder written by `save_to_disk` of `datasets` contains such streams, and a state.json that lists
-them.
+A folder that `save_to_disk` of `datasets` wrote contains Arrow IPC streams, and a state.json with
+their names.
 """
 
 import json
@@ -40,7 +40,7 @@ _MAX_HEADER_BYTES = 1 << 28
 
 
 class BatchIndex(NamedTuple):
-    """The locations of an Arrow file's record batches."""
+    """The locations and sizes of the record batches in an Arrow file."""
 
     is_stream: bool
     dictionaries: list[int]  # byte of each dictionary's message
@@ -93,7 +93,10 @@ def read(
 
 
 def numbers(part: Slice, decoders: Decoders) -> range:
-    """Return the numbers, within the file, of the rows in a work range's record batch."""
+    """Return the row numbers of the whole record batch that the work range `part` belongs to.
+
+    Row numbers count from the start of the file.
+    """
     with _opened(part.path, part.size) as file:
         index = decoders.fact(part.path, lambda: _index(file, part.size))
         first = sum(index.rows[: part.piece])
@@ -101,9 +104,9 @@ def numbers(part: Slice, decoders: Decoders) -> range:
 
 
 def bytes_per_token(part: Slice, text_key: str) -> float | None:
-    """Return the bytes of a work range's record batch divided by the number of its token ids.
+    """Return the bytes per token id in the record batch that the work range `part` belongs to.
 
-    The result is None if the batch contains no token ids.
+    The result is None if the record batch contains no token ids.
     """
     with _opened(part.path, part.size) as file:
         index = _index(file, part.size)
@@ -117,7 +120,10 @@ def bytes_per_token(part: Slice, text_key: str) -> float | None:
 def _columns(
     part: Slice, source: pa.NativeFile, index: BatchIndex, text_key: str, fields: Fields | None
 ) -> dict[str, pa.Array]:
-    """Return the columns to read from a work range's record batch, by key."""
+    """Return key → values for the record batch that the work range `part` belongs to.
+
+    The keys are those that `find_columns` or `find_token_columns` selects.
+    """
     source.seek(0)  # At a URL, this is the same file object that the index was read from.
     schema = (pa.ipc.open_stream if index.is_stream else pa.ipc.open_file)(source).schema
     if part.format == "arrow_tokens":
@@ -143,7 +149,7 @@ def _columns(
 def _arrays(
     piece: int, source: pa.NativeFile, index: BatchIndex, schema: pa.Schema, wanted: Sequence[int]
 ) -> list[pa.Array]:
-    """Return the columns of record batch number `piece` with the indices in `wanted`."""
+    """Return the columns with the indices in `wanted`, from record batch number `piece`."""
     if index.is_stream and not index.dictionaries:
         source.seek(index.offsets[piece])
         batch = pa.ipc.read_record_batch(pa.ipc.read_message(source), schema)
@@ -161,9 +167,10 @@ def _arrays(
 
 
 def _validated(column: pa.Array) -> pa.Array:
-    """Return a column after full validation, with strings as binary data.
+    """Return a column after full validation. A column of strings is returned as binary data.
 
-    The validation prevents a damaged file from causing reads outside its buffers.
+    The validation raises an error for damaged data, which could otherwise lead to reads outside the
+    buffers.
     """
     if pa.types.is_dictionary(column.type):
         return pa.DictionaryArray.from_arrays(column.indices, _validated(column.dictionary))
@@ -233,7 +240,7 @@ class _Header(NamedTuple):
 
 
 def _read_header(file: BinaryIO, at: int) -> _Header | None:
-    """Return the header of the message at byte `at`, or None at the end-of-stream mark."""
+    """Return the header of the message at byte `at`, or None if the end-of-stream mark is there."""
     found = _read_message(file, at)
     if found is None:
         return None
@@ -280,9 +287,9 @@ def _largest_decompressed(file: BinaryIO, at: int) -> int:
 
 
 def _read_message(file: BinaryIO, at: int) -> tuple[bytes, int] | None:
-    """Return (header, file offset of the body) of the message at byte `at`.
+    """Return (header bytes, file offset of the body) of the message at byte `at`.
 
-    The result is None at the end-of-stream mark.
+    The result is None if the end-of-stream mark is at byte `at`.
     """
     mark, n_bytes = struct.unpack("<II", _read(file, at, 8))
     begin = at + 8
@@ -296,7 +303,11 @@ def _read_message(file: BinaryIO, at: int) -> tuple[bytes, int] | None:
 
 
 def _block_offsets(footer: bytes, at: int) -> list[int]:
-    """Return the message offsets in a vector of `Block` structs (File.fbs), or [] if `at` is 0."""
+    """Return the offset of each message that the footer lists, in a vector of `Block` structs.
+
+    The FlatBuffers offset at `at` refers to the vector. If `at` is 0, the footer has no such
+    vector, and the result is [].
+    """
     if not at:
         return []
     at += struct.unpack_from("<I", footer, at)[0]
@@ -305,7 +316,10 @@ def _block_offsets(footer: bytes, at: int) -> list[int]:
 
 
 def _table(data: bytes, at: int) -> int:
-    """Return the location of the table or vector that the FlatBuffers offset at `at` refers to."""
+    """Return the index in `data` of the FlatBuffers table or vector to which an offset points.
+
+    The offset is at index `at` of `data`.
+    """
     return at + int(struct.unpack_from("<I", data, at)[0])
 
 
@@ -314,7 +328,10 @@ def _root(data: bytes) -> int:
 
 
 def _field(data: bytes, table: int, k: int) -> int:
-    """Return the location of field `k` of a FlatBuffers table, or 0 if it is absent."""
+    """Return the offset of field `k` of the FlatBuffers table at `table`, or 0 without the field.
+
+    Both offsets are indices into `data`.
+    """
     vtable = table - struct.unpack_from("<i", data, table)[0]
     (vtable_bytes,) = struct.unpack_from("<H", data, vtable)
     if 4 + 2 * k >= vtable_bytes:
@@ -337,11 +354,11 @@ _MOST_BYTES = 64 << 20  # maximum size of a state.json
 
 
 def saved_files(folder: str) -> list[str]:
-    """Return the sorted names of the Arrow files that a saved Hugging Face dataset consists of.
+    """Return the sorted names of the Arrow files in the folder of a saved Hugging Face dataset.
 
     Raises:
-        SourceError: If state.json is damaged, or if the dataset selects only some of its files'
-            rows.
+        SourceError: If state.json is damaged or lists a missing file. Also if the dataset has an
+            indices mapping, because it then consists of other rows than its files.
     """
     path = Path(folder) / "state.json"
     try:

@@ -7,7 +7,7 @@ document has the same probability.
 
     size        0     1    2…3   4…7   8…15  …      bytes, tokens or messages of a document
     class       0     1     2     3     4    …      bits of the size
-    taken       iff ⌊(j + 1) · f + u⌋ > ⌊j · f + u⌋, for the j-th document of its class in the piece
+    taken       iff ⌊(j + 1) · f + u⌋ > ⌊j · f + u⌋, for the j-th document of its class in the split
 
 u is a uniform random number, keyed by split, pass and class. So each document is taken with
 probability f, independently of its length. The selected documents also contain the fraction f of
@@ -38,7 +38,8 @@ _32 = np.uint64(32)
 class Choice:
     """A selector of the documents that one pass takes from one split.
 
-    A Choice must be called with all documents of the split in order, because it counts them.
+    A Choice counts the documents that it was called with. Therefore it must be called with all
+    documents of the split, in order.
 
     Args:
         key: Random key of the split in this pass.
@@ -158,13 +159,16 @@ class IdLists(NamedTuple):
 
 @dataclass(frozen=True)
 class Supervision:
-    """A document's unchecked training fields: the loss_spans of its text, or a layout's fields.
+    """A document with training fields, such as loss_spans, messages, a weight or media.
+
+    The fields are not checked yet.
 
     Attributes:
-        text: The text, or None. A layout does not need one.
+        text: The text, or None. A document with a layout may have no text.
         loss_spans: The value of loss_spans, of any type, or None.
-        record: Maps names of the layout's fields to values of any type except None. A recipe may
-            rename the keys of records, but the names here are always the layout's names.
+        record: Maps the names of the layout's fields, weight and media to values of any type except
+            None. A recipe may rename the keys of records, but the names here are always the
+            layout's names.
         layout: Name of the layout in `conversations/layouts.py`, or an empty string.
         kinds: Names of the media kinds that a document may contain. With an empty tuple, media is
             ignored.
@@ -185,14 +189,14 @@ class Batch(NamedTuple):
         files: int32[n], index of each document's file.
         positions: int64[n], strictly increasing within one file.
         rejects: The rejected documents.
-        supervision: Maps a document's number in the batch to its fields, for documents with
-            loss_spans, messages or media if these were requested. Such a document has "" in
-            `texts` if the record has no text.
+        supervision: Maps a document's number in the batch to its `Supervision`. Documents without
+            loss_spans, a layout, a weight and media are missing, and so are all documents if these
+            fields were not requested. A document without a text has "" in `texts`.
         tokens: The n documents of a token source. `texts` and `supervision` are then empty. None
             for a text source.
-        weights: Maps a document's number in a token batch to its weight, if it differs from 1.
-        token_weights: float32[tokens], 0 for each untrained token. None if all tokens of the batch
-            are trained with weight 1, and for text sources.
+        weights: Maps a document's number in a token batch to its weight, if the weight is not 1.
+        token_weights: float32[tokens], the weight of each token, which is 0 if the token is not
+            trained. None for a text source. Also None if all tokens have weight 1.
     """
 
     texts: list[str]
@@ -284,7 +288,10 @@ class BatchBuilder:
         self.bytes += MAX_DETAIL
 
     def take(self) -> Iterator[Batch]:
-        """Yield the batch unless it is empty, and start the next one."""
+        """Yield the collected documents as a batch, and start an empty batch.
+
+        Nothing is yielded if no document was added or rejected.
+        """
         if self.texts or self.rejects:
             files = np.full(len(self.texts), self.file, np.int32)
             batch = Batch(
@@ -305,9 +312,10 @@ class BatchBuilder:
 
 
 def slices(sizes: np.ndarray, n_bytes: int) -> Iterator[slice]:
-    """Yield slices of consecutive documents with about `n_bytes` each.
+    """Yield slices of consecutive documents, each with at most `n_bytes`.
 
-    `sizes` is int64[n] in bytes. A document of more than `n_bytes` gets its own slice.
+    `sizes`, int64[n], has the size of each document in bytes. A document of more than `n_bytes`
+    gets its own slice.
     """
     ends = np.cumsum(sizes)
     begin = 0
@@ -327,7 +335,8 @@ def kept(
         keep: The selector, or None for all documents.
         file: Index of the documents' file.
         positions: int64[n], positions of the documents.
-        sizes: Function that returns their sizes, int64[n]. Only a Choice needs it.
+        sizes: Function that returns the sizes of the documents, int64[n]. It is called only if
+            `keep` is a Choice.
     """
     if keep is None or not len(positions):
         return np.ones(len(positions), bool)

@@ -1,9 +1,8 @@
 """Decompress a file as a stream of blocks, each labelled with its input step.
 
 Step s feeds exactly the bytes [s·step_bytes, (s+1)·step_bytes) of the file to the decompressor. All
-output produced meanwhile belongs to step s. So the step of a decompressed byte depends only on the
-file and step_bytes, not on the reader's starting point. Decompression always starts at the
-beginning of the file.
+output of the decompressor during this step belongs to step s. So the step of a decompressed byte
+depends only on the file and step_bytes. Decompression always starts at the first byte of the file.
 """
 
 from array import array
@@ -119,7 +118,7 @@ def decompressed(
         size: Planned size of the file in bytes.
         compression: "gzip" or "zstd".
         step_bytes: Compressed bytes per step.
-        begins: Array that receives the stream position of each step's start.
+        begins: Array to which the stream position of each step's start is appended, or None.
 
     Raises:
         SourceError: If the file is missing, changed, corrupt or truncated.
@@ -200,7 +199,10 @@ def said_bytes(path: str, size: int, compression: str, about: float) -> int | No
 
 @dataclass
 class Cursor:
-    """A position in a stream of blocks, between two work ranges."""
+    """A reader's position in a stream of blocks.
+
+    A cursor is kept between work ranges, so that the next work range continues there.
+    """
 
     blocks: Iterator[Block]
     key: Hashable = None  # identity of the stream and of the file's version
@@ -212,10 +214,10 @@ class Cursor:
     begins: array = field(default_factory=lambda: array("q"))  # stream position of each step
 
     def next(self, begin: int, end: int) -> Block | None:
-        """Return the next block, or None at the end.
+        """Return the next block, or None at the end of the stream.
 
-        A block with begin ≤ label < end is merged with the following blocks with label < end, up to
-        about AT_ONCE_BYTES.
+        If the block has begin ≤ label < end, the following blocks with label < end are appended to
+        its data, up to about AT_ONCE_BYTES.
         """
         block, self.rest = self.rest or next(self.blocks, None), None
         if block is None or not begin <= block.label < end:
@@ -232,10 +234,10 @@ class Cursor:
 
 @dataclass
 class Decoders:
-    """The per-process state of files, so that adjacent work ranges read a file only once.
+    """Open files and indexes that a process keeps from one work range to the next.
 
-    The state affects only the speed. It contains at most `capacity` open files. A file that has
-    changed is read again from its start.
+    Adjacent work ranges then read a file only once. This affects only the speed. At most `capacity`
+    files are kept open. A file that has changed is read again from its start.
     """
 
     capacity: int = 8
@@ -253,9 +255,9 @@ class Decoders:
         step: int,
         choice: int | None = None,
     ) -> Cursor:
-        """Return a cursor in a file's decompressed stream, at `step` or at an earlier step.
+        """Return a cursor in a file's decompressed stream, at step number `step` or earlier.
 
-        The caller owns the cursor until it calls `give_back`.
+        No other caller gets this cursor until `give_back` is called with it.
 
         Args:
             path: Path or URL of the file.
@@ -263,7 +265,8 @@ class Decoders:
             compression: "gzip" or "zstd".
             step_bytes: Compressed bytes per step.
             step: First step that the caller needs.
-            choice: Key of a Choice that has to process all lines of the file, or None.
+            choice: Key of a Choice, or None. A Choice must process all lines of the file, so only a
+                cursor that was used with the same Choice is returned.
         """
         key = (*_identity(path), compression, step_bytes, choice)
         cursor = self._cursors.pop(key, None)
@@ -276,17 +279,20 @@ class Decoders:
         return cursor
 
     def give_back(self, cursor: Cursor) -> None:
-        """Keep a cursor for the next work range of the same file.
+        """Keep a cursor from `take` for the next work range of the same file.
 
-        Do not call this method after an error. The next reader then starts at the beginning of the
-        file.
+        Do not call this method after an error. Then the next work range gets a new cursor at the
+        start of the file.
         """
         self._cursors[cursor.key] = cursor
         if len(self._cursors) > self.capacity:
             self._cursors.popitem(last=False)
 
     def fact(self, path: str, find: Callable[[], T]) -> T:
-        """Return the result of `find` for a file, computed once while the file is unchanged."""
+        """Return the result of `find()`, which is kept while the file at `path` is unchanged.
+
+        `find` reads something from the file, for example the index of its record batches.
+        """
         key = _identity(path)
         if key not in self._facts:
             self._facts[key] = find()

@@ -3,15 +3,17 @@
 A layout is a form of conversations, or of prompts and answers. A record may also have no layout.
 
 ```
-{"text": …}                                     a text, with loss_spans, weight and messages
+{"text": …}                                     a text, optionally with loss_spans, weight, media
+                                                or messages
 {"messages": […], "tools": […]}                 messages
 {"conversations": [{"from": …, "value": …}]}    sharegpt
 {"prompt": …, "completion": …}                  prompt_completion
 {"instruction": …, "input": …, "output": …}     alpaca
-{"prompt": …, "chosen": …, "rejected": …}       preference data: refused by name
+{"prompt": …, "chosen": …, "rejected": …}       preference data, which packprep refuses
 ```
 
-A record with a text and no messages is a text, unless `messages_format` names a layout.
+A record with a text and messages has the layout "messages". A record with a text and no messages
+has no layout, unless `messages_format` names a layout.
 """
 
 import math
@@ -39,8 +41,8 @@ class Layout(NamedTuple):
 
     Attributes:
         name: Value of `messages_format`. For a refused layout, its common name.
-        needs: Fields that every record has.
-        may_have: Optional fields.
+        needs: Fields that every record with this layout has.
+        may_have: Fields that a record with this layout may have.
         advice: Remedy for a refused layout, or an empty string for a readable one.
     """
 
@@ -106,9 +108,9 @@ LAYOUTS = (
 
 
 def field_at(record: Any, key: str) -> Any:
-    """Return the value at a key of a record, or None.
+    """Return the value at a key of a record, or None if the record does not have the key.
 
-    The key `a.b` also refers to key b of the object at a.
+    If the record has no key `a.b`, this key refers to key b of the object at key a.
     """
     if not isinstance(record, dict):
         return None
@@ -128,13 +130,13 @@ def is_message(keys: Collection[str]) -> bool:
 
 @dataclass(frozen=True)
 class Fields:
-    """The names of a source's layout fields, and the choice of its layout.
+    """A source's settings for the fields of its records and for their layout.
 
     Attributes:
         messages_key: Key of the messages.
         tools_key: Key of the tools.
-        format: Name of the layout of all records. "auto" detects the layout of records without a
-            text by their fields.
+        format: Name of the layout of all records. With "auto", the layout of each record is
+            detected from its fields.
         kinds: Names of the media kinds. With an empty tuple, media is ignored.
     """
 
@@ -145,11 +147,14 @@ class Fields:
 
     @classmethod
     def of(cls, source: Source, kinds: tuple[str, ...] = ()) -> "Fields":
-        """Return the fields of a recipe's source."""
+        """Return the `Fields` with the settings of a recipe's source."""
         return cls(source.messages_key, source.tools_key, source.messages_format, kinds)
 
     def key_of(self, field: str) -> str:
-        """Return the key of a layout's field in records of this source."""
+        """Return the key at which records of this source have the layout field `field`.
+
+        For the field "messages", this is `messages_key`.
+        """
         if field == "tools":
             return self.tools_key
         own_list = field == "messages" or (
@@ -158,9 +163,11 @@ class Fields:
         return self.messages_key if own_list else field
 
     def beside_text(self, text_key: str) -> list[str]:
-        """Return the keys of the further fields that a record with a text may have.
+        """Return the keys that a record with a text may have in addition to `text_key`.
 
-        For a nested key, the list also contains its first component.
+        These are the keys of loss_spans, messages and weight, and of media if there are media
+        kinds. If `messages_key` is nested, such as "chat.messages", its first part "chat" is also
+        in the list.
         """
         keys = (
             LOSS_SPANS,
@@ -172,16 +179,21 @@ class Fields:
         return [key for key in dict.fromkeys(keys) if key != text_key]
 
     def says(self, key: str) -> bool:
-        """Return whether a record with a text may have a relevant field at `key`."""
+        """Return whether the field at `key` is read even if the record has a text.
+
+        This is the case for loss_spans, weight, messages, and optional fields of all layouts, such
+        as tools. It is the case for media if there are media kinds.
+        """
         own = (LOSS_SPANS, MEDIA) if self.kinds else (LOSS_SPANS,)
         return key in (*own, *map(self.key_of, (*LAYOUTS[0].needs, *_COMMON)))
 
     def layout_of(self, value: Callable[[str], Any], has_text: bool) -> Layout | None:
-        """Return the layout of a record, or None.
+        """Return the layout of a record, or None if it has no layout.
 
         Args:
-            value: Function that returns the value at a key, or None.
-            has_text: Whether the record has a text or loss_spans.
+            value: Function that takes a key and returns the record's value at this key, or None.
+            has_text: Whether the record has a text or loss_spans. With `format` "auto", such a
+                record can only have the layout "messages".
         """
         if self.format != "auto":
             return next(layout for layout in LAYOUTS if layout.name == self.format)
@@ -194,10 +206,10 @@ class Fields:
         return None
 
     def counted(self, columns: Collection[str]) -> list[str]:
-        """Return the keys that determine the size of a table row without a text.
+        """Return the keys whose values are summed to get the size of a table row without a text.
 
-        The result has the required keys of each readable layout that `columns` can provide. The
-        size counts bytes of texts and items of lists.
+        A readable layout counts if all its required keys are in `columns`. The result has the
+        required keys of these layouts. A text counts with its bytes, and a list with its items.
         """
         layouts = (layout for layout in LAYOUTS if not layout.advice)
         needs = ([self.key_of(field) for field in layout.needs] for layout in layouts)
@@ -213,11 +225,11 @@ class Fields:
         Args:
             text: The text.
             spans: The value of loss_spans, or None.
-            value: Function that returns the value at a key, or None.
+            value: Function that takes a key and returns the record's value at this key, or None.
 
         Returns:
-            The text. If the record has loss_spans, a weight or a non-empty list of media, a
-            Supervision with these fields.
+            A Supervision with the text, if the record has loss_spans, a weight or a non-empty list
+            of media. Otherwise, only the text.
         """
         media, weight = value(MEDIA) if self.kinds else None, value("weight")
         if spans is None and weight is None and (media is None or media == []):
@@ -239,10 +251,11 @@ class Fields:
             layout: The record's layout.
             text: The text, or None.
             spans: The value of loss_spans, or None.
-            value: Function that returns the value at a key, or None.
+            value: Function that takes a key and returns the record's value at this key, or None.
 
         Returns:
             A Supervision with the text, the loss_spans, and the layout fields that have a value.
+            Its record also contains media and the fields in REFUSED_FIELDS that have a value.
         """
         names = dict.fromkeys((*layout.needs, *layout.may_have, *REFUSED_FIELDS))
         found = [(field, value(self.key_of(field))) for field in names]
@@ -253,12 +266,15 @@ class Fields:
 
 
 def refused(layout: Layout) -> str:
-    """Return a description of a refused layout and the remedy."""
+    """Return a message part that describes a refused layout and gives the remedy."""
     return f"{_named(layout)}: {layout.advice}"
 
 
 def instead_of_text(layout: Layout) -> str:
-    """Return a description of records that have this layout instead of a text, and the remedy."""
+    """Return a message part about records with a layout that were expected to be texts.
+
+    It names the layout and gives the remedy.
+    """
     return (
         refused(layout)
         if layout.advice
@@ -275,9 +291,10 @@ def _named(layout: Layout) -> str:
 
 
 def of_table(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table row in the form of a JSON line's record.
+    """Return a table row as the record that a JSON line would have.
 
-    Keys with null and weights that are NaN are removed.
+    A weight that is null or NaN is removed, also from a message, a content part and a span. In
+    nested objects, keys with the value null are removed.
     """
     record = {
         key: without_nulls(value)
@@ -293,10 +310,11 @@ def of_table(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a value of an Arrow column without the keys that are null.
+    """Return a value of an Arrow column without the nested keys that have the value null.
 
-    In Arrow, each object has every key, so null means a missing key. The exception is a message's
-    content, which may be null. A NaN weight of a message or a part is also missing.
+    In Arrow, each object has every key, so null means a missing key. Only the content of a message
+    may be null, and is kept. A weight of a message or of a content part is also removed if it is
+    NaN.
     """
     if isinstance(value, Mapping):
         is_message = "role" in value or "from" in value or {"type", "text"} <= value.keys()
@@ -332,7 +350,7 @@ _BEYOND_FLOAT32 = 2.0**128 - 2.0**103  # smallest number that float32 rounds to 
 def weight_of(value: Any) -> float | None:
     """Return the weight of a document, message or span, rounded to float32.
 
-    Return None unless the value is a finite, non-negative number.
+    Return None if `value` is not a number, is negative, or is not finite in float32.
     """
     if type(value) not in (int, float) or not 0 <= value < _BEYOND_FLOAT32:
         return None

@@ -1,8 +1,8 @@
 """Read line files: find the lines of a work range, and decode them to texts or reject reasons.
 
-A line starts at byte 0 or after b"\\n". It belongs to the work range that contains its first byte,
-and is read to its end even beyond that range. In a compressed file, a byte belongs to the step that
-produced it; see `compressed`.
+A line starts at byte 0 or after b"\\n". It belongs to the work range that contains its first byte.
+Its end may be outside this work range. In a compressed file, a decompressed byte belongs to the
+step that produced it; see `compressed`.
 
 Almost every line takes a fast path: msgspec decodes one field of many lines and skips the rest.
 Python's own decoder only processes lines that msgspec refuses, and lines with loss_spans or a
@@ -10,10 +10,10 @@ layout (fields.py). Python's decoder finds the exact reject reason. It also acce
 valid lines that msgspec refuses: lines with a lone surrogate outside the text, and lines that
 repeat a key. The last value of a repeated key counts.
 
-Skipped data still needs checks for valid UTF-8 and nesting depth, which cost as much as decoding.
-If a file's other fields are few and short, they are therefore decoded, too. A record with only
-known keys, and a string or number at each key, contains no skipped data. The keys are learned from
-the first lines of a work range, and affect only the speed.
+msgspec does not check skipped data for valid UTF-8 and nesting depth, and these checks cost as much
+as decoding. Therefore the other fields of a file are not skipped but decoded, if they are few and
+short. The keys of these fields are learned from the first lines of a work range. A record needs no
+checks if it has only learned keys with strings or numbers. This affects only the speed.
 """
 
 import codecs
@@ -62,16 +62,16 @@ Outcome = str | Supervision | tuple[str, str]
 
 @lru_cache(maxsize=64)
 def line_decoder(text_key: str, fields: Fields | None = None) -> Callable[[bytes], Outcome]:
-    """Return a function that decodes a line, without its line end.
+    """Return a function that decodes a line.
 
-    The function returns a text, a `Supervision`, or a (reject reason, detail) pair. It never raises
-    an exception.
+    The returned function takes the bytes of a line without its line end. It returns a text, a
+    `Supervision`, or a (reject reason, detail) pair. It never raises an exception.
 
     Args:
         text_key: Key of the text.
-        fields: The other fields to read. A line with loss_spans or a layout then becomes a
-            `Supervision`. Such a line takes the slow path, because rendering its messages takes
-            longer anyway. None ignores these fields.
+        fields: The other fields to read, or None to read only the text. A line with one of these
+            fields becomes a `Supervision`. With loss_spans or a layout, the line takes the slow
+            path, because rendering its messages takes longer anyway.
     """
     names = fields.beside_text(text_key) if fields else []
     decoder = _decoder_of(text_key, tuple((name, msgspec.Raw) for name in names))
@@ -117,7 +117,7 @@ def _decoder_of(
     Args:
         text_key: Key of `text`.
         fields: Key and type of each `field0`, `field1` and so on. A missing field is None.
-        whole: Whether the decoder refuses other keys instead of skipping them.
+        whole: Whether the decoder refuses records with other keys. Otherwise, it skips other keys.
 
     Returns:
         The decoder, or None if msgspec does not support one of the keys.
@@ -141,9 +141,10 @@ def _refuse(_: object) -> NoReturn:
 
 
 def read_integer(digits: str) -> int:
-    """Return the integer with these digits, or ±2⁶⁴ if there are more than _MAX_DIGITS.
+    """Return the integer with these digits, or 2⁶⁴ with its sign if it is longer than _MAX_DIGITS.
 
-    Python refuses to parse very long integers. Positions of ±2⁶⁴ are outside every text.
+    Python refuses to parse very long integers. The replacement is as invalid as the integer: both
+    are outside every text if they are positions.
     """
     return (
         int(digits) if len(digits) <= _MAX_DIGITS else -(1 << 64) if digits[0] == "-" else 1 << 64
@@ -155,7 +156,10 @@ _values = json.JSONDecoder(parse_int=read_integer)
 
 
 def decode_slowly(line: bytes, text_key: str, fields: Fields | None = None) -> Outcome:
-    """Decode any line with Python's decoder, and return its `Outcome` with an exact reason."""
+    """Decode any line with Python's decoder.
+
+    Return a text, a `Supervision`, or a (reject reason, detail) pair with the exact reason.
+    """
     record = parse_object(line, has_numbers=fields is not None)
     if isinstance(record, tuple):
         return record
@@ -264,12 +268,11 @@ def block_decoder(
 ) -> Callable[[bytes, np.ndarray, np.ndarray], list[str] | None]:
     """Return a function that decodes n lines at once.
 
-    The function takes `data`, `starts` (int64[n]) and `sizes` (int64[n]). Line i is data[starts[i]
-    : starts[i] + sizes[i]], and only blank lines are between two lines.
+    The returned function takes `data`, `starts` (int64[n]) and `sizes` (int64[n]). Line i is
+    data[starts[i] : starts[i] + sizes[i]]. In `data`, only blank lines may be between two lines.
 
-    It returns the n texts, or None if the lines have to be decoded one by one. This happens if a
-    line has no text, has size -1, exceeds the maximum size of a text, or contains one of the
-    `fields`.
+    It returns the n texts, or None if the lines must be decoded one by one. For example, a line may
+    have no text, be invalid, exceed the maximum size of a text, or contain one of the `fields`.
     """
     names = fields.beside_text(text_key) if fields else []
     skipping = _decoder_of(text_key, tuple((name, msgspec.Raw) for name in names))
@@ -325,9 +328,10 @@ def block_decoder(
 def _whole_decoder(
     text_key: str, fields: Sequence[str], lines: Sequence[bytes]
 ) -> msgspec.json.Decoder[Any] | None:
-    """Return a decoder that knows all fields of `lines` and refuses records with other fields.
+    """Return a decoder that refuses records with keys that do not occur in `lines`.
 
-    Return None if this decoder would not be faster than skipping fields.
+    It also refuses a record with a value at a key in `fields`. The result is None if `lines` have
+    many, long or nested values besides the text. Then it is faster to skip these values.
     """
     names: dict[str, None] = {}
     for line in lines:
@@ -375,9 +379,9 @@ _IS_SPACE = np.array([bytes([byte]).isspace() for byte in range(256)])
 
 
 class Lines(NamedTuple):
-    """Lines without their ends. Line i is `data[starts[i] : starts[i] + sizes[i]]`.
+    """n lines without their line ends. Line i is `data[starts[i] : starts[i] + sizes[i]]`.
 
-    The data of a line that is too large is not kept.
+    A line that is too large has size -1, and its data is not kept.
     """
 
     data: bytes
@@ -391,15 +395,15 @@ class Lines(NamedTuple):
         return self.data[start : start + size] if size >= 0 else None
 
     def stored_sizes(self) -> np.ndarray:
-        """Return the sizes of the lines, int64[n].
+        """Return the size of each line in bytes, int64[n].
 
-        A line longer than the maximum text counts as MAX_DOCUMENT_BYTES + 1 bytes.
+        The size of a line with more than MAX_DOCUMENT_BYTES is MAX_DOCUMENT_BYTES + 1.
         """
         least = limits.MAX_DOCUMENT_BYTES + 1
         return np.where(self.sizes < 0, least, np.minimum(self.sizes, least))
 
     def at(self, which: np.ndarray | slice) -> "Lines":
-        """Return the lines selected by a slice or a mask, with the same `data`."""
+        """Return the lines that `which`, a slice or bool[n], selects. They share `data`."""
         return Lines(self.data, self.positions[which], self.starts[which], self.sizes[which])
 
 
@@ -424,9 +428,10 @@ def read(
         batch_bytes: Approximate content size of a batch in bytes.
         decoders: State that this process keeps between work ranges.
         fields: The other fields to read, or None.
-        line: Factory of the decoder of one line, for other line formats. It must behave like
-            `line_decoder`.
-        block: Factory of the decoder of many lines. It must behave like `block_decoder`.
+        line: Function that returns a decoder of one line. Another line format may replace
+            `line_decoder` by a function with the same arguments and results.
+        block: Function that returns a decoder of many lines. Another line format may replace
+            `block_decoder` by a function with the same arguments and results.
     """
     decode_block, batch = block(text_key, fields), BatchBuilder(part.file)
     for lines in part_lines(part, keep, decoders):
@@ -462,10 +467,10 @@ def _add_one_by_one(
 
 
 def part_lines(part: Slice, keep: Keep | None, decoders: Decoders) -> Iterator[Lines]:
-    """Yield the lines of a work range.
+    """Yield all lines of a work range, including lines that `keep` does not select.
 
-    If `keep` is a Choice, it is first called with the split's lines before the work range. The
-    lines are not filtered by `keep`.
+    If `keep` is a Choice, it is first called with the lines of the split before the work range,
+    because it must count them.
     """
     most = limits.MAX_LINE_BYTES
     if not part.compression:
@@ -493,7 +498,10 @@ def part_lines(part: Slice, keep: Keep | None, decoders: Decoders) -> Iterator[L
 
 
 def line_bytes(part: Slice) -> int:
-    """Return the bytes on disk of the lines that start in a work range."""
+    """Return the bytes on disk of the lines that start in a work range.
+
+    For a compressed file, these are the bytes of the work range's steps.
+    """
     if part.compression:
         begin, end = part.range(-(-part.size // part.step_bytes))
         return min(end * part.step_bytes, part.size) - begin * part.step_bytes
@@ -503,15 +511,19 @@ def line_bytes(part: Slice) -> int:
 
 
 def _choose(choice: Choice, file: int, some: Iterator[Lines]) -> None:
-    """Call a Choice with lines before the work range, because it must count them."""
+    """Call `choice` with the lines in `some`, which are before the work range.
+
+    The result is ignored, because the Choice only has to count these lines.
+    """
     for lines in some:
         choice(file, lines.positions, lines.stored_sizes())
 
 
 def byte_blocks(path: str, size: int, begin: int, end: int) -> Iterator[Block]:
-    """Yield blocks of a file around the bytes [begin, end).
+    """Yield the bytes of a file in blocks, from the byte before `begin` to the end of the file.
 
-    Label 0 marks the byte before this interval, 1 the interval, and 2 the following bytes.
+    Blocks with label 1 are in the interval [begin, end). The byte before the interval has label 0,
+    and the bytes after the interval have label 2.
     """
     with open_source(path, size) as file:
         position = max(begin - 1, 0)
@@ -538,10 +550,11 @@ def byte_blocks(path: str, size: int, begin: int, end: int) -> Iterator[Block]:
 def take_lines(cursor: Cursor, begin: int, end: int, max_bytes: int) -> Iterator[Lines]:
     """Yield the lines that start in a block with begin ≤ label < end.
 
-    Each `Lines` has at least one line. Blank lines and the byte order mark of the stream's first
-    line are omitted. A line of more than `max_bytes` has no data.
+    Each `Lines` has at least one line. Blank lines are omitted, and so is a byte order mark at the
+    start of the stream. A line of more than `max_bytes` has size -1 and no data.
 
-    Afterwards, the cursor is ready for another call with this `end` as its `begin`.
+    After all lines were yielded, another call can continue with the same cursor. Its `begin` is the
+    `end` of this call.
     """
     pending: list[bytes] = []  # the parts read so far of an unfinished wanted line
     pending_bytes = pending_at = 0
@@ -599,9 +612,9 @@ def _one_line(parts: list[bytes], n_bytes: int, position: int, max_bytes: int) -
 def _whole_lines(
     data: bytes, position: int, begin: int, end: int, max_bytes: int
 ) -> Iterator[Lines]:
-    """Yield the non-blank lines of data[begin:end], which ends with a line end.
+    """Yield the non-blank lines of data[begin:end]. The last byte is a line end.
 
-    Each result covers only about AT_ONCE_BYTES, to limit the memory for many short lines.
+    Each `Lines` covers only about AT_ONCE_BYTES, to limit the memory for many short lines.
     """
     characters = np.frombuffer(data, np.uint8)
     while begin < end:

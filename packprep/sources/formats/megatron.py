@@ -83,25 +83,26 @@ def index_path(path: str) -> str:
 def pieces(
     path: str, size: int, text_key: str, tokens: bool, piece_bytes: int = PIECE_BYTES
 ) -> int:
-    """Return the number of splits of a pair of files, from the header of its index.
+    """Return the number of splits of a pair of files. Only the header of the .idx is read.
 
-    `size` is the size of both files together in bytes.
+    `size` is the summed size of the pair in bytes.
     """
     with _opened(path, size) as (index_file, ids_file):
         return _runs(_read_index(path, index_file, ids_file), size, piece_bytes)
 
 
 def bytes_per_token(part: Slice, text_key: str) -> float:
-    """Return the bytes on disk per token of a pair, including its index."""
+    """Return the bytes of a pair of files, .bin and .idx, divided by the number of its tokens."""
     with _opened(part.path, part.size) as (index_file, ids_file):
         index = _read_index(part.path, index_file, ids_file)
     return part.size / max(1, index.ids_bytes // index.dtype.itemsize)
 
 
 def pieces_at(path: str, size: int, positions: np.ndarray) -> np.ndarray:
-    """Return the splits of a pair that contain the documents at `positions`.
+    """Return the splits of a pair of files that contain the documents at `positions`.
 
-    `positions`, int64[n], has document numbers in the index. The result is int64[k], ascending.
+    `positions`, int64[n], has the numbers of the documents in the index. The result, int64[k], has
+    ascending indices of splits in the pair.
     """
     with _opened(path, size) as (index_file, ids_file):
         index = _read_index(path, index_file, ids_file)
@@ -112,7 +113,10 @@ def pieces_at(path: str, size: int, positions: np.ndarray) -> np.ndarray:
 
 
 def numbers(part: Slice, decoders: Decoders) -> range:
-    """Return the numbers, within the index, of the documents in a work range's split."""
+    """Return the document numbers of the whole split that the work range `part` belongs to.
+
+    Document numbers count from the start of the index.
+    """
     with _opened(part.path, part.size) as (index_file, ids_file):
         path = index_path(part.path)
         index = decoders.fact(path, lambda: _read_index(part.path, index_file, ids_file))
@@ -176,10 +180,11 @@ def read(
 def _entries(
     path: str, index: Index, file: BinaryIO, bounds: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lengths in ids and the pointers of the sequences of consecutive documents.
+    """Return (lengths, pointers) of the sequences of n consecutive documents.
 
-    Both arrays are int64. `bounds`, int64[n + 1], has the first sequence of each document, then the
-    end of the last document.
+    Both arrays are int64 with one entry per sequence: its number of ids, and its first byte in the
+    .bin. `bounds`, int64[n + 1], has the number of the first sequence of each document, then the
+    number of the sequence after the last document.
 
     Raises:
         SourceError: If a sequence extends beyond the .bin, or has a mode other than 0.
@@ -209,9 +214,10 @@ def _entries(
 
 
 def _sizes(path: str, index: Index, file: BinaryIO, positions: np.ndarray) -> np.ndarray:
-    """Return the token counts of consecutive documents, int64[n].
+    """Return the number of tokens of n consecutive documents, int64[n].
 
-    Damaged index entries are clipped here. They are reported when the documents are read.
+    A damaged index entry does not raise an error here but is clipped to the valid range. The error
+    is raised when the document is read.
     """
     first, count = int(positions[0]), len(positions)
     bounds = _array(file, path, index.documents_at + 8 * first, "<i8", count + 1).clip(
@@ -236,7 +242,10 @@ class _Group(NamedTuple):
     def batches(
         self, file: int, ids_file: BinaryIO, wanted: np.ndarray, batch_bytes: int
     ) -> Iterator[Batch]:
-        """Yield the wanted documents in batches of about `batch_bytes`. `wanted` is bool[n]."""
+        """Yield the documents where `wanted`, bool[n], is True, in batches of about `batch_bytes`.
+
+        Each token counts as TOKEN_TEXT_BYTES.
+        """
         before = offsets_of(self.lengths)
         of_document = self.bounds - self.bounds[0]
         sizes = np.diff(before[of_document])  # tokens of each document
@@ -255,9 +264,14 @@ class _Group(NamedTuple):
             yield Batch([], files, self.first + own, rejects, {}, IdLists(ids, offsets))
 
     def _ids(self, ids_file: BinaryIO, documents: np.ndarray, total: int) -> np.ndarray:
-        """Return the concatenated ids of documents.
+        """Return the concatenated ids of some documents of the group.
 
         Sequences that are adjacent in the .bin are read in one call.
+
+        Args:
+            ids_file: The .bin file.
+            documents: int64[k], numbers of the documents in the group.
+            total: Number of ids of these documents.
         """
         ids = np.empty(total, self.head.dtype)
         here = np.diff(self.bounds)[documents]  # number of sequences per document
@@ -351,9 +365,9 @@ def _damaged(path: str, what: str) -> SourceError:
 
 
 def _array(file: BinaryIO, path: str, at: int, dtype: str, count: int) -> np.ndarray:
-    """Return `count` numbers of the .idx from byte `at` on.
+    """Return `count` numbers from the .idx, as an array of `dtype`. The first is at byte `at`.
 
-    The checked header guarantees that they are within the file.
+    The checked header guarantees that all are within the file.
     """
     return np.frombuffer(_bytes(file, path, at, count * np.dtype(dtype).itemsize), dtype)
 
@@ -376,10 +390,10 @@ def _read_into(file: Any, path: str, at: int, target: memoryview) -> None:
 
 @contextmanager
 def _opened(path: str, size: int) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """Open the .idx and the .bin, after a check of their total size.
+    """Open the .idx and the .bin file of a pair, in this order.
 
     Raises:
-        SourceError: If the sizes do not sum to the planned `size`.
+        SourceError: If the summed size of the pair differs from the planned `size`.
     """
     sizes = [_size_of(index_path(path)), _size_of(path)]
     if sum(sizes) != size:

@@ -41,8 +41,9 @@ _BUFFER_BYTES = 1 << 20
 def pieces(path: str, size: int, text_key: str, tokens: bool, piece_bytes: int) -> list[int]:
     """Return the approximate content size of each row group in bytes, from the footer.
 
-    This is the uncompressed size of the text and messages columns. Without these columns, it is the
-    size of all columns. With `tokens`, each token id counts as TOKEN_TEXT_BYTES.
+    For a file of texts, this is the uncompressed size of the text and messages columns, or of all
+    columns if the file has neither. For a file of token ids (`tokens`), it is TOKEN_TEXT_BYTES for
+    each id.
     """
     names = [*COLUMNS, text_key] if tokens else [MESSAGES, text_key]
     with _opened(path, size) as (source, file):
@@ -63,7 +64,7 @@ def pieces(path: str, size: int, text_key: str, tokens: bool, piece_bytes: int) 
 
 
 def bytes_per_token(part: Slice, text_key: str) -> float:
-    """Return TOKEN_TEXT_BYTES, the size that `pieces` assumes per token."""
+    """Return TOKEN_TEXT_BYTES, because `pieces` counts each token id as this many bytes."""
     return float(TOKEN_TEXT_BYTES)
 
 
@@ -131,7 +132,10 @@ def read(
 
 
 def numbers(part: Slice, decoders: Decoders) -> range:
-    """Return the numbers, within the file, of the rows in a work range's row group."""
+    """Return the row numbers of the whole row group that the work range `part` belongs to.
+
+    Row numbers count from the start of the file.
+    """
     with _opened(part.path, part.size) as (_, file):
         groups = _groups(file, part.piece + 1)
         first = sum(group.num_rows for group in groups[:-1])
@@ -160,9 +164,11 @@ def _rows_at_once(
     batch_bytes: int,
     tokens: bool,
 ) -> int:
-    """Return the number of rows to read at once, with about `batch_bytes` of content.
+    """Return the number of rows to read at once.
 
-    If the texts are in a dictionary, each row may be the longest text. The number is then smaller.
+    These rows have about `batch_bytes` of content. The number is smaller if the texts are in a
+    dictionary: each row could then be the dictionary's longest text, and all rows must fit in
+    REPEATED_BYTES.
     """
     n_rows = max(1, n_rows)
     if tokens:  # Repeated ids compress to a few bytes, so the ids are counted instead.
@@ -179,10 +185,11 @@ def _rows_at_once(
 def _chunks(
     source: "_Source", file: pq.ParquetFile, groups: Iterable[int], names: Sequence[str]
 ) -> Iterator[list[pq.ColumnChunkMetaData]]:
-    """Yield the footer's metadata of the leaf columns of `names`, for each given row group.
+    """Yield a list for each row group in `groups`: the footer's metadata of some of its columns.
 
-    For damaged or encrypted metadata, pyarrow's RowGroupMetaData aborts the process. Its reader
-    raises an exception instead, so the reader is called first.
+    These are the leaf columns at or below the columns in `names`. For damaged or encrypted
+    metadata, pyarrow's RowGroupMetaData aborts the process, but pyarrow's reader raises an
+    exception. Therefore the reader is called first.
     """
     paths = [file.schema.column(i).path + "." for i in range(len(file.schema))]
     leaves = [
@@ -203,7 +210,8 @@ class _NotInFooter(Exception):
 class _Source:
     """A file object that pyarrow's ParquetFile reads from.
 
-    If `only_footer` is True, `read` raises _NotInFooter. The footer itself was read before.
+    `only_footer` is set to True after the footer was read. While it is True, `read` raises
+    _NotInFooter.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -219,7 +227,7 @@ class _Source:
         return True
 
     def close(self) -> None:
-        """Do nothing, because the code that opened the file also closes it."""
+        """Do nothing. The code that opened the underlying file closes it."""
 
 
 class _Page(NamedTuple):
@@ -233,9 +241,9 @@ class _Page(NamedTuple):
 def _check_pages(
     path: str, source: _Source, size: int, chunks: Sequence[pq.ColumnChunkMetaData]
 ) -> None:
-    """Check that all pages of some columns are small enough to decode.
+    """Check that no page of the column chunks in `chunks` is too large to decode.
 
-    The check is necessary because a page is always decoded whole.
+    The check is necessary because pyarrow always decodes a complete page.
 
     Raises:
         SourceError: If a page is too large.
@@ -258,8 +266,8 @@ def _page(source: _Source, at: int) -> _Page:
     """Read the page header at byte `at` of a file, and return the page's location and sizes.
 
     The header is Parquet's PageHeader in Thrift's compact protocol. Its fields are 1 (type), 2
-    (uncompressed_page_size) and 3 (compressed_page_size). A checksum and fields that depend on the
-    type follow; they are skipped.
+    (uncompressed_page_size) and 3 (compressed_page_size). The fields after them are skipped: a
+    checksum, and fields that depend on the type.
     """
     for n_bytes in _HEADER_BYTES:
         source.seek(at)
@@ -281,7 +289,10 @@ _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, 7, 8, 12
 
 
 def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, int], int]:
-    """Return the integer fields of a Thrift struct by number, and the offset of the byte after it.
+    """Return (fields, end) of the Thrift struct at offset `at`.
+
+    `fields` maps the number of each integer field to its value, for example {1: 0, 2: 4096}. `end`
+    is the offset of the byte after the struct.
 
     Raises:
         IndexError: If the data ends inside the struct.
@@ -306,7 +317,10 @@ def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, int], int]:
 
 
 def _past(data: bytes, at: int, kind: int, depth: int) -> int:
-    """Return the offset of the byte after the value of non-integer type `kind` at offset `at`."""
+    """Return the offset of the byte after a value that starts at offset `at`.
+
+    `kind` is the Thrift type of the value, which is not an integer.
+    """
     if kind in (_TRUE, _FALSE):
         return at
     if kind in (_BYTE, _DOUBLE):

@@ -67,7 +67,8 @@ class Column(NamedTuple):
 
     Attributes:
         number: Index of the column.
-        inside: Names of the nested struct fields that lead to the key.
+        inside: Names of the struct fields that lead from the column to the key, for example ("b",)
+            for the key `a.b` of a struct column a.
     """
 
     number: int
@@ -78,7 +79,10 @@ class Column(NamedTuple):
         return ".".join((schema.names[self.number], *self.inside))
 
     def of(self, values: pa.Array) -> pa.Array:
-        """Return the values at the key, given the values of the column at index `number`."""
+        """Return the values at the key.
+
+        `values` are the values of the column at index `number`.
+        """
         for name in self.inside:
             values = pc.struct_field(values, [name])
         return values
@@ -91,21 +95,19 @@ SizesOf = Callable[[Sequence[str]], Sequence[int]]
 def find_columns(
     path: str, schema: pa.Schema, text_key: str, fields: Fields | None, sizes_of: SizesOf
 ) -> dict[str, Column]:
-    """Return the columns to read from a file, by key.
-
-    The text's column is included if the file has texts.
+    """Return key → column for the keys to read from a file, including the text's key if it exists.
 
     Args:
         path: Path or URL of the file, for error messages.
         schema: The file's schema.
         text_key: Key of the text.
         fields: The other fields to read. None reads only the text.
-        sizes_of: Function that gives the sizes of columns. An error message uses it to suggest the
-            key that may contain the text.
+        sizes_of: Function that returns the sizes of the values at some keys. If the text's column
+            is missing, the error message suggests the key with the largest texts.
 
     Raises:
         SourceError: If a column occurs more than once, or if the file has neither texts nor a
-            readable layout. Also if media in the file would be ignored.
+            readable layout. Also if the file has media and the recipe has no media kinds.
     """
     if fields is None:
         return {text_key: _text_column(path, schema, text_key, sizes_of)}
@@ -159,7 +161,7 @@ def _no_layout(
 ) -> SourceError:
     """Return the error for a file with neither texts nor a readable layout.
 
-    `layouts` contains the layouts of the file, which are all refused.
+    `layouts` contains the layouts of the file, if it has any. packprep refuses all of them.
     """
     names = ", ".join(map(repr, schema.names[:50])) or "none"
     if layouts:
@@ -202,9 +204,9 @@ def _messages_in(schema: pa.Schema) -> str:
 
 
 def _column(path: str, schema: pa.Schema, key: str, text_key: str) -> Column | None:
-    """Return the location of a field's key in a schema, or None.
+    """Return the location of a key in a schema. The key belongs to a field other than the text.
 
-    The result is None if the schema lacks the key, or if the key is `text_key`.
+    The result is None if the schema does not contain the key, or if the key is `text_key`.
 
     Raises:
         SourceError: If several columns have this name.
@@ -265,9 +267,9 @@ def _text_column(path: str, schema: pa.Schema, text_key: str, sizes_of: SizesOf)
 def _text_missing(
     path: str, schema: pa.Schema, text_key: str, problem: str, sizes_of: SizesOf
 ) -> SourceError:
-    """Return the error for a file without exactly one text column.
+    """Return the error for a file with no column, or with several columns, named `text_key`.
 
-    The message suggests the key with the most bytes of text.
+    The message suggests the key with the most bytes of text, or other settings.
     """
     names = ", ".join(map(repr, schema.names[:50])) or "none"
     there = next((layout for layout in LAYOUTS if set(layout.needs) <= set(schema.names)), None)
@@ -300,9 +302,10 @@ def _text_missing(
 
 
 def _leaves(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
-    """Yield (key, type of the values) for each column of a schema, and for each field of a struct.
+    """Yield (key, type of the values) for each key that a column or a struct field can have.
 
-    The key of field b of a struct column a is `a.b`. Names that occur more than once are skipped.
+    The key of field b of a struct column a is `a.b`. A struct column itself is not yielded. Names
+    that occur more than once are skipped.
     """
     for name in schema.names:
         if len(schema.get_all_field_indices(name)) > 1:
@@ -349,9 +352,10 @@ def check_block(path: str, what: str, n_bytes: int, advice: str) -> None:
 
 @contextmanager
 def arrow_errors(path: str, what: str) -> Iterator[None]:
-    """Convert pyarrow's errors about damaged data to errors that name the file and a remedy.
+    """Convert pyarrow's errors to a `SourceError` while the context is open.
 
-    Errors of the operating system are passed on unchanged.
+    The message names the file at `path` and a remedy. Errors of the operating system are not
+    converted.
 
     Raises:
         SourceError: If pyarrow reports damaged data.
@@ -405,10 +409,10 @@ def read_rows(
         columns: Maps each key to its values, all with the same number of rows.
         text_key: Key of the text.
         fields: The other fields to read, or None.
-        first: Position of the columns' first row in the file.
-        keep: Selects the documents to decode.
+        first: Number, in the file, of the first row in `columns`.
+        keep: Selects the documents to decode, or None for all.
         batch_bytes: Content size in bytes at which a batch is complete.
-        wanted_from: First position to read. Earlier rows are only passed to `keep`.
+        wanted_from: Number of the first row to add. The rows before it are only passed to `keep`.
     """
     n_rows = len(next(iter(columns.values())))
     text = columns.get(text_key)
@@ -451,7 +455,10 @@ def _has_nulls(rows: pa.Array) -> bool:
 
 
 def _without_views(column: pa.Array) -> pa.Array:
-    """Return the column, with string views and byte views as binary, which pyarrow can filter."""
+    """Return a column of string views or binary views as binary, and any other column unchanged.
+
+    pyarrow cannot filter views.
+    """
     return (
         column.cast(pa.large_binary())
         if column.type in (pa.string_view(), pa.binary_view())
@@ -462,8 +469,8 @@ def _without_views(column: pa.Array) -> pa.Array:
 def _sizes(rows: pa.Array, counted: Sequence[pa.Array]) -> np.ndarray:
     """Return the size of each row, int64[n].
 
-    The size is the bytes of the row's text in `rows`. If the text is null, the size is the sum over
-    the columns `counted`: bytes of texts and items of lists.
+    The size is the number of bytes of the row's text in `rows`. If the text is null, it is the sum
+    over the columns in `counted`: a text counts with its bytes, and a list with its items.
     """
     others = pa.array(sum((_lengths(column) for column in counted), np.zeros(len(rows), np.int64)))
     if pa.types.is_null(rows.type):
@@ -473,9 +480,9 @@ def _sizes(rows: pa.Array, counted: Sequence[pa.Array]) -> np.ndarray:
 
 
 def _lengths(column: pa.Array) -> np.ndarray:
-    """Return the bytes of each text or the items of each list, int64[n].
+    """Return the number of bytes of each text, or the number of items of each list, int64[n].
 
-    Nulls and values of other types count as 0.
+    The result is 0 for null and for values of other types.
     """
     if pa.types.is_dictionary(column.type):
         of_values = pa.array(_lengths(column.dictionary))
@@ -498,8 +505,8 @@ def _is_list(kind: pa.DataType) -> bool:
 def _rows_at_once(text: pa.Array | None) -> int:
     """Return the number of rows to process at once.
 
-    The texts of these rows fit in REPEATED_BYTES, even if each row has the longest text of the
-    column's dictionary.
+    `text` is the column of texts, or None. If it has a dictionary, the texts of these rows fit in
+    REPEATED_BYTES, even if each row has the dictionary's longest text.
     """
     if text is None or not pa.types.is_dictionary(text.type) or not len(text.dictionary):
         return SLICE_ROWS
@@ -515,9 +522,9 @@ def _add_rows(
     positions: np.ndarray,
     batch_bytes: int,
 ) -> Iterator[Batch]:
-    """Add rows of texts to a batch, and yield the batch each time it contains `batch_bytes`.
+    """Add rows to a batch, and yield the batch each time it contains `batch_bytes`.
 
-    `beside` contains the other columns to read, by key.
+    `rows` contains the texts of the rows, or null. `beside` maps the other keys to their values.
     """
     if rows.null_count or not len(rows) or beside:
         yield from _add_one_by_one(batch, rows, beside, fields, positions, batch_bytes)
@@ -532,7 +539,10 @@ def _add_rows(
 
 
 def _texts(rows: pa.LargeBinaryArray, sizes: np.ndarray) -> list[str] | None:
-    """Return the texts of rows without nulls, or None if a text is invalid UTF-8 or too large."""
+    """Return the texts of rows, or None if one of them is invalid UTF-8 or too large.
+
+    `rows` has no nulls. `sizes`, int64[n], has the bytes of each text.
+    """
     if sizes.max() > limits.MAX_DOCUMENT_BYTES:
         return None
     try:
@@ -571,7 +581,7 @@ def _document(
 ) -> str | Supervision | tuple[str, str]:
     """Return row `i` as a text, a `Supervision`, or a (reject reason, detail) pair.
 
-    `rows` contains the texts, and `beside` the other columns by key.
+    `rows` contains the texts of the rows, or null. `beside` maps the other keys to their values.
     """
     at = "text"
     try:
@@ -614,13 +624,16 @@ def _is_json(kind: pa.DataType) -> bool:
 
 @lru_cache(maxsize=64)
 def _has_json(kind: pa.DataType) -> bool:
-    """Return whether an Arrow type contains the extension type for JSON texts at any depth."""
+    """Return whether an Arrow type is, or contains at any depth, the extension type for JSON."""
     inner = [kind.field(i).type for i in range(kind.num_fields)]
     return _is_json(kind) or any(map(_has_json, inner))
 
 
 class _JsonValue(NamedTuple):
-    """A value that a table stores as JSON. Nulls in this value do not mean missing keys."""
+    """A value that a table stores as JSON.
+
+    A null in this value is a value, but elsewhere in a table a null means a missing key.
+    """
 
     value: Any
 
@@ -635,7 +648,9 @@ def _plain(value: Any) -> Any:
 
 
 def _parsed(value: Any, kind: pa.DataType) -> Any:
-    """Return a value of an Arrow type with each JSON text replaced by a `_JsonValue`.
+    """Return `value` with each text that is stored as JSON replaced by a `_JsonValue`.
+
+    `kind` is the Arrow type of `value`, and says which texts are stored as JSON.
 
     Raises:
         ValueError: If a text is invalid JSON or nested too deeply.
@@ -659,9 +674,9 @@ SLICE_LISTS = 1 << 16  # rows processed at once
 def find_token_column(path: str, schema: pa.Schema, text_key: str) -> int:
     """Return the index of the column with lists of token ids.
 
-    If `text_key` is "text", this is the first existing column of COLUMNS. Otherwise it is the
-    column `text_key`. A column that contains only nulls is accepted, and each of its rows becomes a
-    reject.
+    If `text_key` is "text", this is the first column in COLUMNS that the file has. Otherwise it is
+    the column `text_key`. A column that contains only nulls is accepted, and each of its rows
+    becomes a reject.
 
     Raises:
         SourceError: If the column is missing, occurs more than once, or does not contain lists of
@@ -693,10 +708,11 @@ def find_token_column(path: str, schema: pa.Schema, text_key: str) -> int:
 def find_token_columns(
     path: str, schema: pa.Schema, text_key: str, fields: Fields | None
 ) -> dict[str, Column]:
-    """Return the columns to read from a table of tokens, by key.
+    """Return key → column for the keys to read from a table of tokens.
 
-    The result contains the lists of ids at `text_key` and, with `fields`, the weights and masks of
-    the documents. A column with the name of a mask counts only if it contains lists.
+    The result contains the column of the lists of ids at the key `text_key`. Unless `fields` is
+    None, it also contains the columns of weights and masks. A column with the name of a mask is
+    ignored if it does not contain lists.
 
     Raises:
         SourceError: As in `find_token_column`, or if a weight or mask column occurs more than once.
@@ -727,18 +743,18 @@ def read_lists(
     batch_bytes: int,
     wanted_from: int = 0,
 ) -> Iterator[Batch]:
-    """Yield the rows of token id lists, in batches of about `batch_bytes`.
+    """Yield the documents in rows with lists of token ids, in batches of about `batch_bytes`.
 
     Each token counts as TOKEN_TEXT_BYTES.
 
     Args:
         file: Index of the file.
-        columns: The values by key, as in `find_token_columns`.
+        columns: Maps the keys that `find_token_columns` returns to their values.
         text_key: Key of the lists of ids.
-        first: Position of the columns' first row in the file.
-        keep: Selects the documents to decode.
+        first: Number, in the file, of the first row in `columns`.
+        keep: Selects the documents to decode, or None for all.
         batch_bytes: Approximate content size of a batch in bytes.
-        wanted_from: First position to read. Earlier rows are only passed to `keep`.
+        wanted_from: Number of the first row to read. The rows before it are only passed to `keep`.
     """
     column, others = columns[text_key], [key for key in columns if key != text_key]
     for begin in range(0, len(column), SLICE_LISTS):
@@ -785,7 +801,8 @@ def _batch(
         rows: The lists of ids.
         positions: int64[n], position of each row in the file.
         lengths: int64[n], number of ids in each row.
-        beside: The weights and masks of the rows by key, as far as the file has them.
+        beside: Maps "weight" and names of masks to the values of the n rows. A key that the file
+            does not have is missing.
     """
     of_rows = beside.get("weight")
     weights, refused = row_weights([] if of_rows is None else of_rows.to_pylist())
@@ -816,7 +833,10 @@ def _batch(
 def _flat(
     rows: pa.Array, used: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, dict[int, tuple[str, str]]]:
-    """Return the result of `_ids` for the rows where `used`, bool[n], is True."""
+    """Return the result of `_ids` for the rows where `used` is True.
+
+    `used` is bool[n], and `lengths` is int64[n], the number of ids in each row.
+    """
     if used.all():
         return _ids(rows, np.arange(len(rows)), lengths)
     return _ids(rows.filter(pa.array(used)), np.flatnonzero(used), lengths[used])
@@ -825,12 +845,13 @@ def _flat(
 def _ids(
     rows: pa.Array, numbers: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, dict[int, tuple[str, str]]]:
-    """Return the concatenated ids of lists, and the rejects among the lists.
+    """Return (ids, bad): the concatenated ids of n lists, and the lists that contain a null.
 
-    The second result maps the row number of each list with a null entry to (reject reason, detail).
+    `bad` maps the row number of each such list to (reject reason, detail), for example {3:
+    ("not_tokens", "token 0 is null")}. In `ids`, a null is 0.
 
     Args:
-        rows: The lists.
+        rows: The lists of ids, or the values of a mask.
         numbers: int64[n], row number of each list.
         lengths: int64[n], number of ids in each list.
     """

@@ -51,7 +51,7 @@ def read(
 
 
 def _read_whole(part: Slice, max_bytes: int) -> bytes | None:
-    """Return the decompressed bytes of the file, or None if they exceed `max_bytes`."""
+    """Return the decompressed bytes of a file, or None if there are more than `max_bytes`."""
     if not part.compression:
         with open_source(part.path, part.size) as file:
             if part.size > max_bytes:

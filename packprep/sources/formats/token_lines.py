@@ -54,7 +54,10 @@ _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 
 class _Keys(NamedTuple):
-    """The keys to read from a record. Token ids are at the first key in `ids` that it contains."""
+    """The keys to read from a record.
+
+    `ids` may have several keys. The token ids are at the first of them that the record contains.
+    """
 
     ids: tuple[str, ...]
     masks: tuple[str, ...]
@@ -62,7 +65,10 @@ class _Keys(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """A record's lists of numbers, each as the JSON text between the list's brackets."""
+    """A record's lists of numbers, each as the JSON text between the list's brackets.
+
+    For {"input_ids": [70, 71]}, `ids` is b"70, 71".
+    """
 
     length: int  # number of token ids, and of entries in each mask
     ids: bytes
@@ -92,14 +98,17 @@ def read(
 
 
 def _keys_of(text_key: str, fields: Fields | None) -> _Keys:
-    """Return the keys to read from records. If `fields` is None, masks and weights are ignored."""
+    """Return the keys to read from records.
+
+    If `fields` is None, the result has no keys of masks and weights, so these are ignored.
+    """
     ids = COLUMNS if text_key == "text" else (text_key,)
     beside = [name for name in (_WEIGHT, *MASKS) if fields and name not in ids]
     return _Keys(ids, tuple(name for name in beside if name != _WEIGHT), _WEIGHT in beside)
 
 
 def _batch(file: int, lines: Lines, keys: _Keys) -> Batch:
-    """Return a batch with the documents of some lines, and the rejects among them."""
+    """Return a batch with the documents in `lines`. Invalid lines are among its rejects."""
     rows = _token_rows(lines, _line_decoder(keys))
     if len(rows.ids) and (rows.ids.min() == _LEAST or rows.ids.max() == _MOST):
         rows = _token_rows(lines, partial(_decode_exactly, keys=keys))
@@ -107,7 +116,7 @@ def _batch(file: int, lines: Lines, keys: _Keys) -> Batch:
 
 
 def _token_rows(lines: Lines, decode: Callable[[bytes], _Found]) -> TokenRows:
-    """Decode lines with `decode`, and return their token ids and masks as arrays."""
+    """Decode `lines` with `decode`, and return their token ids and masks as a `TokenRows`."""
     held = (lines.line(i) for i in range(len(lines.positions)))
     found = [too_large_line() if line is None else decode(line) for line in held]
     refused = {i: row for i, row in enumerate(found) if not isinstance(row, _Row)}
@@ -135,9 +144,9 @@ def _token_rows(lines: Lines, decode: Callable[[bytes], _Found]) -> TokenRows:
 
 
 def _numbers(texts: Iterable[bytes], kind: type) -> np.ndarray:
-    """Parse texts of comma-separated numbers, and return all numbers in one array.
+    """Return all numbers in texts of comma-separated numbers, as one array.
 
-    The dtype is `kind`, or float64 if a number has a fraction or an exponent.
+    The dtype of the array is `kind`, or float64 if a number has a fraction or an exponent.
     """
     text = b",".join(filter(None, texts))
     if not text:
@@ -147,9 +156,10 @@ def _numbers(texts: Iterable[bytes], kind: type) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _line_decoder(keys: _Keys) -> Callable[[bytes], _Found]:
-    """Return a function that decodes a line, without its line end, to a row or a reject reason.
+    """Return a function that decodes a line.
 
-    The function never raises an exception.
+    The returned function takes the bytes of a line without its line end. It returns a `_Row`, or a
+    (reject reason, detail) pair. It never raises an exception.
     """
     names = (*keys.ids, *keys.masks)
     own = [(f"field{i}", msgspec.Raw, None) for i in range(len(names))]
@@ -183,7 +193,7 @@ def _line_decoder(keys: _Keys) -> Callable[[bytes], _Found]:
 
 
 def _row_of(values: dict[str, bytes], keys: _Keys, weight: Any) -> _Row:
-    """Return the row of a record, given the JSON text of the value at each key.
+    """Return the row of a record. `values` maps its keys to the JSON text of their values.
 
     Raises:
         ValueError: If a value is not a list of numbers, if a mask differs in length from the ids,
@@ -211,7 +221,7 @@ def _inner(value: bytes, characters: bytes) -> bytes:
 
 
 def _mask(value: bytes) -> bytes:
-    """Return the text between the brackets of a list, with true as 1 and false as 0.
+    """Return the text between the brackets of a JSON list, with 1 for true and 0 for false.
 
     Raises:
         ValueError: If `value` is not a list of numbers and bools.
@@ -222,12 +232,15 @@ def _mask(value: bytes) -> bytes:
 
 
 def _count(inner: bytes) -> int:
-    """Return the number of entries in the text between the brackets of a list."""
+    """Return the number of entries of a list. `inner` is the text between its brackets."""
     return inner.count(b",") + 1 if inner else 0
 
 
 def _decode_exactly(line: bytes, keys: _Keys) -> _Found:
-    """Decode any line with Python's decoder, and return its row or its exact reject reason."""
+    """Decode any line with Python's decoder.
+
+    Return its row, or a (reject reason, detail) pair with the exact reason.
+    """
     record = parse_object(line, has_numbers=True)
     if isinstance(record, tuple):
         return record
@@ -252,14 +265,14 @@ def _decode_exactly(line: bytes, keys: _Keys) -> _Found:
 
 
 def _text(values: Sequence[Any]) -> bytes:
-    """Return numbers and bools as comma-separated text, with true as 1 and false as 0."""
+    """Return numbers and bools as comma-separated text, with 1 for True and 0 for False."""
     return ",".join(repr(+value) for value in values).encode()
 
 
 def _bad_length(masks: dict[str, Any], length: int) -> tuple[str, str] | None:
-    """Return the reject reason and detail of a mask that is not a list of `length` entries.
+    """Return (reject reason, detail) for the first mask that is not a list of `length` entries.
 
-    Without such a mask, return None.
+    Return None if all masks are lists of `length` entries.
     """
     for name, mask in masks.items():
         if not isinstance(mask, list):
@@ -270,7 +283,10 @@ def _bad_length(masks: dict[str, Any], length: int) -> tuple[str, str] | None:
 
 
 def _bad_ids(ids: list[Any]) -> tuple[str, str] | None:
-    """Return the reject reason and detail of the first id that is not a 64-bit integer, or None."""
+    """Return (reject reason, detail) for the first id that is not an integer or is too large.
+
+    Return None if all ids are integers between _LEAST and _MOST, both excluded.
+    """
     if detail := _bad_entry(ids, {int}, "an integer"):
         return "not_tokens", detail
     if not ids or (min(ids) > _LEAST and max(ids) < _MOST):
@@ -280,7 +296,10 @@ def _bad_ids(ids: list[Any]) -> tuple[str, str] | None:
 
 
 def _bad_entries(masks: dict[str, list[Any]]) -> tuple[str, str] | None:
-    """Return the reject reason and detail of the first mask entry that is not a number, or None."""
+    """Return (reject reason, detail) for the first entry of a mask that is not a number or bool.
+
+    Return None if all entries are numbers or bools.
+    """
     for name, mask in masks.items():
         if detail := _bad_entry(mask, {int, float, bool}, "a number"):
             return BAD_MASK, f"{name}: {detail}"
@@ -288,7 +307,10 @@ def _bad_entries(masks: dict[str, list[Any]]) -> tuple[str, str] | None:
 
 
 def _bad_entry(values: list[Any], kinds: set[type], wanted: str) -> str:
-    """Return a message about the first entry with a type that is not in `kinds`, or ""."""
+    """Return a message about the first entry with a type that is not in `kinds`.
+
+    Return "" if all types are in `kinds`. `wanted` describes these types, for example "an integer".
+    """
     if set(map(type, values)) <= kinds:
         return ""
     i = next(i for i, value in enumerate(values) if type(value) not in kinds)

@@ -28,7 +28,7 @@ UNTRAINED = -100
 
 
 class MaskedTokens(NamedTuple):
-    """The kept tokens and their weights, according to the masks of documents."""
+    """The evaluated masks of documents: the tokens without padding, and each token's weight."""
 
     is_kept: np.ndarray  # bool[tokens], False for padding
     weights: np.ndarray  # float32[tokens], 0 for an untrained token
@@ -41,18 +41,20 @@ def masked(
     masks: Mapping[str, np.ndarray],
     given: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> MaskedTokens:
-    """Evaluate the masks of documents, and find documents with invalid masks.
+    """Evaluate the masks of D documents, and find documents with invalid masks.
 
     Args:
         ids: Integers, [tokens], the concatenated ids of all documents.
         offsets: int64[D + 1], start of each document in `ids`.
         masks: Maps a name in MASKS to the mask's values, [tokens], as integers, bools or floats.
-            For a document without this mask, the values are 1, or the ids for labels.
-        given: Maps a mask's name to bool[tokens], True in documents that have this mask. All
-            documents have the masks that are not in `given`.
+            For a document without this mask, each value is 1. Without labels, each label is the
+            token's id.
+        given: Maps the name of a mask that only some documents have to bool[tokens], which is True
+            for the tokens of these documents. A mask that is not in `given` is a mask of all
+            documents.
 
     Returns:
-        The kept tokens, their weights, and the documents that cannot be used.
+        The tokens to keep, their weights, and the documents with invalid masks.
     """
     documents = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     refused: dict[int, tuple[str, str]] = {}
@@ -92,7 +94,9 @@ def _trained_by_masks(
     is_kept: np.ndarray,
     refuse: Callable[[np.ndarray, str], None],
 ) -> dict[str, np.ndarray]:
-    """Return mask name → bool[tokens] with the trained tokens, for labels and the masks in FLAGS.
+    """Return mask name → bool[tokens], True for the tokens that this mask trains.
+
+    The names are LABELS and those in FLAGS, as far as `masks` contains them.
 
     Args:
         ids: The ids of all documents, [tokens].
@@ -124,7 +128,13 @@ def _trained_by_masks(
 
 
 def _inside(is_kept: np.ndarray, documents: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Return which tokens are between kept tokens of their document, bool[tokens]."""
+    """Return which tokens have a kept token before and after them in their document, bool[tokens].
+
+    Args:
+        is_kept: bool[tokens], whether each token is kept.
+        documents: int64[tokens], number of each token's document.
+        offsets: int64[D + 1], first token of each document.
+    """
     count = offsets_of(is_kept)
     before = count[:-1] - count[offsets[documents]]
     after = count[offsets[documents + 1]] - count[1:]
@@ -134,9 +144,10 @@ def _inside(is_kept: np.ndarray, documents: np.ndarray, offsets: np.ndarray) -> 
 def _are_shifted(
     ids: np.ndarray, labels: np.ndarray, is_trained: np.ndarray, documents: np.ndarray
 ) -> np.ndarray:
-    """Return which documents have the next token as the label of each trained token, bool[D].
+    """Return which documents have shifted labels, bool[D].
 
-    The last token of a document is ignored.
+    In these documents, the label of each trained token is the id of the next token. The last token
+    of a document is ignored, because it has no next token.
     """
     is_next = np.zeros(len(ids), np.bool_)
     is_next[:-1] = (labels[:-1] == ids[1:]) & (documents[:-1] == documents[1:])

@@ -22,10 +22,10 @@ class TokenRows(NamedTuple):
         used: bool[n], whether the row's tokens are in `ids` and `masks`.
         ids: Integers, [tokens], the concatenated ids of the used rows.
         masks: Maps a name in MASKS to the mask's values for the tokens in `ids`, [tokens].
-        given: Maps a mask's name to bool[tokens], True in rows that have this mask. All rows have
-            the masks that are not in `given`.
+        given: Maps the name of a mask that only some rows have to bool[tokens], which is True for
+            the tokens of these rows. A mask that is not in `given` is a mask of all used rows.
         weights: Maps a row's number to its weight, if the weight is not 1.
-        refused: Maps the number of a row to reject to (reason, detail).
+        refused: Maps the number of each row that must be rejected to (reason, detail).
     """
 
     lengths: np.ndarray
@@ -91,8 +91,9 @@ def batch_of_rows(file: int, positions: np.ndarray, rows: TokenRows) -> Batch:
 def row_weights(
     values: Sequence[Any],
 ) -> tuple[dict[int, float], dict[int, tuple[str, str]]]:
-    """Return (weights, refused) for the weight fields of rows. `values` may contain None or NaN.
+    """Return (weights, refused) for the weight fields of rows.
 
+    `values` has the weight of each row, which may be None or NaN for a row without a weight.
     `weights` maps a row's number to its weight, if the weight is not 1. `refused` maps the number
     of a row with an invalid weight to (reject reason, detail).
     """
@@ -110,5 +111,11 @@ def row_weights(
 
 
 def not_as_long(name: str, entries: int, tokens: int) -> tuple[str, str]:
-    """Return the reject reason and detail of a row with a mask that is not as long as its ids."""
+    """Return the reject reason and detail of a row with a mask of the wrong length.
+
+    Args:
+        name: Name of the mask.
+        entries: Number of entries of the mask.
+        tokens: Number of token ids of the row.
+    """
     return BAD_MASK, f"{name} has {entries} entries for {tokens} tokens"
