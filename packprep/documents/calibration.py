@@ -1,9 +1,10 @@
 """Estimate the text bytes and tokens of a source from a keyed random sample of its documents.
 
 The estimates are text bytes per byte of a split, tokens per text byte, and the lengths of
-documents. A dataset depends on them only through the number of shards and `share`. The plan stores
-the estimates, except the measured times. If sources have shares, the sample grows until the error
-of the token count is small (`precise`).
+documents. From them follow the number of shards, the passes over a source with a `share`, and the
+weights by which splits are divided among shards. The plan stores the estimates, except the measured
+times. If a source has a `share`, the sample grows until the error of the estimated number of tokens
+is small (`precise`).
 """
 
 import math
@@ -50,7 +51,8 @@ MAX_RATIO = 1 << 24  # text bytes per 1024 stored bytes
 class Estimates:
     """The estimates of one source.
 
-    `ratios` maps a format's name to the text bytes per 1024 bytes of its splits.
+    `ratios` maps a format's name to its text bytes per 1024 bytes of a split, for example
+    {"jsonl.zstd": 4096}.
     """
 
     ratios: dict[str, int]
@@ -70,12 +72,12 @@ class Estimates:
     notes: SampleNotes = field(default_factory=SampleNotes)
 
     def error_of(self, source: PlannedSource) -> float:
-        """Return the relative standard error of the number of tokens that a build reads.
+        """Return the relative standard error of the estimated number of tokens that a build reads.
 
-        The random choice of documents adds to the sampling error. The hash split (`sample`) keeps
-        each document independently. A fractional `repeat` keeps the fraction f of the n documents
-        in each size class of each split. The number of kept documents differs from n · f by less
-        than one. The kept documents may have any length of their class.
+        It combines the sampling error with the error from the build's random choice of documents.
+        The hash split (`sample`) keeps each document independently. A fractional `repeat` keeps the
+        fraction f of the n documents in each size class of each split. The number of kept documents
+        differs from n · f by less than one, but they may have any length of their class.
         """
         low, high = source.source.sample
         kept, repeat, pieces = high - low, source.repeat, len(source.pieces)
@@ -117,11 +119,12 @@ def calibrate(
         vocabulary: The vocabulary of the tokenizer.
         settings: `[documents]` in the recipe.
         supervise: Renders supervised documents. None ignores loss_spans and messages.
-        precise: Whether to sample until the error of the token count is a few thousandths. The text
-            bytes of compressed files are then recorded in `source.files.piece_bytes`.
+        precise: Whether to sample until the relative error of the number of tokens is a few
+            thousandths. The text bytes of compressed files are then also recorded in
+            `source.files.piece_bytes`.
 
     Returns:
-        The estimates.
+        The estimates, including counts of bad documents and of problems in the sample.
     """
     tables = [i for i in source.files.piece_bytes if position_of(*source.formats[i]) == "number"]
     # Keep only the sizes of tables, because an earlier sample may have recorded other sizes.
@@ -150,12 +153,12 @@ def calibrate(
 
 
 def _estimates(ratios: dict[str, int], looks: Sequence[Looked], token_s: float) -> Estimates:
-    """Combine the samples of a source's kinds of files into the estimates of the source.
+    """Return the estimates of a source, combined from one sample for each format of its files.
 
     Args:
-        ratios: Maps each kind's name to its text bytes per 1024 bytes of splits.
-        looks: The result of sampling each kind, in the order of `ratios`.
-        token_s: Seconds on one core per token.
+        ratios: Maps each format's name to its text bytes per 1024 bytes of a split.
+        looks: The sample of each format, in the order of `ratios`.
+        token_s: Seconds on one core to tokenize text that gives one token.
     """
     text_bytes = sum(look.text_bytes for look in looks)
     documents = sum(float(look.weights.sum()) for look in looks)
@@ -186,17 +189,18 @@ def _estimates(ratios: dict[str, int], looks: Sequence[Looked], token_s: float) 
 
 
 def highest_ratio(source: PlannedSource) -> int:
-    """Return the maximum value in `Estimates.ratios`.
+    """Return the maximum that `Estimates.ratios` may contain. Higher ratios are reduced to it.
 
-    The weight of a split is its bytes times the ratio. Weights must stay far below 2⁶³.
+    The weight of a split is its bytes times the ratio. The maximum keeps weights far below 2⁶³.
     """
     return min(MAX_RATIO, max(1 << 20, (1 << 56) // int(source.files.sizes.max(initial=1))))
 
 
 def first_texts(source: PlannedSource, supervise: Supervise | None = None) -> Iterator[str]:
-    """Yield texts from a quick sample of a source, cut to FIRST_CHARACTERS in total.
+    """Yield texts from a quick sample of a source, with FIRST_CHARACTERS in total at most.
 
-    Files of tokens are skipped. `supervise` renders supervised documents.
+    The last text may be cut. Files of tokens are skipped. `supervise` renders supervised documents.
+    With None, only plain texts are read.
     """
     room = FIRST_CHARACTERS
     for _, kind, own, key in _kinds(source):
@@ -211,7 +215,11 @@ def first_texts(source: PlannedSource, supervise: Supervise | None = None) -> It
 
 
 def _kinds(source: PlannedSource) -> Iterator[tuple[str, tuple[str, str], np.ndarray, np.uint64]]:
-    """Yield (name, (format, compression), splits, sample key) of each kind of a source's files."""
+    """Yield (name, (format, compression), splits, key) for each distinct format of the files.
+
+    `name` is the key of the format in `Estimates.ratios`. `splits` has the indices of the format's
+    splits. `key` is the random key for sampling them.
+    """
     kinds = [format_name(*kind) for kind in source.files.kinds]
     for name in sorted(kinds):
         kind = kinds.index(name)
@@ -220,9 +228,11 @@ def _kinds(source: PlannedSource) -> Iterator[tuple[str, tuple[str, str], np.nda
 
 
 def _warmed(supervise: Supervise, clock: Clock) -> Supervise:
-    """Return `supervise` with an additional first run in stage "warm-up".
+    """Return a function with the arguments and results of `supervise`.
 
-    Loading a template takes long, and must not count as reading time.
+    Before its first batch with supervised documents, the function renders one of them in the stage
+    "warm-up" of `clock`. This loads the chat template, which takes long and must not count as
+    reading time.
     """
     cold = [True]
 
@@ -258,8 +268,8 @@ class _Windows(NamedTuple):
 def _window_of(place: Place) -> tuple[str, Conversation | None]:
     """Return (text, conversation) to tokenize for a sampled document.
 
-    For a long document, the text is a window around the sampled position. The conversation then has
-    no trained spans, or is None if the document is not a chat.
+    For a long document, `text` is only a window of the document's text at the sampled position.
+    `conversation` is then a chat without trained spans, or None if the document is not a chat.
     """
     text, conversation, position = place
     if position >= 0 and len(text) > 2 * TOKENIZED_CHARACTERS:
@@ -273,8 +283,8 @@ def _window_of(place: Place) -> tuple[str, Conversation | None]:
 class _TokenCounter:
     """A counter of the tokens of sampled documents.
 
-    A conversation that is sampled at several consecutive positions is tokenized once, because it
-    may have many spans. `tokens` is the number of all tokens so far.
+    If consecutive sampled positions are in the same conversation, it is tokenized once, because it
+    may have many spans. `tokens` is the number of tokens that all calls produced so far.
     """
 
     def __init__(
@@ -304,8 +314,8 @@ class _TokenCounter:
     def count(self, places: Sequence[Place]) -> np.ndarray:
         """Return the number of tokens of each sampled document, float64[n].
 
-        For a long document, only a window around the position is tokenized. The window's token
-        count is scaled by the length of the document.
+        For a long document, only a window of the text at the sampled position is tokenized. The
+        window's token count is multiplied by (length of the document / length of the window).
         """
         windows, special_text = self._windows(places), self._settings.special_text
         if not self._is_warm and windows.texts:  # The first call of a library takes longer.

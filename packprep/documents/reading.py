@@ -88,7 +88,10 @@ def take_tokens(lists: IdLists, documents: DocumentKeys, vocabulary: Vocabulary)
 
 
 def _inside(ids: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Return the ids in the ranges [begin[i], end[i]), which are ascending and do not overlap."""
+    """Return the entries of `ids` with an index in one of the ranges [begin[i], end[i]).
+
+    The ranges are ascending and do not overlap.
+    """
     if int((end - begin).sum()) == len(ids):
         return ids
     # Mark the start of each range with +1 and its end with -1. The running sum is 1 inside the
@@ -100,9 +103,10 @@ def _inside(ids: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
 
 
 def _firsts(places: np.ndarray, offsets: np.ndarray) -> list[tuple[int, int]]:
-    """Return (document, its first entry in `places`) for each document with an entry.
+    """Return (document number, index of a token) for each document with a token in `places`.
 
-    `places` has ascending indices into the concatenated ids of the documents.
+    `places` has ascending indices into the concatenated ids of all documents. The result has the
+    first of these indices for each document. `offsets` has the first token of each document.
     """
     owner = np.searchsorted(offsets, places, side="right") - 1
     documents, at = np.unique(owner, return_index=True)
@@ -111,9 +115,9 @@ def _firsts(places: np.ndarray, offsets: np.ndarray) -> list[tuple[int, int]]:
 
 @lru_cache(maxsize=4)
 def _forbidden(vocabulary: Vocabulary) -> np.ndarray:
-    """Return the ids of special tokens, int64[k], except the unknown token.
+    """Return the ids of all special tokens except the unknown token, int64[k].
 
-    Any text may produce the unknown token, so it is allowed.
+    Ordinary text may produce the unknown token.
     """
     unknown = unknown_id(vocabulary.tokenizer_json)
     return np.array([id for id in vocabulary.special_ids if id != unknown], np.int64)
@@ -155,7 +159,10 @@ class Rejected:
     def add(
         self, source: PlannedSource, use: int, file: int, position: int, reason: str, detail: str
     ) -> None:
-        """Record a rejected document of pass `use`. `file` is an index into the plan's files."""
+        """Record a rejected document that was read in pass `use`.
+
+        `file` is an index into the plan's files.
+        """
         if file not in self._names:
             self._names[file] = source.name, source.files.names[file - source.first_file]
         for column, value in zip(self.places, (file, use, position), strict=True):
@@ -165,10 +172,10 @@ class Rejected:
         self._ends.append(len(self._details))
 
     def records(self, order: Iterable[int] | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the rejects file's records of some documents.
+        """Yield the record of each rejected document for the rejects file.
 
-        `order` has the numbers of the documents, counted from 0 in the order of `add` calls. With
-        None, yield all records, sorted by source name, file name, pass and position. This order
+        `order` selects documents by number. The first call of `add` recorded document 0. With None,
+        all records are yielded, sorted by source name, file name, pass and position. This order
         does not depend on how the work was batched.
         """
         if order is None:
@@ -189,7 +196,7 @@ class Rejected:
             yield {**record, "reason": reasons[self._reasons[i]], "detail": detail}
 
     def counts(self, source: str) -> dict[str, int]:
-        """Return reason → number of rejected documents, for the source with this name."""
+        """Return reason → number of rejected documents of the source named `source`."""
         own = [file for file, (name, _) in self._names.items() if name == source]
         of_source = np.isin(np.array(self.places[0], np.int64), own)
         found = np.bincount(
@@ -249,9 +256,10 @@ class Documents:
 
 
 def is_bad(reason: str) -> bool:
-    """Return whether a reject with this reason counts against `max_bad_fraction`.
+    """Return whether a document that is rejected for this reason is bad.
 
-    Damaged documents count. Documents that a setting of the recipe leaves out do not.
+    `max_bad_fraction` limits the bad documents. Damaged documents are bad. Documents that a setting
+    of the recipe leaves out, such as `min_tokens`, are not bad.
     """
     return reason in BAD_REASONS or reason in TEXT_REASONS or reason == SENTINEL_IN_TEXT
 
@@ -259,9 +267,9 @@ def is_bad(reason: str) -> bool:
 def in_sample(source: PlannedSource, file: int, positions: np.ndarray) -> np.ndarray:
     """Return which documents of a file are in the source's hash split (`sample`), bool[n].
 
-    u is a hash of the file's relative name and the document's position. A document is kept if u is
-    in the interval [low, high) of `source.sample`. The result does not depend on the seed or the
-    name of the source.
+    A document is in the hash split if a hash of its file's relative name and its position is in the
+    interval [low, high) of `source.sample`. The result does not depend on the seed or on the name
+    of the source.
 
     Args:
         source: The planned source.
@@ -288,8 +296,9 @@ def keeper(source: PlannedSource, use: int, piece: int) -> Keep | None:
     """Return the selector of the documents that a pass keeps from a split, or None to keep all.
 
     The hash split (`sample`) and a fractional `repeat` leave out documents. With a fractional
-    `repeat`, the selector of the last pass is a `Choice`. For text files, the choice is made here,
-    because their sizes are in the plan.
+    `repeat`, the selector of the last pass is a `Choice`. A split of text files is an exception:
+    the sizes of its documents are in the plan, so `keeper` calls the Choice itself and returns a
+    function that looks up the result.
 
     Args:
         source: The planned source.
@@ -318,7 +327,8 @@ def with_keeps(
 ) -> Iterator[tuple[PlannedSource, Slice, Keep | None]]:
     """Yield (source, work range, selector) for each work range.
 
-    The selector is the result of `keeper`. Consecutive text files of one split share a selector.
+    The selector is the result of `keeper`. Consecutive text files of one split get the same
+    selector.
     """
     last, keep = None, None
     for source, part in slices:
@@ -336,10 +346,11 @@ def _is_wanted(only: Mapping[int, np.ndarray], file: int, positions: np.ndarray)
 
 
 def kept_by_plan(source: PlannedSource, use: int, file: int, positions: np.ndarray) -> np.ndarray:
-    """Return which documents of a file pass `use` may keep according to the plan, bool[n].
+    """Return which documents of a file pass `use` may keep, bool[n]. The file is not read.
 
-    The plan contains the hash split (`sample`) and the sizes of text files. If `chosen_by_size` is
-    True, the pass keeps only a part of these documents, and the file's content determines which.
+    The hash split (`sample`) and the sizes of text files are known from the plan. If
+    `chosen_by_size` is True for the file, the pass keeps only a part of the documents with True.
+    The sizes of the documents in the file determine which.
     """
     piece = next(iter(source.pieces.of_file(file - source.first_file)), None)
     keep = None if piece is None else keeper(source, use, piece)
@@ -349,7 +360,11 @@ def kept_by_plan(source: PlannedSource, use: int, file: int, positions: np.ndarr
 
 
 def chosen_by_size(source: PlannedSource, use: int, file: int) -> bool:
-    """Return whether a pass selects documents of a file by sizes that the plan does not contain."""
+    """Return whether the file must be read to know which of its documents pass `use` keeps.
+
+    In the last pass of a fractional `repeat`, the sizes of the documents determine the selection.
+    The plan contains these sizes only for text files.
+    """
     is_text = position_of(*source.formats[file - source.first_file]) == "whole"
     return not is_text and source.kept_of_use(use) < 1
 
@@ -422,7 +437,11 @@ class TextReader:
             yield batch
 
     def _take_tokens(self, batch: Batch) -> tuple[Tokens, dict[int, Trained]]:
-        """Return a token batch's content tokens, and its trained spans by document number."""
+        """Return (tokens, trained) for a batch of token documents.
+
+        `tokens` has the content tokens. `trained` maps the number of each document with weights or
+        masks to its trained spans.
+        """
         assert batch.tokens is not None
         with self.clock.stage("tokenize"):
             tokens = take_tokens(batch.tokens, self.settings, self.vocabulary)
@@ -439,7 +458,10 @@ class TextReader:
         return tokens, trained | (trained_by_weight(weights, lengths) if weights else {})
 
     def _token_weights(self, batch: Batch, tokens: Tokens, i: int) -> np.ndarray:
-        """Return the weights of document `i`'s n content tokens and of its eos, float32[n + 1]."""
+        """Return the weight of each of document `i`'s n content tokens, then the weight of its eos.
+
+        The result is float32[n + 1].
+        """
         assert batch.tokens is not None and batch.token_weights is not None
         begin, end = batch.tokens.offsets[i : i + 2].tolist()
         weights, n = batch.token_weights[begin:end], int(np.diff(tokens.offsets[i : i + 2])[0])
@@ -457,11 +479,14 @@ class TextReader:
         conversations: Mapping[int, Conversation],
         place: tuple[PlannedSource, int, int, np.uint64],
     ) -> tuple[Tokens, dict[int, Trained]]:
-        """Tokenize a batch's texts, and return the tokens and the trained spans by document number.
+        """Tokenize the texts of a batch.
+
+        Returns (tokens, trained). `trained` maps the number of each supervised document in the
+        batch to its trained spans.
 
         Args:
             batch: The batch of texts.
-            conversations: Document number → its conversation.
+            conversations: Maps the number of each supervised document to its conversation.
             place: (source, file, pass, key of the file).
 
         Raises:
@@ -496,7 +521,11 @@ class TextReader:
     def _difference(
         self, text: str, conversation: Conversation | None, tokens: Tokens, i: int
     ) -> EngineDifference | None:
-        """Return how the engine's ids of document `i` differ from the reference's, or None."""
+        """Return the first difference between the engine's ids of document `i` and the reference's.
+
+        Return None if the ids are equal. `text` is the text of the document, and `tokens` has the
+        engine's ids of all documents in the batch.
+        """
         engine, how = self.engine, (self.settings.special_text, self.vocabulary)
         assert engine is not None
         if conversation is None or not conversation.limited:
@@ -532,8 +561,8 @@ class DocumentsBuilder:
             recipe: The recipe.
             sources: The planned sources of the shard.
             token_dtype: Dtype of the stored tokens.
-            marks: Ids per source that only a task may write, as `objectives.tasks.Marks`. A
-                document that contains such an id is rejected. None skips this check.
+            marks: For each source, the ids that only a task may write, as `objectives.tasks.Marks`.
+                A document that contains one of them is rejected. With None, this is not checked.
         """
         self._settings, self._sources = recipe.documents, sources
         self._token_dtype, self._marks = token_dtype, marks
@@ -582,9 +611,10 @@ class DocumentsBuilder:
     def _unused(
         self, source: PlannedSource, batch: ReadDocuments, lengths: np.ndarray, used: np.ndarray
     ) -> dict[int, tuple[str, str]]:
-        """Return document number → (reason, detail), for tokenized documents to drop.
+        """Return the tokenized documents that must be dropped, for example {3: (reason, detail)}.
 
-        `used`, bool[n], says which documents have at least `min_tokens` tokens.
+        The keys are document numbers in the batch. `lengths`, int64[n], has the number of tokens of
+        each document. `used`, bool[n], says which documents have at least `min_tokens` tokens.
         """
         unused: dict[int, tuple[str, str]] = {}
         if not used.all():
@@ -630,7 +660,10 @@ class DocumentsBuilder:
         lengths: np.ndarray,
         used: np.ndarray,
     ) -> None:
-        """Append the columns of the documents in a batch where `used`, bool[n], is True."""
+        """Append the documents of a batch where `used` is True.
+
+        `lengths` is int64[n], the number of tokens of each document, and `used` is bool[n].
+        """
         ids = batch.tokens.ids if used.all() else batch.tokens.ids[np.repeat(used, lengths)]
         self._ids.append(ids.astype(self._token_dtype))
         if part.file not in self._file_keys:
@@ -720,14 +753,16 @@ def read_documents(
 def _marked(
     tokens: Tokens, trained: Mapping[int, Trained], of_plain: np.ndarray, of_supervised: np.ndarray
 ) -> dict[int, str]:
-    """Return document number → error detail, for documents with an id that only a task may write.
+    """Return the documents with an id that only a task may write, as document number → detail.
+
+    `detail` is the text for the reject. A document is limited if it has `Trained.limited`. Limited
+    documents draw from fewer tasks, so fewer ids are forbidden in them.
 
     Args:
         tokens: The documents.
-        trained: Document number → its trained spans.
-        of_plain: Ascending ids that are forbidden in documents without `Trained.limited`.
-        of_supervised: Ids that are forbidden in documents with `Trained.limited`. They are a part
-            of `of_plain`, because these documents draw from fewer tasks.
+        trained: Maps a document's number to its trained spans.
+        of_plain: Ascending ids that are forbidden in documents that are not limited.
+        of_supervised: Ids that are forbidden in limited documents. All are also in `of_plain`.
     """
     ids, offsets = tokens.ids, tokens.offsets
     if not (len(of_plain) and len(ids)) or ids.max() < of_plain[0] or ids.min() > of_plain[-1]:
@@ -745,7 +780,7 @@ def _marked(
 
 
 def refuse_beyond(path: str, documents: int, text_bytes: int, most_bytes: int) -> None:
-    """Check the size of a shard.
+    """Check that a shard has neither too many documents nor too much text.
 
     Args:
         path: The file that was read last, for messages.
@@ -786,10 +821,10 @@ def _add_content(
     conversations: Mapping[int, Conversation],
     ids: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Add the texts and media spans of a batch to a source's digest.
+    """Add a batch to a source's digest, and return the text bytes of each document, int64[n].
 
-    For a batch of tokens, add the content `ids` instead. Return the text bytes of each document,
-    int64[n]. A media position or a stored token counts as TOKEN_TEXT_BYTES.
+    For a batch of texts, the texts and media spans are added. For a batch of tokens, the content
+    tokens in `ids` are added. A media position or a stored token counts as TOKEN_TEXT_BYTES.
     """
     if batch.tokens is not None:
         assert ids is not None
@@ -814,9 +849,9 @@ def text_digest(
     decoders: Decoders,
     template: str | None,
 ) -> str:
-    """Return the text digest of a source's work ranges, as `read_documents` computes it.
+    """Return the digest of the text in a source's work ranges.
 
-    Texts are not tokenized.
+    It equals the digest in `Documents.text_digests`, but the texts are not tokenized.
     """
     digest = xxhash.xxh3_128()
     for _, part, keep in with_keeps((source, part) for part in slices):
@@ -836,7 +871,7 @@ def text_digest(
 def _differs(
     engine: Engine, source: PlannedSource, file: int, position: int, found: EngineDifference
 ) -> BuildError:
-    """Return the error for a document that the engine and the reference tokenize differently."""
+    """Return the error for a document to which engine and reference give different ids."""
     name = source.files.names[file - source.first_file]
     return BuildError(
         f"engine {engine.name} {engine.version} differs from the reference in the document at"
@@ -847,7 +882,15 @@ def _differs(
 
 
 def fail_on_bad(records: Iterable[dict[str, Any]], path: str) -> None:
-    """Raise `SourceError` for the first bad document among the reject records of a file."""
+    """Check that no rejected document of a file is bad, in the sense of `is_bad`.
+
+    Args:
+        records: Records of rejected documents, as for the rejects file.
+        path: Path or URL of the file, for the message.
+
+    Raises:
+        SourceError: For the first bad document.
+    """
     for record in records:
         if is_bad(record["reason"]):
             raise SourceError(

@@ -69,7 +69,7 @@ A sample omits further documents, because 256 KiB of compressed data may expand 
 
 
 class Looked(NamedTuple):
-    """The estimates for a source's files of one kind, from a sample of k documents."""
+    """The estimates for a source's files of one format, from a sample of k documents."""
 
     held: float  # content bytes of all splits of the files, as the plan records them
     text_bytes: float  # estimated text bytes of all documents in the files
@@ -87,7 +87,7 @@ class Looked(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A sampled document and the sampled position in it."""
+    """A document at a sampled position, and the position."""
 
     text: str
     conversation: Any  # a Conversation, or None for an unsupervised document
@@ -105,7 +105,7 @@ Look = tuple[list[str], list[Any]]
 
 
 class Sampling(NamedTuple):
-    """A source's files of one kind, and the settings for sampling them."""
+    """A source's files of one format, and the settings for sampling them."""
 
     source: PlannedSource
     pieces: np.ndarray  # indices of the files' splits in the source
@@ -129,10 +129,11 @@ def first_looks(
     key: np.uint64,
     supervise: Supervise | None,
 ) -> Iterator[Look]:
-    """Yield texts of a quick sample of a source's files of one kind, as they are read.
+    """Yield (texts, conversations) of a quick sample of a source's files of one format.
 
-    Uncompressed lines are read in windows, or completely up to WHOLE_BYTES. For other formats, the
-    start of each sampled split is read.
+    Uncompressed line files are read completely if they have at most WHOLE_BYTES together.
+    Otherwise, windows of them are read. For other formats, the start of each sampled split is read.
+    Each result is yielded as soon as it is read.
 
     Args:
         source: The planned source.
@@ -160,7 +161,11 @@ def first_looks(
 
 
 def _chosen(source: PlannedSource, pieces: np.ndarray, key: np.uint64, whole: bool) -> list[int]:
-    """Return the first splits in keyed order: at most PIECES, or about READ_BYTES with `whole`."""
+    """Return the indices of the splits to sample: the first ones in a random order.
+
+    The order depends on `key`. At most PIECES splits are returned. With `whole`, their number has
+    no limit, but together they have about READ_BYTES.
+    """
     if not len(pieces):
         return []
     count = len(pieces) if whole else min(PIECES, len(pieces))
@@ -204,7 +209,7 @@ class _ReadLine(NamedTuple):
 class _LineReader:
     """A reader that decodes the lines at sampled positions and counts them in the tally.
 
-    A line at several consecutive positions is decoded and counted once.
+    If consecutive positions are in the same line, it is decoded and counted once.
     """
 
     def __init__(self, sampling: Sampling, format: str):
@@ -214,7 +219,10 @@ class _LineReader:
         self.read_bytes = 0
 
     def read_window(self, lines: Iterable[_Line]) -> list[_ReadLine]:
-        """Return the decoded lines of a window's positions, and add the window to the tally."""
+        """Decode the lines at the sampled positions of a window, and add the window to the tally.
+
+        The result has one `_ReadLine` for each line in `lines`.
+        """
         window = [self._read(line) for line in lines]
         # A line's probability is proportional to its bytes, so its weight is 1 / bytes.
         self._sampling.tally.add_unit(
@@ -244,11 +252,12 @@ class _LineReader:
 
 
 def look_at_lines(sampling: Sampling, format: str) -> Looked:
-    """Estimate the totals of uncompressed line files from positions in windows across all files.
+    """Estimate the totals of uncompressed line files.
 
-    Files of at most WHOLE_BYTES together are read completely. In precise mode, this limit is
-    READ_BYTES. Larger files are sampled in one round of windows. Precise mode adds rounds until
-    the error of the token count is small.
+    The files are read completely if they have at most WHOLE_BYTES together, or READ_BYTES in
+    precise mode. Otherwise, the lines at some positions are sampled, in windows across all files.
+    The quick mode samples one round of windows. Precise mode samples rounds until the error of the
+    estimated number of tokens is small.
 
     Args:
         sampling: The files to sample.
@@ -313,8 +322,8 @@ def _document(
 ) -> tuple[str, Any] | None:
     """Return (text, conversation) of a line, or None if the line is blank, rejected or too large.
 
-    The conversation of an unsupervised line is None. If `rejects` is a list, a rejected line's
-    Reject is appended to this list, with `position`.
+    `conversation` is None if the line is not supervised. If the line is rejected and `rejects` is a
+    list, a `Reject` with `position` is appended to `rejects`.
     """
     outcome = decode(line) if line and len(line) <= MAX_LINE_BYTES and not line.isspace() else None
     if isinstance(outcome, Supervision) and supervise is not None:
@@ -331,9 +340,10 @@ def _document(
 
 
 def _limited_and_chat(conversations: Iterable[Any]) -> np.ndarray:
-    """Return bool[2]: whether a conversation limits its training, and whether one is a chat.
+    """Return two bools as an array, bool[2].
 
-    `conversations` has None for each unsupervised document.
+    The first is True if a conversation limits which of its tokens are trained. The second is True
+    if a conversation is a chat. `conversations` has None for each unsupervised document.
     """
     supervised = [conversation for conversation in conversations if conversation is not None]
     return np.array(
@@ -350,10 +360,10 @@ def _texts_and_conversations(documents: Sequence[tuple[str, Any] | None]) -> Loo
 
 
 def _starts_of(source: PlannedSource, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (starts, files) of the F files that these splits are in.
+    """Return (starts, files) for the F line files that the splits in `pieces` belong to.
 
-    `starts`, int64[F + 1], has each file's first byte in the concatenation of the files, then the
-    total size. `files`, int64[F], has the index of each file in the source.
+    `files`, int64[F], has the index of each file in the source. `starts`, int64[F + 1], has the
+    offset of each file's first byte if the F files are concatenated, then the summed size.
     """
     files = np.unique(source.pieces.at(pieces).file) if len(pieces) else np.zeros(0, np.int64)
     return offsets_of(source.files.sizes[files]), files
@@ -362,16 +372,17 @@ def _starts_of(source: PlannedSource, pieces: np.ndarray) -> tuple[np.ndarray, n
 def _windows(
     source: PlannedSource, starts: np.ndarray, files: np.ndarray, key: np.uint64, round_: int
 ) -> Iterator[list[tuple[_Line, float]]]:
-    """Yield the lines at the positions of each window of a round, as `_lines_at` returns them.
+    """Yield a list for each window of a round: the lines at the window's sampled positions.
 
-    Windows are spaced evenly, and each window is shifted by a random offset from the key.
+    The lists are results of `_lines_at`. Windows are spaced evenly, and each window is shifted by a
+    random offset that depends on `key` and `round_`.
 
     Args:
         source: The planned source.
         starts: int64[F + 1], from `_starts_of`.
         files: int64[F], from `_starts_of`.
         key: Random key of the sample.
-        round_: Number of the round, which gives other offsets.
+        round_: Number of the round.
     """
     # The plan says whether the files were at a URL. Files that were moved since give the same
     # sample.
@@ -408,13 +419,16 @@ _BACK = 16 << 10  # First number of bytes read before a position. Most lines sta
 def _lines_at(
     path: str, size: int, places: Sequence[int], last: _Line
 ) -> list[tuple[_Line, float]]:
-    """Return (line, fraction of the line before the position) for each byte position in a file.
+    """Return (line, fraction) for each byte position in `places`.
+
+    `line` is the line at the position. `fraction` is the fraction of the line that precedes the
+    position.
 
     Args:
         path: Path or URL of the file.
         size: Size of the file in bytes.
-        places: The byte positions.
-        last: The line found last. If a position is in this line, nothing is read for it.
+        places: Byte positions in the file.
+        last: A line that was read before. It is not read again if the first positions are in it.
     """
     lines: list[tuple[_Line, float]] = []
     with open_source(path, size) as file:
@@ -460,7 +474,14 @@ class _Piece(NamedTuple):
 def _places(
     texts: Sequence[str], conversations: Sequence[Any], chosen: np.ndarray, fractions: np.ndarray
 ) -> list[Place]:
-    """Return a Place for each number in `chosen`, int64[n], at the given fraction, float64[n]."""
+    """Return a `Place` for each document that was sampled.
+
+    Args:
+        texts: The texts of all documents.
+        conversations: The conversation of each document, or None.
+        chosen: int64[n], numbers of the sampled documents.
+        fractions: float64[n], the `at` of each `Place`.
+    """
     pairs = zip(chosen, fractions, strict=True)
     return [Place(texts[i], conversations[i], fraction) for i, fraction in pairs]
 
@@ -468,13 +489,14 @@ def _places(
 def _at_places(
     looks: Sequence[_Piece], distance: float, count: Count, clock: Clock
 ) -> tuple[Looked, list[int]]:
-    """Sample the texts of splits at positions that are `distance` bytes apart.
+    """Sample the documents of splits at positions that are `distance` text bytes apart.
 
-    With a distance of 0, use all documents.
+    With a distance of 0, all documents are sampled.
 
     Returns:
-        (looked, text_bytes). `looked` covers only the text that was read. Its `error` is relative
-        to the tokens of that text. `text_bytes` has the text bytes read from each split.
+        (looked, text_bytes). `looked` has estimates for the text that was read, not for all files.
+        Its `error` is a fraction of the tokens of this text. `text_bytes` has the number of text
+        bytes that were read from each split.
     """
     # Each tuple has the sizes, the tokens and the weights.
     columns: list[tuple[np.ndarray, ...]] = [(np.zeros(0),) * 3]
@@ -519,11 +541,11 @@ def _at_places(
 def _error_of_rates(
     rates: np.ndarray, weights: np.ndarray, distance: float, all_bytes: int
 ) -> float:
-    """Return the relative standard error of the weighted mean of the sampled documents' rates.
+    """Return the relative standard error of the weighted mean of `rates`.
 
     Args:
-        rates: float64[k]: tokens per text byte of each sampled document.
-        weights: float64[k]: weight of each rate.
+        rates: float64[k], tokens per text byte of each sampled document.
+        weights: float64[k], weight of each rate in the mean.
         distance: Bytes between two sampled positions.
         all_bytes: Bytes of the text that the positions cover.
     """
@@ -533,14 +555,17 @@ def _error_of_rates(
 
 
 def _fields(source: PlannedSource, supervise: Supervise | None) -> Fields | None:
-    """Return the fields to read in addition to the text, or None if `supervise` is None."""
+    """Return the fields to read in addition to the text.
+
+    The result is None if `supervise` is None, because only the text is then read.
+    """
     return Fields.of(source.source, source.kinds) if supervise is not None else None
 
 
 def _decoder(
     source: PlannedSource, supervise: Supervise | None, format: str
 ) -> Callable[[bytes], Outcome]:
-    """Return the function that decodes one line of a source's files of this format."""
+    """Return a function that decodes one line of the source's files with the given format."""
     return FORMATS[format].module.line_decoder(source.source.text_key, _fields(source, supervise))
 
 
@@ -570,15 +595,16 @@ def _read(
 
 
 def look_at_pieces(sampling: Sampling, compressed: bool, whole: bool) -> Looked:
-    """Estimate the totals of files of one kind from whole splits, or from the starts of splits.
+    """Estimate the totals of a source's files of one format from some of their splits.
 
-    Precise mode samples more positions. It also records the decompressed sizes of compressed line
-    files in `source.files`.
+    With `whole`, these splits are read completely. Otherwise, only their starts are read. Precise
+    mode samples more positions in the text that is read. In addition, it records the decompressed
+    sizes of compressed line files in `source.files`.
 
     Args:
         sampling: The files to sample.
         compressed: Whether the files are compressed line files.
-        whole: Whether to read whole splits, of about READ_BYTES in total.
+        whole: Whether to read splits completely, about READ_BYTES in total.
     """
     source, supervise, pieces = sampling.source, sampling.supervise, sampling.pieces
     precise, clock, tally = sampling.precise, sampling.clock, sampling.tally
@@ -622,9 +648,9 @@ def look_at_pieces(sampling: Sampling, compressed: bool, whole: bool) -> Looked:
 
 
 def held_by(source: PlannedSource, pieces: Sequence[int] | np.ndarray) -> float:
-    """Return the total bytes of some splits.
+    """Return the summed bytes of the splits with the indices in `pieces`.
 
-    A split counts with its content size if that is known, otherwise with its stored size.
+    A split counts with its content size if `source.files` has it, otherwise with its stored size.
     """
     splits = source.pieces.at(np.asarray(pieces, np.int64))
     return float(source.files.held(splits.file, splits.part, splits.bytes).sum())
@@ -633,19 +659,21 @@ def held_by(source: PlannedSource, pieces: Sequence[int] | np.ndarray) -> float:
 def _note(
     source: PlannedSource, pieces: np.ndarray, key: np.uint64, text_bytes: Sequence[int]
 ) -> list[float]:
-    """Record the text bytes of compressed files in `source.files`.
+    """Record the text bytes of each compressed line file in `source.files`.
 
-    The files that were read get their measured sizes. The other files get estimates from their
-    headers or trailers, or from their bytes on disk.
+    For a file that was read, the measured size is recorded. For any other file, an estimate from
+    its header, trailer or bytes on disk is recorded.
 
     Args:
         source: The planned source.
         pieces: Indices of the splits, one per file.
         key: Random key of the sample.
-        text_bytes: Text bytes of the files that were read, which are the first in keyed order.
+        text_bytes: Text bytes of each file that was read. These files are the first in the random
+            order of `key`.
 
     Returns:
-        The estimate for each file that was read, or an empty list if all files were read.
+        What the estimate would be for each file that was read, for a comparison with its measured
+        size. The list is empty if all files were read.
     """
     ordered = pieces[permute(np.arange(len(pieces)), len(pieces), key)].astype(np.int64)
     in_order: list[int] = source.pieces.at(ordered).file.tolist()
@@ -669,9 +697,9 @@ _ALL = 1 << 20
 
 
 def _parts_of_begin(stored: int) -> int:
-    """Return the fraction of a split in its first PIECE_TEXT_BYTES, in units of 1 / _ALL.
+    """Return which fraction of a split its first PIECE_TEXT_BYTES are.
 
-    `stored` is the number of stored bytes of the split.
+    The fraction is an integer in units of 1 / _ALL. `stored` is the stored bytes of the split.
     """
     if stored <= PIECE_TEXT_BYTES:
         return _ALL
@@ -681,7 +709,10 @@ def _parts_of_begin(stored: int) -> int:
 def _begin(
     source: PlannedSource, supervise: Supervise | None, piece: int, tally: Tally | None = None
 ) -> _Piece:
-    """Read about the first PIECE_TEXT_BYTES stored bytes of a split, or the whole split."""
+    """Return the documents in about the first PIECE_TEXT_BYTES stored bytes of a split.
+
+    A smaller split is read completely.
+    """
     split = source.pieces.at(np.array([piece]))
     stored, i = max(1, int(split.bytes[0])), int(split.file[0])
     format, compression = source.formats[i]
@@ -701,9 +732,10 @@ def _begin(
 
 
 def _some(looks: Iterator[Look]) -> tuple[Look, float]:
-    """Return the first documents of `looks`, and their fraction of the text bytes in `looks`.
+    """Return (documents, fraction): the first documents of `looks`, to limit the memory.
 
-    At most about HELD_BYTES of text and HELD_DOCUMENTS documents are returned.
+    At most about HELD_BYTES of text and HELD_DOCUMENTS documents are returned. `fraction` is the
+    part of the text bytes in `looks` that these documents have.
     """
     texts: list[str] = []
     conversations: list[Any] = []
@@ -724,9 +756,10 @@ def _texts_of(
     path: str,
     tally: Tally | None,
 ) -> tuple[Look, float]:
-    """Decode the first HELD_DOCUMENTS lines, and return (documents, their fraction of the bytes).
+    """Decode at most the first HELD_DOCUMENTS of `lines`, and return (documents, fraction).
 
-    The documents and rejects are added to `tally`.
+    `fraction` is the part of the bytes in `lines` that was decoded. The documents and rejects are
+    counted in `tally`, unless it is None.
     """
     *first_lines, rest = lines.removeprefix(BOM).split(b"\n", HELD_DOCUMENTS)
     share = 1 - len(rest) / len(lines) if len(first_lines) == HELD_DOCUMENTS else 1.0
@@ -742,7 +775,10 @@ def _texts_of(
 
 
 def _begin_of_stream(path: str, size: int, compression: str) -> tuple[bytes, float]:
-    """Return decompressed lines from the start of a file, and their approximate bytes on disk."""
+    """Return (lines, stored): decompressed lines from the start of a file, and their size on disk.
+
+    `stored` is the approximate number of compressed bytes that these lines take in the file.
+    """
     blocks: list[bytes] = []
     n_bytes, fed, ends = 0, 0, False
     for block in decompressed(path, size, compression, _STEP_BYTES):
@@ -763,9 +799,10 @@ _STEP_BYTES = 4 << 10  # Granularity of the mapping from stored bytes to decompr
 
 
 def _error_of_ratio(values: Sequence[float], looked_at: Sequence[float]) -> float:
-    """Return the relative standard error of sum(values) / sum(looked_at).
+    """Return the relative standard error of the ratio sum(values) / sum(looked_at).
 
-    The result is 0 for fewer than two values.
+    Each pair of `values` and `looked_at` belongs to one sampled split. The result is 0 for fewer
+    than two splits.
     """
     if len(values) < 2 or not sum(values):
         return 0.0
@@ -778,7 +815,7 @@ def _error_of_ratio(values: Sequence[float], looked_at: Sequence[float]) -> floa
 
 
 class _TokenPiece(NamedTuple):
-    """Counts of the documents that were read from a token source's split or from its start."""
+    """Counts of the documents that were read from a split of a token source or from its start."""
 
     held: float  # bytes of the split that the documents take
     ids: int  # number of token ids that were read
@@ -790,11 +827,11 @@ class _TokenPiece(NamedTuple):
 
 
 def look_at_tokens(sampling: Sampling, settings: DocumentKeys, vocabulary: Vocabulary) -> Looked:
-    """Estimate the totals of a token source's files of one kind.
+    """Estimate the totals of a token source's files of one format.
 
-    Precise mode reads whole splits of about READ_BYTES in total. Otherwise, the starts of PIECES
-    splits are read. A start's bytes are computed from the ids that were read, so that a few long
-    documents do not bias the estimate.
+    Precise mode reads some splits completely, about READ_BYTES in total. The quick mode reads the
+    starts of at most PIECES splits. The size of a start in bytes is computed from the ids that were
+    read, so that a few long documents do not bias the estimate.
 
     Args:
         sampling: The files to sample.
@@ -845,7 +882,7 @@ def _read_tokens(
         settings: `[documents]` in the recipe.
         vocabulary: The vocabulary of the tokenizer.
         piece: Index of the split in the source.
-        room: Maximum number of documents. Batches are ignored once it is reached.
+        room: Number of documents after which further batches are ignored.
     """
     source, tally = sampling.source, sampling.tally
     split = source.pieces.at(np.array([piece]))
@@ -883,7 +920,7 @@ def _read_tokens(
 
 
 def _held_by_tokens(source: PlannedSource, piece: int, part: Slice, tokens: int) -> float:
-    """Return the bytes that the documents read from the start of a split take.
+    """Return the bytes in the split that belong to the documents which were read from its start.
 
     Args:
         source: The planned source.

@@ -38,9 +38,16 @@ class SampleNotes:
         settings: DocumentKeys,
         vocabulary: Vocabulary,
     ) -> None:
-        """Add tokenized texts to the counts.
+        """Count the tokens and trained spans of tokenized texts.
 
-        Windows of long conversations have no trained spans, so only their tokens are counted.
+        A window of a long conversation has no trained spans, so only its tokens are counted.
+
+        Args:
+            tokens: The tokens of all texts.
+            trained: Maps a text's number to its trained spans.
+            conversations: Maps a text's number to its conversation.
+            settings: `[documents]` in the recipe.
+            vocabulary: The vocabulary of the tokenizer.
         """
         self.tokens += len(tokens.ids)
         unknown, special = _unknown_and_special(vocabulary)
@@ -60,7 +67,7 @@ class SampleNotes:
             self.open_ends += sum(not np.isin(last, special).any() for last in last_ones)
 
     def problem(self) -> str:
-        """Return a message about a problem that must stop a build, or ""."""
+        """Return a message about a problem that must stop a build, or "" without such a problem."""
         if not self.two_bos:
             return ""
         return (
@@ -95,7 +102,10 @@ class SampleNotes:
 
 @lru_cache(maxsize=4)
 def _unknown_and_special(vocabulary: Vocabulary) -> tuple[int, np.ndarray]:
-    """Return the id of the unknown token or -1, and the special ids, int64[k]."""
+    """Return (unknown, special): the id of the unknown token, and the ids of all special tokens.
+
+    `unknown` is -1 if the vocabulary has no unknown token. `special` is int64[k].
+    """
     unknown = unknown_id(vocabulary.tokenizer_json)
     special = np.array(vocabulary.special_ids, np.int64)
     return -1 if unknown is None else unknown, special

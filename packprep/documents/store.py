@@ -1,13 +1,14 @@
 """Write and read token stores: the tokenized documents of a recipe's sources, in file order.
 
-Datasets can be built from a token store. A store has the same files as a dataset, and
-`kind = "store"` in plan.json and dataset.json. Its plan contains each document of the sources once.
-Reading a work range from the store gives the same documents as reading the source file:
+Datasets can be built from a token store instead of source files. A store has files with the same
+names as those of a dataset, and `kind = "store"` in plan.json and dataset.json. It contains each
+document of its sources once. Reading a work range from the store gives the same documents as
+reading the source file:
 
     work range of a split ─► shards that contain the split ─► documents that start in the work range
 
-The store numbers the units of each split. A unit is a byte of a line file, a step of a compressed
-file, or a document of a table or index. A text file is one unit.
+A split consists of numbered units. A unit is a byte of a line file, a step of a compressed file, or
+a document of a table or index. A text file is one unit.
 
 Shards are safetensors files with the arrays below. A shard has D documents. S of them are
 supervised, and R are rejected. The shard was built from K work ranges, which are called parts.
@@ -179,7 +180,7 @@ class StoredDocuments(NamedTuple):
 
 @dataclass
 class _Columns:
-    """The arrays of one shard, collected work range by work range."""
+    """The arrays of one shard, to which each work range adds its values."""
 
     of: dict[str, list[np.ndarray]] = field(default_factory=dict)
     documents: int = 0
@@ -201,7 +202,11 @@ class _Columns:
         )
 
     def arrays(self, token_dtype: np.dtype) -> dict[str, np.ndarray]:
-        """Return the shard's arrays by name, with the optional arrays that a document needs."""
+        """Return the shard's arrays by name.
+
+        An optional array is included if a document of the shard needs it, for example the media
+        spans if a document has media. `tokens` has the dtype `token_dtype`.
+        """
         needed = (
             any(map(len, self.of.get("place_first", ()))),
             not np.all(self.array("limited")),
@@ -221,7 +226,7 @@ def stored(
     clock: Clock,
     most_bytes: int,
 ) -> StoredDocuments:
-    """Read and tokenize the documents of a store's shard.
+    """Read and tokenize the documents of one shard of a store, before it is written.
 
     Args:
         plan: A `building.plan.Plan`.
@@ -274,9 +279,17 @@ def _add_part(
     noted: _Noted,
     decoders: Decoders,
 ) -> None:
-    """Add the documents that were read from a work range to the columns, in order of position.
+    """Add the documents of a work range to `columns`, sorted by position.
 
-    Rejected documents are included, with no tokens.
+    Rejected documents are also added, without tokens.
+
+    Args:
+        columns: The arrays of the shard.
+        part: The work range.
+        reads: The batches that were read from the work range.
+        noted: The `_Noted` that was used to read them. It has the sizes of the documents.
+        decoders: The state that was used to read them. It has the start of each step of a
+            compressed file.
     """
     rejects = _rejects_of(reads)
     tokenized = np.concatenate([np.zeros(0, np.int64), *(read.positions for read in reads)])
@@ -316,7 +329,10 @@ def _add_part(
 
 
 def _add_trained(columns: _Columns, number: int, trained: Trained) -> None:
-    """Add the trained spans and media spans of the shard's document `number` to the columns."""
+    """Add the trained spans and media spans of one document to `columns`.
+
+    `number` is the number of the document in the shard.
+    """
     places = trained.places
     columns.add(
         supervised=[number],
@@ -344,10 +360,10 @@ def _rejects_of(reads: Sequence[ReadDocuments]) -> list[tuple[int, str, str]]:
 
 
 def _units(part: Slice, positions: np.ndarray, decoders: Decoders) -> tuple[np.ndarray, int]:
-    """Return (units, count) for documents of a work range.
+    """Return (units, count) for the n documents of a work range at `positions`.
 
-    `units`, int64[n], has the number of each document's first unit within the split. `count` is the
-    number of units in the split. The module's docstring defines units.
+    `units`, int64[n], has the number of the unit in which each document starts. `count` is the
+    number of units in the whole split. The docstring of this module defines units.
     """
     how = position_of(part.format, part.compression)
     if how == "whole":
@@ -363,9 +379,10 @@ def _units(part: Slice, positions: np.ndarray, decoders: Decoders) -> tuple[np.n
 
 
 def _names(needed: Iterable[bool]) -> list[str]:
-    """Return the names of a shard's arrays, in the order of storage.
+    """Return the names of a shard's arrays, in the order in which they are stored.
 
-    `needed` has a bool for each group in _OPTIONAL_TYPES: whether the shard has its arrays.
+    `needed` has one bool for each group of arrays in _OPTIONAL_TYPES. It says whether the shard has
+    the arrays of this group.
     """
     return [*_TYPES, *chain(*compress(_OPTIONAL_TYPES, needed))]
 
@@ -408,9 +425,9 @@ def _layout(head: bytes, size: int, where: str) -> Places:
 def estimates_as_json(
     estimates: Estimates, piece_bytes: Mapping[int, Sequence[int]]
 ) -> dict[str, Any]:
-    """Return a source's estimates as JSON, for the plan of a store.
+    """Return a source's estimates as a value that can be written as JSON into a store's plan.
 
-    `piece_bytes` has the content sizes of splits that the sample recorded in `Files.piece_bytes`.
+    `piece_bytes` is the `Files.piece_bytes` of the source after the sample.
     """
     columns = {
         name: getattr(estimates, name).tolist() for name in ("lengths", "length_weights", "sizes")
@@ -429,7 +446,10 @@ def estimates_as_json(
 
 
 def estimates_from_json(value: Mapping[str, Any]) -> tuple[Estimates, dict[int, Sequence[int]]]:
-    """Return the arguments of `estimates_as_json`, given its result."""
+    """Return (estimates, piece_bytes) from a result of `estimates_as_json`.
+
+    The measured times and the counts of problems were not stored, so they have default values.
+    """
     own = {key: part for key, part in value.items() if key != "piece_bytes"}
     for name, kind in (("lengths", np.int64), ("length_weights", np.float64), ("sizes", np.int64)):
         own[name] = np.array(own[name], kind)
@@ -456,10 +476,11 @@ class _Kept(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 def wrong_estimates(estimates: Any, files: Sequence[Any]) -> str:
-    """Return a message about the first error in a source's estimates in a store's plan, or "".
+    """Return a message about the first error in a source's stored estimates, or "" without one.
 
     Args:
-        estimates: Two results of `estimates_as_json`, from a quick and from a precise sample.
+        estimates: The value in the store's plan. It should be a list of two results of
+            `estimates_as_json`, from a quick and from a precise sample.
         files: The source's files in the plan.
     """
     try:
@@ -478,7 +499,10 @@ def wrong_estimates(estimates: Any, files: Sequence[Any]) -> str:
 
 
 class _TokensAtUrl:
-    """The array `tokens` of a shard at a URL. Indexing it with a slice fetches these tokens."""
+    """The array `tokens` of a shard at a URL.
+
+    The array is not in memory. Indexing it with a slice fetches the tokens in the slice.
+    """
 
     def __init__(self, folder: Remote, name: str, at: int, dtype: np.dtype):
         self._folder, self._name, self._at, self._dtype = folder, name, at, dtype
@@ -500,7 +524,9 @@ class _OpenShard:
 
     Attributes:
         arrays: The arrays by name.
-        state: Identifies the version of the file. It changes if the file is replaced or modified.
+        state: A value that identifies the version of the file. For a local file, it consists of
+            device, inode, size and modification time. For a file at a URL, it is a digest of all
+            bytes except the tokens.
         parts: Maps (part_file, part_piece) to the number of the part.
     """
 
@@ -510,11 +536,12 @@ class _OpenShard:
         Args:
             folder: The folder of the store.
             entry: The shard's entry in the store's manifest.
-            checked: The `state` of this shard when its digest was found correct, or None. If the
-                state is the same now, the digest is not computed again.
+            checked: The `state` that the shard had when its digest was last checked, or None. If
+                the state is still the same, the digest is not checked again.
 
         Raises:
-            SourceError: If the shard cannot be read or its digest differs from its entry.
+            SourceError: If the shard cannot be read, or if its digest differs from the digest in
+                `entry`.
         """
         where = folder.path_of(entry["file"])
         read = _fetched if isinstance(folder, Remote) else _mapped
@@ -542,9 +569,10 @@ class _OpenShard:
         self._path = None if isinstance(folder, Remote) else where
 
     def is_unchanged(self) -> bool:
-        """Return whether the mapped file was neither replaced nor modified since it was opened.
+        """Return whether the local file is the same as when it was opened.
 
-        A shard at a URL counts as unchanged.
+        The result is False if the file was replaced, modified or removed. A shard at a URL counts
+        as unchanged.
         """
         try:
             return self._path is None or _state_of(os.stat(self._path)) == self.state
@@ -602,12 +630,12 @@ def _check_digest(found: str, entry: ShardEntry, where: str) -> None:
 
 
 def special_texts(vocabulary: Vocabulary) -> set[tuple[int, str]]:
-    """Return the set of (id, text) pairs of a vocabulary's special tokens."""
+    """Return a vocabulary's special tokens as (id, text) pairs."""
     return set(texts_of_ids(vocabulary.tokenizer_json, vocabulary.special_ids).items())
 
 
 class TokenStore:
-    """An open token store, which provides the documents of work ranges instead of source files."""
+    """An open token store, from which work ranges are read instead of from source files."""
 
     def __init__(self, folder: Folder, plan: Any, manifest: Manifest):
         """Open a store.
@@ -635,10 +663,10 @@ class TokenStore:
     def read(
         self, source: PlannedSource, part: Slice, keep: Keep | None, vocabulary: Vocabulary
     ) -> Iterator[ReadDocuments]:
-        """Yield the stored documents of a work range of a dataset's source.
+        """Yield the documents of a work range of a dataset's source from the store.
 
-        The documents are the same as if the source's file was read. The store must have a source
-        with the same name.
+        They are the same documents as in the source's file. The store must have a source with the
+        same name as the dataset's source.
 
         Args:
             source: The dataset's source.
@@ -693,11 +721,12 @@ class TokenStore:
         return known[key]
 
     def _refuse_special(self, read: ReadDocuments, vocabulary: Vocabulary, part: Slice) -> None:
-        """Refuse documents that `vocabulary` might tokenize differently than the store does.
+        """Check that no document might have other tokens with `vocabulary` than in the store.
 
         Raises:
             SourceError: If a document contains a token that is special only in `vocabulary`. Also
-                if a document was rejected for a token that is special only in the store.
+                if a document was rejected because of a token that is special only in the store's
+                vocabulary.
         """
         here, texts = self._special(vocabulary)
         if len(here) and len(read.tokens.ids) and int(read.tokens.ids.max()) >= here[0]:
@@ -719,10 +748,11 @@ class TokenStore:
         )
 
     def _special(self, vocabulary: Vocabulary) -> tuple[np.ndarray, list[str]]:
-        """Return (ids, texts) of the tokens that are special in only one vocabulary.
+        """Return (ids, texts) for tokens that are special in one of two vocabularies only.
 
-        `ids`, int64[k], has the ascending ids of tokens that are special only in `vocabulary`.
-        `texts` has the texts of tokens that are special only in the store's vocabulary.
+        `ids`, int64[k], has the ascending ids of the tokens that are special in `vocabulary` but
+        not in the store's vocabulary. `texts` has the texts of the tokens that are special in the
+        store's vocabulary but not in `vocabulary`.
         """
         if vocabulary.digest not in self._specials:
             here, there = special_texts(vocabulary), special_texts(self.plan.vocabulary)
@@ -744,13 +774,13 @@ The value at True has the shards at URLs, which are in memory. The value at Fals
 
 
 def _documents(arrays: Arrays, first: int, wanted: np.ndarray, file: int) -> ReadDocuments:
-    """Return the wanted documents of a shard, as numbers first, first + 1, ….
+    """Return some of n consecutive documents of a shard. All are from one file.
 
     Args:
         arrays: The arrays of the shard.
-        first: Number of the first document.
-        wanted: bool[n], whether to return document first + i.
-        file: Index of the documents' file in the plan.
+        first: Number of the first of the n documents in the shard.
+        wanted: bool[n], wanted[i] says whether document first + i is returned.
+        file: Index of the documents' file among the plan's files.
     """
     end = first + len(wanted)
     offsets = arrays["document_offsets"][first : end + 1]
@@ -785,9 +815,10 @@ def _documents(arrays: Arrays, first: int, wanted: np.ndarray, file: int) -> Rea
 
 
 def _trained(arrays: Arrays, s: int) -> Trained:
-    """Return copies of the trained spans of the shard's supervised document number `s`.
+    """Return the trained spans of a shard's supervised document.
 
-    Views would keep the shard's file open as long as they exist.
+    `s` is its number among the supervised documents. The arrays are copies, because views would
+    keep the shard's file open as long as they exist.
     """
     spans, cuts = (
         slice(*arrays[name][s : s + 2].tolist()) for name in ("span_offsets", "cut_offsets")

@@ -1,7 +1,7 @@
 """Count the bad documents of a calibration sample, and estimate how many a build will read.
 
-Nearby documents are often similar. Therefore the estimate treats only windows or splits as
-independent samples. The documents within a window or split are not independent.
+Nearby documents are often similar. Therefore the estimate treats windows or splits as independent
+samples, but not the documents within a window or split.
 """
 
 import math
@@ -25,11 +25,13 @@ class Tally:
     Attributes:
         looked_at: Number of sampled documents.
         reasons: Number of bad documents per reason.
-        units: (number, bad number) of the sampled positions or documents, per window or split.
-        totals: Estimates of (all documents of the source, bad documents).
+        units: (places, bad) for each sampled window or split. `places` is the number of sampled
+            positions or documents, and `bad` is how many of them have a bad document.
+        totals: (documents, bad): the estimated numbers of all documents and of all bad documents in
+            the source.
         is_whole: Whether all documents of the source were sampled.
-        first_path: The file of the first bad document.
-        example: The first bad document and its error.
+        first_path: Path or URL of the file with the first bad document, or "".
+        example: Message part about the first bad document, with its location and reason, or "".
     """
 
     looked_at: int = 0
@@ -41,7 +43,13 @@ class Tally:
     example: str = ""
 
     def count(self, documents: int, rejects: Sequence[Reject], path: str) -> int:
-        """Count documents and the rejects among them, and return how many rejects are bad."""
+        """Count documents, and return how many of their rejects are bad.
+
+        Args:
+            documents: Number of sampled documents, including the rejects.
+            rejects: The rejected documents among them.
+            path: Path or URL of the file.
+        """
         bad = [reject for reject in rejects if is_bad(reject.reason)]
         self.looked_at += documents
         self.reasons.update(reject.reason for reject in bad)
@@ -53,21 +61,22 @@ class Tally:
         return len(bad)
 
     def add_unit(self, places: int, bad: int, documents: float, bad_documents: float) -> None:
-        """Add a window or split.
+        """Add the counts of a window or split.
 
         Args:
             places: Number of sampled positions or documents.
-            bad: Number of bad documents among them.
-            documents: Number of documents that the sampled ones represent.
-            bad_documents: Number of bad documents that the sampled ones represent.
+            bad: How many of these positions or documents have a bad document.
+            documents: Number of documents that the sampled documents represent.
+            bad_documents: Number of bad documents that the sampled bad documents represent.
         """
         self.units.append((places, bad))
         self.totals = self.totals[0] + documents, self.totals[1] + bad_documents
 
     def join(self, kind: "Tally", used: float) -> None:
-        """Add the tally of a source's files of one kind.
+        """Add the counts in `kind`, the tally of a source's files of one format.
 
-        `used` is the estimated number of usable documents in these files.
+        `used` is the estimated number of usable documents in these files. If only a part of the
+        documents was sampled, the totals of `kind` are scaled so that they agree with `used`.
         """
         documents, bad = kind.totals
         scale = used / (documents - bad) if documents > bad and not kind.is_whole else 1.0
@@ -82,8 +91,9 @@ class Tally:
     def least_bad(self, by_chance: bool) -> float:
         """Return a lower bound for the number of bad documents that a build reads.
 
-        The bound is too high with probability UNLIKELY. `by_chance` says whether the build reads
-        only a random subset of the documents.
+        The bound is too high with a probability of about UNLIKELY at most. If all documents were
+        sampled, it is the exact number. `by_chance` says whether the build reads only a random
+        subset of the documents. The exact number is then unknown.
         """
         if self.is_whole and not by_chance:
             return self.totals[1]
@@ -100,9 +110,10 @@ class Tally:
 
 
 def lower_bound(part: float, count: float) -> float:
-    """Return a lower bound for a fraction that is `part` in `count` independent samples.
+    """Return a lower bound for a fraction that was estimated as `part`.
 
-    This is Chernoff's bound with error probability UNLIKELY.
+    The estimate is from `count` independent samples. The result is Chernoff's bound, which is too
+    high with a probability of at most UNLIKELY.
     """
     low, high = 0.0, part
     for _ in range(50):
