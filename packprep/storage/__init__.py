@@ -3,7 +3,7 @@
     building, verification, inspection, exporting ─► Folder ─┬─ LocalFolder: files and renames
     trainers at a URL, inputs at URLs ───────────────────────┴─ Remote: whole objects and ranges
 
-File names are those of the storage format (`plan.json`, `shards/000/000000.safetensors`). Both
+File names are relative to the folder, such as `plan.json` or `shards/000/000000.safetensors`. Both
 implementations write a file or object atomically, so readers never see a part of it. Only a shard's
 receipt says which files belong to the shard.
 
@@ -77,13 +77,13 @@ class Folder(Protocol):
         """Return whether a file or folder of this name exists."""
 
     def others(self) -> Sequence[str]:
-        """Return the names of visible entries that no build writes.
+        """Return the names of the folder's entries that are neither hidden nor written by a build.
 
-        A remote folder returns no names, because a bucket may hold millions of objects.
+        A remote folder returns no names, because a bucket may contain millions of objects.
         """
 
     def write(self, name: str, buffers: Sequence) -> None:
-        """Write a file, replacing an existing one.
+        """Write a file. An existing file of this name is replaced.
 
         The data is durable when this method returns.
 
@@ -102,22 +102,23 @@ class Folder(Protocol):
         """Return the free space in bytes, or None if it is unknown, as for an object store."""
 
     def flush(self) -> None:
-        """Flush to disk everything that any process has written or removed here.
+        """Flush to disk which files this folder and its subfolders contain.
 
-        This includes the writes of a process that was killed directly afterwards.
+        A process that was killed may have added or removed a file without flushing its folder.
         """
 
     def remove_temporaries(self, of_process: int | None = None) -> None:
         """Remove the temporary files of unfinished writes.
 
         Args:
-            of_process: Remove only the files of this process ID on this host. None removes all.
+            of_process: Remove only the temporary files of the process with this ID on this host.
+                None removes those of all processes.
         """
 
     def each(self, do: Callable[["Folder", int], T], shards: Sequence[int]) -> Iterator[T]:
-        """Yield `do(folder, shard)` for each shard, in order.
+        """Yield `do(folder, shard)` for each shard number in `shards`, in order.
 
-        `do` may only read files of this folder.
+        `do` may read files of the folder, but must not write or remove files.
         """
 
 
@@ -134,10 +135,10 @@ def folder_at(place: str | os.PathLike | Folder) -> Folder:
 
 @dataclass(frozen=True)
 class LocalCopy:
-    """A local folder that contains an output's files under their usual names.
+    """A local folder for reading the files of an output. Each file has the same name as in `out`.
 
-    For a local output this is the output folder itself. For a remote output it is a folder of
-    copies.
+    If the output is local, this is the output folder itself. If the output is remote, it is a
+    temporary folder for copies.
     """
 
     out: Folder
@@ -145,11 +146,14 @@ class LocalCopy:
 
     @property
     def is_copy(self) -> bool:
-        """Return whether the folder contains copies, which `fetch` has to create before use."""
+        """Return whether this is a folder for copies, in which `fetch` must create each file."""
         return self.folder != self.out.location
 
     def fetch(self, *names: str) -> None:
-        """Copy these files to this machine, skipping files that do not exist."""
+        """Copy the files with these names from a remote output to the local folder.
+
+        Files that do not exist are skipped. For a local output, nothing is copied.
+        """
         for name in names if self.is_copy else ():
             size = self.out.size(name)
             if size is not None:
@@ -174,7 +178,7 @@ class LocalCopy:
 
     @contextmanager
     def fetched(self, *names: str) -> Iterator[None]:
-        """Keep copies of these files on this machine while the context is open."""
+        """Call `fetch` for the files with these names, and remove the copies after the context."""
         try:
             self.fetch(*names)
             yield
@@ -189,10 +193,10 @@ class LocalCopy:
 
 @contextmanager
 def local_copy(out: Folder) -> Iterator[LocalCopy]:
-    """Provide an output's files on this machine while the context is open.
+    """Provide a `LocalCopy` of an output while the context is open.
 
-    If a `PackprepError` leaves the context, its message names the output's files instead of the
-    copies.
+    If the context raises a `PackprepError` with paths of copies in its message, they are replaced
+    by the output's paths.
     """
     if isinstance(out, LocalFolder):
         yield LocalCopy(out, out.path)
@@ -208,16 +212,16 @@ def local_copy(out: Folder) -> Iterator[LocalCopy]:
 
 
 def in_int64(time: int) -> int:
-    """Return a file's time in ns as an int64, modulo 2⁶⁴.
+    """Return a file's time in ns, wrapped around to the range of int64.
 
-    Times after the year 2262 do not fit into an int64. Times are only compared with each other, so
-    the wraparound does no harm.
+    Times after the year 2262 do not fit into an int64. Times are only compared for equality, so the
+    wraparound does no harm.
     """
     return (time + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def refuse_nested(directory: Folder, out: Folder) -> None:
-    """Refuse an output inside the dataset that it is built from.
+    """Check that the output `out` is not inside the dataset `directory`, from which it is built.
 
     Raises:
         RecipeError: If `out` is `directory` or a folder below it.

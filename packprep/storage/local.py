@@ -1,7 +1,7 @@
 """Write local files atomically and durably.
 
-A temporary file is `.NAME.HOST-PID-RANDOM.tmp` in the folder of its target. It is written, flushed
-to disk and renamed; then the folder is flushed.
+To write the file NAME, a temporary file `.NAME.HOST-PID-RANDOM.tmp` is written in the same folder,
+flushed to disk and renamed to NAME. Then the folder is flushed to disk.
 """
 
 import contextlib
@@ -82,15 +82,15 @@ def _reported(path: str | Path) -> Iterator[None]:
 
 
 def _owner(process: int) -> str:
-    """Return the part of a temporary's name that identifies its host and process."""
+    """Return the part of a temporary file's name that identifies this host and a process ID."""
     host = re.sub(r"[^A-Za-z0-9]", "-", socket.gethostname()) or "host"
     return f".{host}-{process}-"
 
 
 def write_temporary(path: Path, buffers: Iterable) -> Path:
-    """Write buffers to a temporary of `path`, flush it to disk and return its path.
+    """Write buffers to a temporary file for `path`, flush it to disk and return its path.
 
-    The temporary is removed if the write fails.
+    If the write fails, the temporary file is removed.
     """
     temporary = path.with_name(f".{path.name}{_owner(os.getpid())}{secrets.token_hex(4)}.tmp")
     _make_folder(path.parent)
@@ -112,9 +112,9 @@ def _write(descriptor: int, buffers: Iterable) -> None:
     """Write all bytes of the buffers to the end of a file.
 
     After every PIECE_BYTES, the system is asked to write the file's new pages to disk, and to drop
-    written pages from its cache. The disk then works in parallel with the copying, and a large file
-    occupies little memory. Cached pages count toward a job's memory limit. Allocating new pages
-    also costs more than writing them, especially on virtual machines.
+    written pages from its cache. The disk then works in parallel with the copying. A large file
+    occupies little memory, because cached pages count toward a job's memory limit. Allocating new
+    pages also costs more time than writing them to disk, especially on virtual machines.
     """
     kept = 0
     for buffer in buffers:
@@ -136,7 +136,7 @@ def _leave_to_disk(descriptor: int) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Create a folder and its missing parents, and flush each parent's entry to disk."""
+    """Create a folder and its missing parents, and flush the entry of each new folder to disk."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)
@@ -147,9 +147,9 @@ def _make_folder(folder: Path) -> None:
 
 
 def _flush_folder(folder: Path, top: Path | None = None) -> None:
-    """Flush a folder, and its parents up to `top`, to disk.
+    """Flush a folder to disk, so that its entries survive a power failure.
 
-    The entries of the folders then survive a power failure.
+    Unless `top` is None, its parents up to the folder `top` are also flushed.
     """
     while True:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -163,10 +163,10 @@ def _flush_folder(folder: Path, top: Path | None = None) -> None:
 
 
 class Growing:
-    """A file that is written in chunks and appears only when it is complete.
+    """A file that is written in chunks and appears under its name only when it is complete.
 
-    Call `append` for each chunk, then `commit` or `discard`. No descriptor stays open between
-    chunks, so thousands of these files may exist at once.
+    Call `append` for each chunk, then `commit` or `discard`. No file descriptor stays open between
+    chunks, so a process may write thousands of these files at once.
 
     Raises:
         BuildError: From `append` and `commit`, if the file cannot be written.
@@ -178,7 +178,7 @@ class Growing:
         self._digest = xxhash.xxh3_128()
 
     def append(self, buffer: Any) -> None:
-        """Append the bytes of any contiguous buffer."""
+        """Append the bytes of a contiguous buffer, such as an array, to the temporary file."""
         try:
             if self._temporary is None:
                 self._temporary = write_temporary(self.path, [])
@@ -194,7 +194,7 @@ class Growing:
         self.bytes += memoryview(buffer).nbytes
 
     def commit(self) -> dict[str, Any]:
-        """Move the file to its path, replacing an existing file.
+        """Rename the temporary file to `path`. An existing file is replaced.
 
         The file and its folder entry are on disk when this method returns.
 
@@ -227,7 +227,7 @@ class Growing:
 def create_file(path: Path, data: bytes) -> bool:
     """Write a file atomically unless it exists, and return whether this call wrote it.
 
-    The bytes are on disk when this function returns True.
+    When this function returns True, the bytes are on disk, but the folder is not flushed yet.
 
     Raises:
         OSError: If the file cannot be written.
@@ -257,12 +257,14 @@ def create_file(path: Path, data: bytes) -> bool:
 def remove_temporaries(
     folder: Path, name: str | None = None, of_process: int | None = None
 ) -> None:
-    """Remove the temporaries in a folder.
+    """Remove temporary files of unfinished writes from a folder.
 
     Args:
-        folder: Folder to search, without its subfolders.
-        name: Remove only the temporaries of this file.
-        of_process: Remove only the temporaries of this process ID on this host.
+        folder: Folder to search. Its subfolders are not searched.
+        name: Remove only temporary files for the file with this name. None removes those of all
+            files.
+        of_process: Remove only temporary files of the process with this ID on this host. None
+            removes those of all processes.
     """
     pattern = f".{glob.escape(name)}.*.tmp" if name else TEMPORARIES
     for temporary in folder.glob(pattern):
@@ -277,7 +279,7 @@ class LocalFolder:
 
     Raises:
         BuildError: If a file cannot be written. Also if another process removed the temporary file
-            before its rename, unless the target already has the same bytes.
+            before it was renamed, and the file with the final name does not have the same bytes.
     """
 
     path: Path
@@ -344,11 +346,11 @@ class LocalFolder:
         return first
 
     def link(self, name: str, other: "LocalFolder") -> bool:
-        """Create a hard link in this folder to the file `name` of another folder.
+        """Create a file `name` in this folder as a hard link to the file `name` in `other`.
 
         Returns:
-            Whether the link was created. The result is False if this folder already has the file,
-            or if the system refuses the link, for example across file systems.
+            True if the link was created. False if this folder already has a file of this name, or
+            if the system refuses the link, for example across file systems.
         """
         path = self.path / name
         with _reported(path):

@@ -78,11 +78,12 @@ def is_url(path: str) -> bool:
 def expanded(path: str) -> str:
     """Return a path or `file://` URL with a leading `~` or `~USER` replaced by the home folder.
 
-    Other URLs are returned unchanged. Every location that a user gives passes through this function
-    before it is stored or shown.
+    Any other URL is returned unchanged. Every location that a user gives passes through this
+    function before it is stored or shown.
 
     Raises:
-        StorageError: If a URL contains a secret, or if a path looks like a URL with one slash.
+        StorageError: If a URL contains a secret. Also if a path looks like a URL with one slash,
+            such as "s3:/bucket".
     """
     if "://" in path:
         _refuse_secrets(path)
@@ -99,7 +100,7 @@ def expanded(path: str) -> str:
 
 
 def _refuse_secrets(path: str) -> None:
-    """Refuse a URL that contains a password or a signature.
+    """Check that a URL contains no secret, such as a password or a signature.
 
     Raises:
         StorageError: If the URL contains a secret. The message does not repeat the secret.
@@ -123,9 +124,10 @@ class _ShortRead(OSError):
 
 
 class Remote:
-    """A remote folder, or the objects below a prefix in a bucket, such as `s3://bucket/dir`.
+    """A folder at a URL, such as `s3://bucket/dir`. In a bucket, it is the objects below a prefix.
 
-    Each process connects at first use, so a Remote can be pickled and can exist during a fork.
+    Each process connects when it first uses the folder. Therefore a Remote can be pickled, and it
+    can be used after a fork.
 
     Requests are retried if the cause may be temporary: a lost connection, a timeout, a short read,
     or status 429 or 5xx. Other failures raise StorageError immediately: missing permission, a
@@ -164,7 +166,7 @@ class Remote:
         return f"{self.url}/{name}"
 
     def list(self, below: str = "") -> list[tuple[str, int]]:
-        """List all files below the subfolder `below`, recursively.
+        """List all files below the subfolder `below` at any depth.
 
         Returns:
             A list of (name relative to this folder, size in bytes), sorted bytewise by name. The
@@ -195,7 +197,8 @@ class Remote:
         Args:
             name: File name relative to this folder.
             begin: First byte to read.
-            end: Byte after the last one. None, or a value beyond the file's end, reads to the end.
+            end: Byte after the last byte to read. With None, or with a value beyond the end of the
+                file, the file is read to its end.
 
         Raises:
             FileNotFoundError: If the file does not exist.
@@ -208,14 +211,14 @@ class Remote:
         )
 
     def open(self, name: str, size: int) -> BinaryIO:
-        """Open a file of `size` bytes for reading and seeking.
+        """Open a file for reading and seeking. `size` is its expected size in bytes.
 
-        The file is read in ranges, and a few megabytes are prefetched. Each range is retried
-        separately.
+        The file is read in ranges of a few megabytes. Sequential reads fetch the next range in
+        advance. If the request for a range fails, only this request is retried.
 
         Raises:
             FileNotFoundError: If the file does not exist.
-            StorageError: If the file has another size.
+            StorageError: If the size of the file is not `size`.
         """
         opened = _Opened(self, name)
         if opened.length() != size:
@@ -226,9 +229,9 @@ class Remote:
         return cast(BinaryIO, io.BufferedReader(_Ranges(opened, size), 128 << 10))
 
     def write(self, name: str, buffers: Sequence[Buffer]) -> None:
-        """Write a file, replacing an existing one.
+        """Write a file. An existing file of this name is replaced.
 
-        A partial file never appears under this name.
+        Readers see the old file or the new file, but never a part of the new file.
         """
         whole = list(buffers)
         self._tried("writing", name, lambda store: store.put(self._path(name), whole))
@@ -239,9 +242,9 @@ class Remote:
         The check and the write are one atomic step if the store supports conditional writes. Only
         one of two concurrent writers then gets True.
 
-        Some stores ignore the condition, and some connections cannot send it (see `stores.py`). For
-        them the check is a separate request before the write. Two concurrent writers may then both
-        get True, and the bytes of the later writer remain.
+        Some stores ignore the condition of such a write, and some connections cannot send it (see
+        `stores.py`). The check is then a separate request before the write. Two concurrent writers
+        may both get True, and the bytes of the later writer remain.
         """
         tries = 0
 
@@ -274,10 +277,10 @@ class Remote:
         return
 
     def each(self, do: Callable[["Remote", int], T], shards: Sequence[int]) -> Iterator[T]:
-        """Yield `do(folder, shard)` for each shard, in order.
+        """Yield `do(folder, shard)` for each shard number in `shards`, in order.
 
-        Several requests run concurrently. A file that is missing from its folder's listing causes
-        no request.
+        Several calls of `do` run concurrently. Each subfolder is listed once. If `do` looks for a
+        file that is not in the listing, no request is sent.
         """
         listed = _Listed(self)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -296,11 +299,18 @@ class Remote:
         return self._connected[1]
 
     def _tried(self, doing: str, name: str, action: Callable[[Store], T]) -> T:
-        """Run `action` on the store, retrying while its errors may be temporary.
+        """Return the result of `action`, which is called with the store.
+
+        If it raises an error that may be temporary, it is called again after a pause.
+
+        Args:
+            doing: Name of the action for messages, such as "reading".
+            name: Name of the file, for messages.
+            action: Function that takes the store.
 
         Raises:
-            FileNotFoundError: As raised by `action`.
-            StorageError: If the error is permanent or the last try fails.
+            FileNotFoundError: If `action` raises it.
+            StorageError: If `action` raises a permanent error, or any error in the last try.
         """
         for tried in range(1, _TRIES + 1):
             try:
@@ -342,9 +352,9 @@ class Remote:
 
 
 class _Listed(Remote):
-    """A Remote that lists each folder once, and uses the listing to find the sizes of files.
+    """A Remote that lists each subfolder once, and takes the sizes of files from the listing.
 
-    A folder contains a thousand shards, so one listing replaces many requests.
+    A subfolder contains a thousand shards, so one listing replaces many requests.
     """
 
     def __init__(self, remote: Remote):
@@ -372,9 +382,9 @@ def _root(url: str) -> Remote:
 
 
 def locate(url: str) -> tuple[Remote, str]:
-    """Return (remote, name) for the URL of a file, with the file's name inside the bucket.
+    """Return (remote, name) for the URL of a file: its bucket, and its name in the bucket.
 
-    All files of a bucket share one `Remote` per process.
+    In a process, all files of a bucket get the same `Remote`.
     """
     scheme, rest = url.split("://", 1)
     bucket, _, name = rest.partition("/")
@@ -382,12 +392,15 @@ def locate(url: str) -> tuple[Remote, str]:
 
 
 def forget_connections() -> None:
-    """Make `locate` create new connections, for example after a change of the environment."""
+    """Make later calls of `locate` create new connections.
+
+    This is needed after the variables with credentials in the environment have changed.
+    """
     _root.cache_clear()
 
 
 class _Opened:
-    """A remote file that is read in ranges and reopened after an error."""
+    """A remote file that is read in ranges. After an error, it is opened again."""
 
     def __init__(self, remote: Remote, name: str):
         self._remote, self._name = remote, name
@@ -421,8 +434,7 @@ class _Opened:
 class _Ranges(io.RawIOBase):
     """A seekable remote file that is read in blocks.
 
-    The most recently used blocks stay in memory. Sequential reads fetch following blocks in
-    advance.
+    The most recently used blocks stay in memory. Sequential reads fetch the next blocks in advance.
     """
 
     def __init__(self, opened: _Opened, size: int):
@@ -496,7 +508,7 @@ def _is_refused(error: BaseException) -> bool:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Return whether the failure may be temporary, so that a retry can succeed."""
+    """Return whether an error of a request may be temporary, so that a retry can succeed."""
     if _is_refused(error) or _NO_BUCKET.search(str(error)):
         return False
     status = _status_of(error)

@@ -1,5 +1,7 @@
 """Implement the requests to each kind of file system, without retries.
 
+The scheme of a URL selects the library.
+
 ```
 s3:// gs://         pyarrow.fs; obstore to write an object only if it does not exist
 file://             the standard library
@@ -43,7 +45,7 @@ class OpenFile(Protocol):
 class Store(Protocol):
     """The requests that each kind of file system supports, without retries.
 
-    A missing file raises FileNotFoundError.
+    For a missing file, `open` and `remove` raise FileNotFoundError, and `size` returns None.
 
     - `list` returns (name relative to `path`, size in bytes) of each file.
     - `put` writes the whole file or nothing.
@@ -120,10 +122,11 @@ def _keys_of_profile() -> dict[str, str] | None:
     obstore does not read the AWS configuration files, so this function reads them.
 
     Returns:
-        The keys of the profile. The dict is empty if the environment contains keys. It is also
-        empty if only the default profile is selected and the files do not configure it. In both
-        cases, obstore uses its own sources. None means that the profile gets its keys in another
-        way, such as single sign-on, another role or a program.
+        The keys of the profile, for example {"access_key_id": "…", "secret_access_key": "…"}. The
+        dict is empty if the environment contains keys. It is also empty if the default profile is
+        selected and the files do not say how it gets its keys. In both cases, obstore finds the
+        keys itself. The result is None if the profile gets its keys in another way, such as single
+        sign-on, another role or a program.
 
     Raises:
         StorageError: If a configuration file cannot be parsed.
@@ -152,13 +155,13 @@ def _keys_of_profile() -> dict[str, str] | None:
 def _put_if_none(kind: str, bucket: str, **options: str) -> "PutIfNone | None":
     """Return a function that writes an object only if it does not exist.
 
-    The function takes a path and the data, and returns whether it wrote the object. The store
-    decides this atomically.
+    The returned function takes a path and the data, and returns whether it wrote the object. The
+    store checks and writes in one atomic step.
 
     Returns:
         The function, or None if obstore does not support the credentials. The result is also None
-        in a forked process, if its parent already called this function. obstore's threads exist
-        only in the parent, so the child would wait for them forever.
+        in a forked process whose parent already called `_put_if_none`. obstore's threads exist only
+        in the parent, so the forked process would wait for them forever.
     """
     global _process
     if _process not in (None, os.getpid()):
@@ -193,7 +196,10 @@ def _put_if_none(kind: str, bucket: str, **options: str) -> "PutIfNone | None":
 
 
 class _Arrow:
-    """A pyarrow file system, extended by conditional writes, which pyarrow does not support."""
+    """A pyarrow file system with conditional writes by obstore.
+
+    pyarrow does not support conditional writes.
+    """
 
     def __init__(self, files: Any, put_if_none: "Callable[[], PutIfNone | None]"):
         self._files = files
