@@ -434,8 +434,8 @@ def absolute_prefix(prefix: str) -> str:
 def named_twice(sources: Sequence[Source], found: Sequence[Files]) -> str:
     """Return a message about files that are read twice, or an empty string.
 
-    A file may be read under two names or in two sources. There is no message if two sources read
-    the same file but their hash splits (`sample`) select different documents.
+    A file may be read under two names or in two sources. Two sources that read the same file cause
+    no message if their hash splits (`sample`) select different documents.
     """
     # Equal numbers mean the same file.
     known = np.concatenate(
@@ -569,7 +569,7 @@ def _below(root: str, out: str, names: Sequence[str]) -> list[list[str]]:
 
     If `out` is below `root`, one of these paths is direct. Another path may lead through a folder
     of the files in `names`, if this folder is a link to `out` or to a folder above `out`. The
-    result is empty if there is no path.
+    result is empty if no path exists.
     """
     if is_url(root):
         parts, above = out.rstrip("/").split("/"), root.split("/")

@@ -434,7 +434,7 @@ def _instead_of_content(messages: Any, template: str) -> str:
     """Return the first key of a message that contains a text which the template would ignore.
 
     Only messages without content and without tool calls are searched. A text is ignored if the
-    template does not contain its key. The result is "" if there is no such text.
+    template does not contain its key. Without such a text, the result is "".
     """
     for message in messages if isinstance(messages, list) else ():
         if (
@@ -563,7 +563,7 @@ def _mistake_of_line_ends(begin: bytes) -> str:
 
 
 def _mistake_of_token_lines(look: _Look, begin: bytes, whole: bool) -> str:
-    """Return a message about a mistake in a file of token ids, or "" if none is found.
+    """Return a message about a mistake in a file of token ids, or "" without a mistake.
 
     `begin` is the start of the file, and `whole` says whether it is the whole file.
     """
@@ -696,7 +696,7 @@ class _LineCounts:
 
 
 def _mistake_of_lines(look: _Look, begin: bytes, whole: bool) -> str:
-    """Return a message about a mistake in a file of texts or messages, or "" if none is found.
+    """Return a message about a mistake in a file of texts or messages, or "" without a mistake.
 
     `begin` is the start of the file, and `whole` says whether it is the whole file.
     """

@@ -171,7 +171,7 @@ class PlannedSource:
         return weights
 
     def order(self, uses: range) -> np.ndarray:
-        """Return the indices of the P splits in the order in which each pass reads them.
+        """Return the indices of the P splits in the reading order of each pass.
 
         The result is int32 or int64[len(uses), P]. The order is random and depends on the seed,
         the source's name and the pass. With `in_order`, it is the file order.
@@ -250,8 +250,9 @@ class PlannedSource:
                 method `places` returns.
 
         Yields:
-            (piece, use, lo, hi, weight): the index of the split, the number of the pass, the
-            interval [lo, hi) of the split's weight that the shard reads, and the weight.
+            (piece, use, lo, hi, weight). `piece` is the index of the split, `use` the number of the
+            pass, and `weight` the split's weight. The shard reads the interval [lo, hi) of the
+            weight.
         """
         pieces, ends = self._list
         begin, end = (b * self.weight // shards for b in (shard, shard + 1))
@@ -380,7 +381,7 @@ def other_store(name: str, store: Any, planned: str | None) -> str:
 def pieces_of_all_uses(sources: Sequence[PlannedSource]) -> int:
     """Return the number of splits of all sources, with each split counted once per pass.
 
-    A pass over fewer than PIECES_OF_A_USE splits counts as PIECES_OF_A_USE splits.
+    A pass that reads fewer than PIECES_OF_A_USE splits counts as PIECES_OF_A_USE splits.
     """
     return sum(source.uses * max(PIECES_OF_A_USE, len(source.pieces)) for source in sources)
 

@@ -105,8 +105,8 @@ class FormatModule(Protocol):
     def bytes_per_token(self, part: Slice, text_key: str) -> float | None:
         """Return the content bytes per token in the file or split that the work range `part` reads.
 
-        The result is None if it is unknown. Only formats with numbered documents of tokens provide
-        this function.
+        Return None if this number is unknown. Only formats with numbered documents of tokens
+        provide this function.
         """
 
     def numbers(self, part: Slice, decoders: Decoders) -> range:
@@ -363,7 +363,7 @@ def bytes_per_token(part: Slice, text_key: str) -> float | None:
 
     The function is for formats with numbered documents of tokens. For Arrow, the data is the record
     batch. For a pair of Megatron files, it is the pair. For Parquet, the result is always
-    TOKEN_TEXT_BYTES. It is None if a record batch contains no token ids.
+    TOKEN_TEXT_BYTES. Return None if a record batch contains no token ids.
     """
     return FORMATS[part.format].module.bytes_per_token(part, text_key)
 

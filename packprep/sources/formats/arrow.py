@@ -106,7 +106,7 @@ def numbers(part: Slice, decoders: Decoders) -> range:
 def bytes_per_token(part: Slice, text_key: str) -> float | None:
     """Return the bytes per token id in the record batch that the work range `part` belongs to.
 
-    The result is None if the record batch contains no token ids.
+    Return None if the record batch contains no token ids.
     """
     with _opened(part.path, part.size) as file:
         index = _index(file, part.size)
@@ -122,7 +122,7 @@ def _columns(
 ) -> dict[str, pa.Array]:
     """Return key → values for the record batch that the work range `part` belongs to.
 
-    The keys are those that `find_columns` or `find_token_columns` selects.
+    `find_columns` or `find_token_columns` selects the keys.
     """
     source.seek(0)  # At a URL, this is the same file object that the index was read from.
     schema = (pa.ipc.open_stream if index.is_stream else pa.ipc.open_file)(source).schema
@@ -289,7 +289,7 @@ def _largest_decompressed(file: BinaryIO, at: int) -> int:
 def _read_message(file: BinaryIO, at: int) -> tuple[bytes, int] | None:
     """Return (header bytes, file offset of the body) of the message at byte `at`.
 
-    The result is None if the end-of-stream mark is at byte `at`.
+    Return None if the end-of-stream mark is at byte `at`.
     """
     mark, n_bytes = struct.unpack("<II", _read(file, at, 8))
     begin = at + 8
@@ -316,9 +316,9 @@ def _block_offsets(footer: bytes, at: int) -> list[int]:
 
 
 def _table(data: bytes, at: int) -> int:
-    """Return the index in `data` of the FlatBuffers table or vector to which an offset points.
+    """Return the target of the FlatBuffers offset at index `at` of `data`.
 
-    The offset is at index `at` of `data`.
+    The target is a table or a vector, and the result is its index in `data`.
     """
     return at + int(struct.unpack_from("<I", data, at)[0])
 

@@ -189,9 +189,9 @@ class Batch(NamedTuple):
         files: int32[n], index of each document's file.
         positions: int64[n], strictly increasing within one file.
         rejects: The rejected documents.
-        supervision: Maps a document's number in the batch to its `Supervision`. Documents without
-            loss_spans, a layout, a weight and media are missing, and so are all documents if these
-            fields were not requested. A document without a text has "" in `texts`.
+        supervision: Maps a document's number in the batch to its `Supervision`. Only documents with
+            loss_spans, a layout, a weight or media are in it. It is empty if these fields were not
+            requested. A document without a text has "" in `texts`.
         tokens: The n documents of a token source. `texts` and `supervision` are then empty. None
             for a text source.
         weights: Maps a document's number in a token batch to its weight, if the weight is not 1.

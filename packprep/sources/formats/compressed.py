@@ -118,7 +118,7 @@ def decompressed(
         size: Planned size of the file in bytes.
         compression: "gzip" or "zstd".
         step_bytes: Compressed bytes per step.
-        begins: Array to which the stream position of each step's start is appended, or None.
+        begins: Array that receives the stream position of each step's start, or None.
 
     Raises:
         SourceError: If the file is missing, changed, corrupt or truncated.
@@ -236,8 +236,8 @@ class Cursor:
 class Decoders:
     """Open files and indexes that a process keeps from one work range to the next.
 
-    Adjacent work ranges then read a file only once. This affects only the speed. At most `capacity`
-    files are kept open. A file that has changed is read again from its start.
+    Adjacent work ranges then read a file only once. This affects only the speed. The number of open
+    files is at most `capacity`. A file that has changed is read again from its start.
     """
 
     capacity: int = 8

@@ -151,7 +151,7 @@ class Fields:
         return cls(source.messages_key, source.tools_key, source.messages_format, kinds)
 
     def key_of(self, field: str) -> str:
-        """Return the key at which records of this source have the layout field `field`.
+        """Return the key of the layout field `field` in records of this source.
 
         For the field "messages", this is `messages_key`.
         """

@@ -330,8 +330,8 @@ def _whole_decoder(
 ) -> msgspec.json.Decoder[Any] | None:
     """Return a decoder that refuses records with keys that do not occur in `lines`.
 
-    It also refuses a record with a value at a key in `fields`. The result is None if `lines` have
-    many, long or nested values besides the text. Then it is faster to skip these values.
+    It also refuses a record with a value at a key in `fields`. Return None if `lines` have many,
+    long or nested values besides the text. Then it is faster to skip these values.
     """
     names: dict[str, None] = {}
     for line in lines:
@@ -550,7 +550,7 @@ def byte_blocks(path: str, size: int, begin: int, end: int) -> Iterator[Block]:
 def take_lines(cursor: Cursor, begin: int, end: int, max_bytes: int) -> Iterator[Lines]:
     """Yield the lines that start in a block with begin ≤ label < end.
 
-    Each `Lines` has at least one line. Blank lines are omitted, and so is a byte order mark at the
+    Each `Lines` has at least one line. The result omits blank lines, and a byte order mark at the
     start of the stream. A line of more than `max_bytes` has size -1 and no data.
 
     After all lines were yielded, another call can continue with the same cursor. Its `begin` is the

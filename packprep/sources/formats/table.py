@@ -206,7 +206,7 @@ def _messages_in(schema: pa.Schema) -> str:
 def _column(path: str, schema: pa.Schema, key: str, text_key: str) -> Column | None:
     """Return the location of a key in a schema. The key belongs to a field other than the text.
 
-    The result is None if the schema does not contain the key, or if the key is `text_key`.
+    Return None if the schema does not contain the key, or if the key is `text_key`.
 
     Raises:
         SourceError: If several columns have this name.
