@@ -1,8 +1,8 @@
 """Estimate the text bytes and tokens of a source from a keyed random sample of its documents.
 
 The estimates are text bytes per byte of a split, tokens per text byte, and the lengths of
-documents. From them follow the number of shards, the passes over a source with a `share`, and the
-weights by which splits are divided among shards. The plan stores the estimates, except the measured
+documents. The plan uses them to compute the number of shards, the number of passes that give
+each source its `share`, and the weights of splits. It stores the estimates, except the measured
 times. If a source has a `share`, the sample grows until the error of the estimated number of tokens
 is small (`precise`).
 """
@@ -158,7 +158,7 @@ def _estimates(ratios: dict[str, int], looks: Sequence[Looked], token_s: float) 
     Args:
         ratios: Maps each format's name to its text bytes per 1024 bytes of a split.
         looks: The sample of each format, in the order of `ratios`.
-        token_s: Seconds on one core to tokenize text that gives one token.
+        token_s: Seconds on one core to produce one token.
     """
     text_bytes = sum(look.text_bytes for look in looks)
     documents = sum(float(look.weights.sum()) for look in looks)

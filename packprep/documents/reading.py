@@ -258,8 +258,8 @@ class Documents:
 def is_bad(reason: str) -> bool:
     """Return whether a document that is rejected for this reason is bad.
 
-    `max_bad_fraction` limits the bad documents. Damaged documents are bad. Documents that a setting
-    of the recipe leaves out, such as `min_tokens`, are not bad.
+    `max_bad_fraction` limits the bad documents. Damaged documents and documents with forbidden
+    special tokens are bad. Documents that a setting such as `min_tokens` leaves out are not bad.
     """
     return reason in BAD_REASONS or reason in TEXT_REASONS or reason == SENTINEL_IN_TEXT
 
@@ -296,9 +296,9 @@ def keeper(source: PlannedSource, use: int, piece: int) -> Keep | None:
     """Return the selector of the documents that a pass keeps from a split, or None to keep all.
 
     The hash split (`sample`) and a fractional `repeat` leave out documents. With a fractional
-    `repeat`, the selector of the last pass is a `Choice`. A split of text files is an exception:
-    the sizes of its documents are in the plan, so `keeper` calls the Choice itself and returns a
-    function that looks up the result.
+    `repeat`, the selector of the last pass is a `Choice`. A split of text files is an exception,
+    because the plan contains the sizes of its documents. Then `keeper` calls the Choice itself, and
+    returns a function that looks up the results.
 
     Args:
         source: The planned source.
@@ -871,7 +871,7 @@ def text_digest(
 def _differs(
     engine: Engine, source: PlannedSource, file: int, position: int, found: EngineDifference
 ) -> BuildError:
-    """Return the error for a document to which engine and reference give different ids."""
+    """Return the error for a document if the engine's ids differ from the reference's ids."""
     name = source.files.names[file - source.first_file]
     return BuildError(
         f"engine {engine.name} {engine.version} differs from the reference in the document at"

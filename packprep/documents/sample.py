@@ -322,8 +322,8 @@ def _document(
 ) -> tuple[str, Any] | None:
     """Return (text, conversation) of a line, or None if the line is blank, rejected or too large.
 
-    `conversation` is None if the line is not supervised. If the line is rejected and `rejects` is a
-    list, a `Reject` with `position` is appended to `rejects`.
+    A line that is not supervised has None as `conversation`. If the line is rejected and `rejects`
+    is a list, a `Reject` with `position` is appended to `rejects`.
     """
     outcome = decode(line) if line and len(line) <= MAX_LINE_BYTES and not line.isspace() else None
     if isinstance(outcome, Supervision) and supervise is not None:
@@ -557,7 +557,7 @@ def _error_of_rates(
 def _fields(source: PlannedSource, supervise: Supervise | None) -> Fields | None:
     """Return the fields to read in addition to the text.
 
-    The result is None if `supervise` is None, because only the text is then read.
+    If `supervise` is None, only the text is read, and the result is None.
     """
     return Fields.of(source.source, source.kinds) if supervise is not None else None
 
@@ -672,8 +672,8 @@ def _note(
             order of `key`.
 
     Returns:
-        What the estimate would be for each file that was read, for a comparison with its measured
-        size. The list is empty if all files were read.
+        The estimate of each file that was read, made as for the other files. A comparison with the
+        measured sizes shows the error. The list is empty if all files were read.
     """
     ordered = pieces[permute(np.arange(len(pieces)), len(pieces), key)].astype(np.int64)
     in_order: list[int] = source.pieces.at(ordered).file.tolist()
@@ -697,7 +697,7 @@ _ALL = 1 << 20
 
 
 def _parts_of_begin(stored: int) -> int:
-    """Return which fraction of a split its first PIECE_TEXT_BYTES are.
+    """Return the size of a split's first PIECE_TEXT_BYTES as a fraction of the split.
 
     The fraction is an integer in units of 1 / _ALL. `stored` is the stored bytes of the split.
     """
@@ -734,8 +734,8 @@ def _begin(
 def _some(looks: Iterator[Look]) -> tuple[Look, float]:
     """Return (documents, fraction): the first documents of `looks`, to limit the memory.
 
-    At most about HELD_BYTES of text and HELD_DOCUMENTS documents are returned. `fraction` is the
-    part of the text bytes in `looks` that these documents have.
+    They have about HELD_BYTES of text and HELD_DOCUMENTS documents at most. `fraction` is the part
+    of the text bytes in `looks` that these documents have.
     """
     texts: list[str] = []
     conversations: list[Any] = []
@@ -758,8 +758,8 @@ def _texts_of(
 ) -> tuple[Look, float]:
     """Decode at most the first HELD_DOCUMENTS of `lines`, and return (documents, fraction).
 
-    `fraction` is the part of the bytes in `lines` that was decoded. The documents and rejects are
-    counted in `tally`, unless it is None.
+    `fraction` is the part of the bytes in `lines` that was decoded. If there is a `tally`, it
+    counts the documents and rejects.
     """
     *first_lines, rest = lines.removeprefix(BOM).split(b"\n", HELD_DOCUMENTS)
     share = 1 - len(rest) / len(lines) if len(first_lines) == HELD_DOCUMENTS else 1.0
@@ -882,7 +882,7 @@ def _read_tokens(
         settings: `[documents]` in the recipe.
         vocabulary: The vocabulary of the tokenizer.
         piece: Index of the split in the source.
-        room: Number of documents after which further batches are ignored.
+        room: Maximum number of documents. If it is reached, further batches are ignored.
     """
     source, tally = sampling.source, sampling.tally
     split = source.pieces.at(np.array([piece]))

@@ -1,9 +1,9 @@
 """Write and read token stores: the tokenized documents of a recipe's sources, in file order.
 
-Datasets can be built from a token store instead of source files. A store has files with the same
-names as those of a dataset, and `kind = "store"` in plan.json and dataset.json. It contains each
-document of its sources once. Reading a work range from the store gives the same documents as
-reading the source file:
+Datasets can be built from a token store instead of source files. A store has the same file names as
+a dataset, and `kind = "store"` in plan.json and dataset.json. It contains each document of its
+sources once. Reading a work range from the store gives the same documents as reading the source
+file:
 
     work range of a split ─► shards that contain the split ─► documents that start in the work range
 
@@ -180,7 +180,7 @@ class StoredDocuments(NamedTuple):
 
 @dataclass
 class _Columns:
-    """The arrays of one shard, to which each work range adds its values."""
+    """The arrays of one shard. The values of each work range are added to them."""
 
     of: dict[str, list[np.ndarray]] = field(default_factory=dict)
     documents: int = 0
@@ -362,7 +362,7 @@ def _rejects_of(reads: Sequence[ReadDocuments]) -> list[tuple[int, str, str]]:
 def _units(part: Slice, positions: np.ndarray, decoders: Decoders) -> tuple[np.ndarray, int]:
     """Return (units, count) for the n documents of a work range at `positions`.
 
-    `units`, int64[n], has the number of the unit in which each document starts. `count` is the
+    `units`, int64[n], has the number of each document's first unit in the split. `count` is the
     number of units in the whole split. The docstring of this module defines units.
     """
     how = position_of(part.format, part.compression)
@@ -379,7 +379,7 @@ def _units(part: Slice, positions: np.ndarray, decoders: Decoders) -> tuple[np.n
 
 
 def _names(needed: Iterable[bool]) -> list[str]:
-    """Return the names of a shard's arrays, in the order in which they are stored.
+    """Return the names of a shard's arrays, in the order of the file.
 
     `needed` has one bool for each group of arrays in _OPTIONAL_TYPES. It says whether the shard has
     the arrays of this group.
@@ -635,7 +635,7 @@ def special_texts(vocabulary: Vocabulary) -> set[tuple[int, str]]:
 
 
 class TokenStore:
-    """An open token store, from which work ranges are read instead of from source files."""
+    """An open token store. It replaces the source files when work ranges are read."""
 
     def __init__(self, folder: Folder, plan: Any, manifest: Manifest):
         """Open a store.
