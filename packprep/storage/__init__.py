@@ -112,7 +112,7 @@ class Folder(Protocol):
 
         Args:
             of_process: Remove only the temporary files of the process with this ID on this host.
-                None removes those of all processes.
+                With None, remove the temporary files of all processes.
         """
 
     def each(self, do: Callable[["Folder", int], T], shards: Sequence[int]) -> Iterator[T]:
@@ -146,7 +146,7 @@ class LocalCopy:
 
     @property
     def is_copy(self) -> bool:
-        """Return whether this is a folder for copies, in which `fetch` must create each file."""
+        """Return whether this is a folder for copies. `fetch` must then create each file."""
         return self.folder != self.out.location
 
     def fetch(self, *names: str) -> None:
@@ -221,7 +221,7 @@ def in_int64(time: int) -> int:
 
 
 def refuse_nested(directory: Folder, out: Folder) -> None:
-    """Check that the output `out` is not inside the dataset `directory`, from which it is built.
+    """Check that the output `out` is not inside the dataset `directory` that it is built from.
 
     Raises:
         RecipeError: If `out` is `directory` or a folder below it.

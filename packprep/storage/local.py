@@ -149,7 +149,7 @@ def _make_folder(folder: Path) -> None:
 def _flush_folder(folder: Path, top: Path | None = None) -> None:
     """Flush a folder to disk, so that its entries survive a power failure.
 
-    Unless `top` is None, its parents up to the folder `top` are also flushed.
+    With `top`, its parents up to the folder `top` are also flushed.
     """
     while True:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -261,10 +261,10 @@ def remove_temporaries(
 
     Args:
         folder: Folder to search. Its subfolders are not searched.
-        name: Remove only temporary files for the file with this name. None removes those of all
-            files.
-        of_process: Remove only temporary files of the process with this ID on this host. None
-            removes those of all processes.
+        name: Remove only temporary files for the file with this name. With None, remove the
+            temporary files for all files.
+        of_process: Remove only temporary files of the process with this ID on this host. With None,
+            remove the temporary files of all processes.
     """
     pattern = f".{glob.escape(name)}.*.tmp" if name else TEMPORARIES
     for temporary in folder.glob(pattern):

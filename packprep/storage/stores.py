@@ -125,7 +125,7 @@ def _keys_of_profile() -> dict[str, str] | None:
         The keys of the profile, for example {"access_key_id": "…", "secret_access_key": "…"}. The
         dict is empty if the environment contains keys. It is also empty if the default profile is
         selected and the files do not say how it gets its keys. In both cases, obstore finds the
-        keys itself. The result is None if the profile gets its keys in another way, such as single
+        keys itself. None means that the profile gets its keys in another way, such as single
         sign-on, another role or a program.
 
     Raises:
