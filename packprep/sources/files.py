@@ -512,11 +512,11 @@ def odd_files(sources: Sequence[Source], found: Sequence[Files]) -> list[str]:
 def _overlap(
     sources: Sequence[Source], found: Sequence[Files], a: tuple[int, int], b: tuple[int, int]
 ) -> bool:
-    """Return whether a document of a file may be read twice, because `a` and `b` are this file.
+    """Return whether two entries of the same file may give the same document.
 
-    `a` and `b` are (index of the source, index of the file in the source). They read different
-    documents if the file has the same name in both, and the hash splits (`sample`) of their sources
-    do not overlap.
+    The entries `a` and `b` are (index of the source, index of the file in the source). They give
+    different documents if both have the same file name, and the hash splits (`sample`) of their
+    sources do not overlap.
     """
     (low, high), (other_low, other_high) = sources[a[0]].sample, sources[b[0]].sample
     # `sample` selects documents by the file's name, so equal names have comparable ranges.

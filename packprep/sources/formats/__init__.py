@@ -98,8 +98,8 @@ class FormatModule(Protocol):
         """Return a function that decodes a line.
 
         The returned function takes the bytes of a line. It returns a text, a `Supervision`, or a
-        (reject reason, detail) pair. Only formats with a text in each line (`Format.position` is
-        "byte") provide `line_decoder`.
+        (reject reason, detail) pair. Only formats with a text in each line provide `line_decoder`:
+        their `position` is "byte", and they hold "texts".
         """
 
     def bytes_per_token(self, part: Slice, text_key: str) -> float | None:

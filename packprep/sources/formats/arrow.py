@@ -328,9 +328,9 @@ def _root(data: bytes) -> int:
 
 
 def _field(data: bytes, table: int, k: int) -> int:
-    """Return the offset of field `k` of the FlatBuffers table at `table`, or 0 without the field.
+    """Return the index in `data` of field `k` of the FlatBuffers table at index `table`.
 
-    Both offsets are indices into `data`.
+    Return 0 if the table does not have the field.
     """
     vtable = table - struct.unpack_from("<i", data, table)[0]
     (vtable_bytes,) = struct.unpack_from("<H", data, vtable)

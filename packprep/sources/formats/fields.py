@@ -182,7 +182,7 @@ class Fields:
         """Return whether the field at `key` is read even if the record has a text.
 
         This is the case for loss_spans, weight, messages, and optional fields of all layouts, such
-        as tools. It is the case for media if there are media kinds.
+        as tools. With media kinds, it is also the case for media.
         """
         own = (LOSS_SPANS, MEDIA) if self.kinds else (LOSS_SPANS,)
         return key in (*own, *map(self.key_of, (*LAYOUTS[0].needs, *_COMMON)))
