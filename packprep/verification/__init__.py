@@ -182,9 +182,10 @@ class Result(NamedTuple):
     Attributes:
         faults: The faults that were found.
         ledger: The ledger of the shard's receipt, or None if the receipt is invalid.
-        replayed: Number of rebuilt segments, or of documents in a token store. None if a whole
-            shard was to be rebuilt, but a source changed.
-        runs: The parts of files that the shard read, or None if they are unknown.
+        replayed: Number of rebuilt segments, or of rebuilt documents of a token store. None if a
+            whole shard was to be rebuilt, but a source changed.
+        runs: The result of `check_documents`, or None if damage prevents this check. Also None for
+            a token store.
     """
 
     faults: Faults
@@ -227,16 +228,17 @@ def verify_dataset(
         array: Index and count of this array task.
         workers: Number of processes. 0 runs in this process.
         progress: Shows the progress.
-        only: Ascending numbers of the shards to check among this task's shards, or None for all.
-            Only the receipts of other shards are read, for the sum of the ledgers.
-        replay_seed: Seed that selects the segments of `replay`.
-        recipe: A completed recipe that the dataset should have, or None.
+        only: Numbers of the shards to check, ascending. Shards of other array tasks are ignored.
+            None checks all shards of this task. For a shard that is not checked, only the receipt
+            is read, because the ledgers of all shards are added up.
+        replay_seed: Random seed for choosing the segments to rebuild, if `replay` is their number.
+        recipe: The recipe to compare with the plan, as `cli.arguments` completes it, or None.
         epoch: Above 0, check the rows as the loader resamples them in this epoch.
 
     Returns:
         A dict with the keys directory, kind, epoch, shards, rows, segments, tokens, replayed,
-        faults (their number) and listed (the listed faults). It also has replay_seed if `replay` is
-        a number of segments.
+        faults (the number of faults) and listed (descriptions of the faults, at most `MAX_LISTED`
+        per invariant and file). It also has replay_seed if `replay` is a number of segments.
 
     Raises:
         ArgumentError: If `epoch` is out of range, or a task cannot be resampled.
@@ -391,7 +393,7 @@ def _check_together(
     Args:
         check: The dataset.
         results: Shard number → result.
-        ledgers: The ledgers of the shards without a result, or None to skip P16 and P22.
+        ledgers: The ledgers of the shards that are not in `results`, or None to skip P16 and P22.
     """
     plan, faults = check.plan, check.faults
     for result in results.values():
@@ -510,7 +512,7 @@ def _arrays_of(
     """Check the arrays of one shard in an epoch, and return them.
 
     All invariants of arrays are checked: P3 to P15, P18 to P20 and P23 to P25. Return None if a
-    fault prevents inverting or counting the segments.
+    fault prevents restoring the original tokens of the segments, or counting them.
 
     Args:
         directory: Directory of the dataset.
@@ -605,10 +607,11 @@ def _check_counts(
 
 
 def _counted(plan: Plan, segments: Segments) -> dict[str, dict[str, dict[str, int]]]:
-    """Return {"sources": {name: counts}, "tasks": {name: counts}} of the segments with tokens.
+    """Count the segments that have tokens, by source and by task.
 
-    The keys of the counts are segments, tokens and slots, as in the ledger. A source also has
-    counts of the slots with a weight other than 1, and of the media slots.
+    Return {"sources": {name: counts}, "tasks": {name: counts}}. The counts are {"segments": …,
+    "tokens": …, "slots": …}, with the keys of the ledger. The counts of a source also have the
+    number of slots with a weight other than 1, and the number of media slots.
     """
     within = {WEIGHTED: segments.weighted_slots(), MEDIA: segments.media_slots()}
     counts: dict[str, dict[str, dict[str, int]]] = {"sources": {}, "tasks": {}}

@@ -139,8 +139,8 @@ def check_arrays(plan: Plan, arrays: Arrays, file: str, faults: Faults, epoch: i
         epoch: The epoch for which the noise of the arrays was drawn.
 
     Returns:
-        False if a fault prevents inverting the segments or counting their tokens. Other faults do
-        not change the result.
+        False if a fault prevents restoring the original tokens of the segments, or counting them.
+        Otherwise True, even if other faults were found.
     """
     recipe = plan.recipe
     if not check_structure(arrays, file, recipe.seq_length, recipe.packing.pad_seq_to_mult, faults):
@@ -169,10 +169,10 @@ def check_arrays(plan: Plan, arrays: Arrays, file: str, faults: Faults, epoch: i
 
 
 def _with_derived(check: ShardCheck) -> Arrays:
-    """Return the shard's arrays, and add the ones that a compact shard omits.
+    """Return the shard's arrays, together with the arrays that a compact shard omits.
 
-    They are `segment_ids`, `loss_mask`, and `labels` if a task predicts at the same position. The
-    loader derives these arrays in the same way.
+    A compact shard omits `segment_ids`, `loss_mask`, and `labels` if a task predicts at the same
+    position. They are derived in the same way as in the loader.
     """
     arrays, segments, first_slots = check.arrays, check.segments, check.first_slots
     shape, size, derived = arrays["tokens"].shape, arrays["tokens"].size, {}
@@ -267,9 +267,10 @@ def _check_headers(check: ShardCheck) -> bool:
 
 
 def _may_have_task(check: ShardCheck) -> np.ndarray:
-    """Return whether the task of each segment is possible, bool[m].
+    """Return which segments have a task that the build could have given to them, bool[m].
 
-    A segment must have the task that its key draws, or `too_short` if it has few tokens.
+    The build gives a segment the task that the segment's key draws, or `too_short` if the segment
+    has few tokens.
     """
     plan, segments = check.plan, check.segments
     is_too_short = segments.task == plan.too_short
@@ -284,7 +285,10 @@ def _may_have_task(check: ShardCheck) -> np.ndarray:
 
 
 def _file_keys(plan: Plan, files: np.ndarray) -> np.ndarray:
-    """Return the key of each file, uint64[n]. `files` has indices into the plan's files."""
+    """Return the keys from which `segment_key` derives the keys of segments, uint64[n].
+
+    There is one key per file. `files` has the indices of the n files in the plan.
+    """
     numbers, inverse = np.unique(files, return_inverse=True)
     first = np.array([source.first_file for source in plan.sources])
     keys = np.zeros(len(numbers), np.uint64)
@@ -295,10 +299,10 @@ def _file_keys(plan: Plan, files: np.ndarray) -> np.ndarray:
 
 
 def _kept(check: ShardCheck) -> np.ndarray:
-    """Return whether the plan keeps each segment's document in the segment's pass, bool[m].
+    """Return False for segments whose document is excluded from their pass by the plan, bool[m].
 
-    The plan determines which documents `sample` keeps. For text files, it also determines which
-    documents a fractional `repeat` keeps.
+    The plan determines which documents `sample` excludes. For text files, it also determines which
+    documents a fractional `repeat` excludes.
     """
     segments = check.segments
     kept = np.ones(len(segments), np.bool_)
@@ -391,9 +395,10 @@ def _prefixes(check: ShardCheck) -> np.ndarray:
 
 
 def _original(check: ShardCheck, is_label: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """Return the original tokens at `slots`, indices into the flattened rows, int64[k].
+    """Return the original tokens of k slots, int64[k].
 
-    The originals are in `labels` where `is_label` (bool[k]) is set, and in `tokens` elsewhere.
+    `slots` has the indices of the slots in the flattened rows. `is_label`, bool[k], is True for
+    slots whose original token is in `labels`. For other slots, it is in `tokens`.
     """
     tokens = check.flat("tokens")[slots].astype(np.int64)
     if not is_label.any():
@@ -402,7 +407,7 @@ def _original(check: ShardCheck, is_label: np.ndarray, slots: np.ndarray) -> np.
 
 
 def _check_repeated(check: ShardCheck) -> None:
-    """Check P19: tokens that a later chunk repeats from its document's start are not trained."""
+    """Check P19: if a chunk repeats the first tokens of its document, they are not trained."""
     segments = check.segments
     if segments.trained is None:
         return
@@ -416,7 +421,7 @@ def _check_repeated(check: ShardCheck) -> None:
 
 
 def _check_coverage(check: ShardCheck) -> None:
-    """Check P15: the segments with tokens of a document cover it without gap or overlap.
+    """Check P15: the segments that have tokens cover each document without gap or overlap.
 
     If the recipe adds eos only after documents, also check P12: only a document's last segment has
     an eos.
@@ -460,14 +465,15 @@ def _check_coverage(check: ShardCheck) -> None:
 def _may_be_limited(check: ShardCheck, ordered: Segments, goes_on: np.ndarray) -> np.ndarray:
     """Return which segments may belong to documents with trained ranges, bool[m].
 
-    Such documents draw among fewer tasks. So a document may have trained ranges only if each of its
-    segments has the task of this draw or is very short. The stored ranges cannot identify these
-    documents, because a completely trained chunk looks like a chunk of any other document.
+    For a document with trained ranges, tasks are drawn from a smaller set. A segment may belong to
+    such a document only if every segment of its document has the task that is drawn from this set,
+    or is very short. The stored ranges do not answer the question, because a completely trained
+    chunk looks like a chunk of a document without trained ranges.
 
     Args:
         check: The shard that is checked.
         ordered: The segments, sorted by document.
-        goes_on: Whether the next segment is of the same document, bool[m].
+        goes_on: bool[m], True for a segment that is followed by a segment of the same document.
     """
     in_order = check.replace(segments=ordered)
     drawn = _drawn(in_order, thresholds(check.plan.recipe, supervised=True))
@@ -585,7 +591,8 @@ def check_noise(check: ShardCheck) -> Blocks:
     """Check P18: the stored noise equals the noise recomputed from labels and keys.
 
     Equality also proves that only candidate slots are corrupted. For block diffusion, also check
-    P10: the labels agree with the clean tokens x_0. Return the recomputed blocks.
+    P10: the labels agree with the clean tokens x_0. Return the recomputed blocks, as described at
+    `Blocks`.
     """
     blocks: Blocks = []
     if not check.in_place.any():
@@ -676,7 +683,7 @@ def check_same_tokens(
     faults: Faults,
     epoch: int,
 ) -> None:
-    """Check P17: inverting a shard's resampled arrays gives the same tokens as its stored arrays.
+    """Check P17: the resampled and the stored arrays of a shard have the same original tokens.
 
     Args:
         plan: The dataset's plan.

@@ -1,4 +1,4 @@
-"""Check P21: in each pass, every document is in the segments of one shard, or in its rejects.
+"""Check P21: in each pass, one shard has every document, in its segments or in its rejects file.
 
 Without the sources, the documents of a shard are compared with the plan. The plan determines the
 files, text files and byte ranges of line files that each shard reads. Row numbers of a table must
@@ -44,7 +44,7 @@ _RECORD = {"source": str, "file": str, "position": int, "repeat": int, "reason":
 
 
 class Locations(NamedTuple):
-    """Documents in their passes, sorted by file, pass and position. Each column is int64[k].
+    """The locations of documents, sorted by file, pass and position. Each column is int64[k].
 
     Attributes:
         file: Index into the plan's files.
@@ -62,7 +62,7 @@ class Locations(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """Parts of files that one shard read. Each column is int64[k].
+    """Parts of files from which one shard was built. Each column is int64[k].
 
     Attributes:
         file: Index into the plan's files.
@@ -121,7 +121,7 @@ def read_rejects(
     faults: Faults,
     reason: str | None = None,
 ) -> Locations | None:
-    """Return the documents in a shard's rejects, or None if the file cannot be read.
+    """Return the documents in a shard's rejects file, or None if the file cannot be read.
 
     A record is a fault if its document is not in the plan, or if its reason is unknown. P1 or P2
     reports an unreadable file.
@@ -187,7 +187,8 @@ def check_documents(
         faults: Receives the faults.
 
     Returns:
-        The parts of files to compare with other shards, for `check_apart`.
+        The parts of compressed files and tables from which the shard was built. `check_apart`
+        compares them with the parts of other shards.
     """
     used = used_documents(arrays)
     owner = sources_of_files(plan)
@@ -237,7 +238,7 @@ def check_apart(plan: Plan, runs: Sequence[tuple[int, Runs]], whole: bool, fault
 
     Args:
         plan: The dataset's plan.
-        runs: Number of each shard, and the parts of files that it read.
+        runs: (number of a shard, the result of `check_documents` for it).
         whole: Whether `runs` has all shards. Otherwise missing table rows are not checked.
         faults: Receives the faults.
     """
@@ -340,12 +341,15 @@ def _is_table(plan: Plan, file: int) -> bool:
 
 
 def _keeps_all(plan: Plan, file: int, use: int) -> bool:
-    """Return whether `sample` and a fractional `repeat` keep all documents in a pass."""
+    """Return whether pass `use` of the file's source has all documents of the source.
+
+    `sample` and a fractional `repeat` may exclude documents.
+    """
     return keeps_all(_source_of(plan, file), use)
 
 
 def in_words(plan: Plan, locations: Locations, i: int) -> str:
-    """Return a readable description of one location."""
+    """Return location i as words, such as "the document at 3 of 'a.jsonl' of web (pass 0)"."""
     file, use, position = (int(column[i]) for column in locations)
     source = _source_of(plan, file)
     return (
@@ -355,7 +359,10 @@ def in_words(plan: Plan, locations: Locations, i: int) -> str:
 
 
 def _extents(plan: Plan, shard: int) -> Iterator[_Extents]:
-    """Yield the ranges that a shard reads, in groups, because a plan may list millions of them."""
+    """Yield the ranges of files that a shard reads according to the plan.
+
+    They are divided among several `_Extents`, because a plan may list millions of ranges.
+    """
     found: list[np.ndarray] = []
 
     def taken() -> _Extents:
@@ -378,10 +385,11 @@ def _extents(plan: Plan, shard: int) -> Iterator[_Extents]:
 
 
 def _whole(source: PlannedSource, locations: range) -> np.ndarray:
-    """Return file, pass, first position and end of n files in completely read splits, int64[4, n].
+    """Return the ranges of the splits that a shard reads completely, int64[4, n].
 
-    `locations` is a result of `source.places`: indices into the list of the source's splits in each
-    pass.
+    The four rows are file, pass, begin and end. A split of several files gives one range per file.
+    `locations` is a result of `source.places`. It has indices into the list of the source's splits
+    in each pass.
     """
     pieces, uses = source.at_places(locations)
     found = source.pieces.at(pieces)
@@ -397,7 +405,10 @@ def _whole(source: PlannedSource, locations: range) -> np.ndarray:
 
 
 def _in_part(slices: Iterable[Slice]) -> np.ndarray:
-    """Return file, pass, first position and end position of n work ranges, int64[4, n]."""
+    """Return the ranges of files that work ranges cover, int64[4, n].
+
+    The four rows are file, pass, begin and end. Empty ranges are omitted.
+    """
     found = []
     for part in slices:
         begin, end = 0, _END
@@ -427,7 +438,7 @@ def _formats(source: PlannedSource) -> np.ndarray:
 
 
 def _uses_of_files(file: Any, use: Any) -> Any:
-    """Return a number for each file and pass. The numbers sort by file, then by pass.
+    """Return one number for each pair of file and pass. It sorts by file, then by pass.
 
     Arguments and result are ints or int64 arrays.
     """
@@ -449,7 +460,7 @@ def _inside(locations: Locations, extents: _Extents) -> np.ndarray:
 
 
 def _groups(locations: Locations) -> list[tuple[int, int, slice]]:
-    """Return (file, pass, slice of its locations) for each file and pass."""
+    """Return (file, pass, slice) for each file and pass. The slice selects their locations."""
     if not len(locations.file):
         return []
     changes = [np.diff(column, prepend=-1) != 0 for column in (locations.file, locations.use)]
@@ -462,10 +473,10 @@ def _groups(locations: Locations) -> list[tuple[int, int, slice]]:
 
 
 def _check_kept(plan: Plan, shard: int, every: Locations, faults: Faults) -> None:
-    """Check P21: the plan keeps each document of `every` in its pass.
+    """Check P21: the plan does not exclude any document of `every` from its pass.
 
-    The plan determines which documents `sample` keeps. For text files, it also determines which
-    documents a fractional `repeat` keeps.
+    The plan determines which documents `sample` excludes. For text files, it also determines which
+    documents a fractional `repeat` excludes.
     """
     # The last pass keeps the fewest documents. If it keeps all of them, every pass does.
     if all(keeps_all(source, source.uses - 1) for source in plan.sources):
@@ -522,7 +533,8 @@ def _runs(
         plan: The dataset's plan.
         shard: Number of the shard.
         every: The documents of the shard's segments and rejects.
-        parts: `_uses_of_files` of a file and pass → number of parts that the shard reads.
+        parts: Number of parts that the shard reads of a file in a pass. The key is the result of
+            `_uses_of_files` for this file and pass.
         faults: Receives the faults.
     """
     found = []

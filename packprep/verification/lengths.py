@@ -127,8 +127,8 @@ def _open(stack: ExitStack, directory: str) -> _Opened:
 def _check_mixture(out: Folder, directories: Sequence[str], faults: Faults) -> None:
     """Check P1 and P2 of mixture.json.
 
-    mixture.json must exist and list the datasets of the build. The share of a dataset is its number
-    of slots.
+    mixture.json must list the datasets of the build. The share of a dataset in it is the dataset's
+    number of slots. The file may be missing only if documents were removed.
     """
     manifests = []
     for directory in directories:
@@ -213,10 +213,14 @@ def _setup(opened: Sequence[_Opened]) -> Do:
 def _compare_shard(opened: Sequence[_Opened], b: int, faults: Faults) -> int:
     """Check that shard b has the same text in every dataset (P2), and divides it correctly (P21).
 
-    With `documents.long = "decompose"`, several datasets may use chunks of a document. The chunks
-    must follow one another without gap or overlap. Otherwise one dataset uses or rejects the
-    document, and all other datasets reject it as `other_length`. With either setting, all datasets
-    may reject a document for another reason.
+    With `documents.long = "decompose"`, the chunks of a document may be in several datasets. The
+    chunks must follow one another without gap or overlap. The datasets without a chunk reject the
+    document as `other_length`.
+
+    Without "decompose", all datasets except one reject the document as `other_length`. This one
+    dataset uses the document, or rejects it for another reason.
+
+    With every setting, a document may also be rejected by all datasets for another reason.
 
     Returns:
         The number of documents, counting each pass.
@@ -302,7 +306,8 @@ def _check_pieces(
 ) -> None:
     """Check P21 of decomposed documents: their chunks have no gap and no overlap.
 
-    The ledger of each dataset must also count the tokens in the other datasets as `other_length`.
+    The ledger of each dataset must also count the tokens that the other datasets use, or have
+    removed, as `other_length`.
 
     Args:
         opened: The datasets.

@@ -137,10 +137,10 @@ def check_manifest(directory: Path, plan: Plan, manifest: Manifest, faults: Faul
 def check_replaced(
     stored: Mapping[str, Any], plan: Plan, manifest: Manifest, faults: Faults
 ) -> None:
-    """Check P2 of the plan's list of datasets that this dataset replaces.
+    """Check P2 of `removed.replaces` in plan.json.
 
-    `remove` adds an entry to `removed.replaces` whenever it removes documents. The entry must
-    describe the dataset before this removal.
+    Whenever `remove` removes documents, it adds an entry to this list. The entry must describe the
+    dataset as it was before this removal.
 
     Args:
         stored: The content of plan.json.
@@ -461,10 +461,13 @@ def _worked_out_again(plan: Plan) -> dict[str, Any]:
 
 
 def _vocabulary(plan: Plan) -> Vocabulary:
-    """Remove the added tokens from tokenizer.json, add them again, and return the vocabulary.
+    """Make the vocabulary again from the stored tokenizer.json, and return it.
+
+    The tokens that packprep added to tokenizer.json are removed first. Making the vocabulary adds
+    the tokens that the recipe requires.
 
     Raises:
-        PlanError: If the result differs from the stored tokenizer.json.
+        PlanError: If the new tokenizer.json differs from the stored one.
     """
     recipe, stored = plan.recipe, plan.vocabulary
     found = resolve_again(
@@ -481,10 +484,11 @@ def _vocabulary(plan: Plan) -> Vocabulary:
 
 
 def _check_ratios(source: PlannedSource) -> None:
-    """Check the estimated text bytes per 1024 bytes of each file format of a source.
+    """Check the ratios of a source. A ratio estimates the text bytes in 1024 bytes of a file.
 
     Raises:
-        PlanError: If a ratio is out of range, or no file of the source has the format of a ratio.
+        PlanError: If a ratio is out of range, or is for a file format that no file of the source
+            has.
     """
     formats = {format_name(*kind) for kind in source.files.kinds}
     most = highest_ratio(source)
@@ -556,10 +560,10 @@ def check_inputs(plan: Plan, faults: Faults) -> list[Files | None]:
 
 
 def _check_pieces(source: PlannedSource, names: Sequence[str], faults: Faults) -> Files:
-    """Check that files have the number of splits in the plan, and return the current files.
+    """Check that files have as many splits as in the plan, and return the files as they are now.
 
-    In tables, the text bytes of each split are compared, too. `names` must contain only files that
-    have the size in the plan.
+    For tables, also check that each split has as many text bytes as in the plan. `names` must
+    contain only files that have the same size as in the plan.
     """
     at = {name: i for i, name in enumerate(source.files.names)}
     sizes = source.files.sizes[[at[name] for name in names]]
@@ -617,10 +621,10 @@ def _sampled_again(
 ) -> Iterator[dict[str, Any]]:
     """Yield the estimates that the plan may store for a source, and the sizes of its splits.
 
-    Most sources have one result. A source that was planned from a token store, but is read as text
-    now, has up to three results, and the plan may store any of them. The first is from the token
-    store, if it can be opened. The others are from the text, for a store that was built from local
-    files and for one that was built from a URL. At a URL, the sample has fewer windows.
+    Most sources have one result. A source has up to three results if it was planned from a token
+    store, but is now read as text. The plan may store any of the three. The first comes from the
+    token store, if it can be opened. The second comes from the text, as sampled from local files.
+    The third comes from the text, as sampled at a URL, with fewer windows.
     """
     resolved = {**UNSAMPLED, "repeat": source.repeat, "prefix": planned["prefix"]}
     again = PlannedSource(

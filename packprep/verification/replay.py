@@ -50,8 +50,8 @@ class ShardToReplay(NamedTuple):
 def replay_shard(shard: ShardToReplay, rejects: Locations | None) -> int | None:
     """Rebuild a whole shard, and compare it (P17) and its documents (P21) with the stored shard.
 
-    The rebuilt shard must equal the stored shard. Inverting the stored segments must give the
-    tokens of the documents.
+    The rebuilt shard must equal the stored shard. The original tokens that `restore` finds in the
+    stored segments must be the tokens of the documents.
 
     Args:
         shard: The shard.
@@ -111,7 +111,7 @@ def _compare_arrays(shard: ShardToReplay, rebuilt_arrays: Arrays) -> None:
 
 
 def _check_inverse(shard: ShardToReplay, made: Made) -> None:
-    """Check P17: inverting the stored segments gives the tokens of the rebuilt documents."""
+    """Check P17: `restore` finds the tokens of the rebuilt documents in the stored segments."""
     segments, documents = made.segments, made.documents
     exact = stored_segments(shard.plan, shard.arrays).replace(
         bos=segments.bos,

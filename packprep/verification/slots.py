@@ -81,7 +81,8 @@ class Slots(NamedTuple):
         labels: Label ids.
         segment_ids: Number of the segment in its row, or 0 on padding.
         loss_mask: 1 if the slot is trained.
-        trainable: uint8, 1 if the slot may be trained. Without rows, all slots may be trained.
+        trainable: uint8, 1 if the slot may be trained. If this array has no rows, all slots may be
+            trained.
     """
 
     tokens: np.ndarray
@@ -185,7 +186,11 @@ def _note_padding_slot(rows, row, t, pad, found):
 
 @kernel(inline=True)
 def _note_label(rows, row, t, expected, vocab_size, found):
-    """Record the faults of one slot's label. `expected` is a token id or _NO_RULE."""
+    """Record the faults of one slot's label.
+
+    `expected` is the token id that the label must have. If it is _NO_RULE, the label may differ
+    from the slot's token only if the slot is trained.
+    """
     token, label = np.int64(rows.tokens[row, t]), np.int64(rows.labels[row, t])
     if label < 0 or label >= vocab_size:
         _note(found, 5, row, t, label)
@@ -369,7 +374,7 @@ def check_sides(check: ShardCheck) -> None:
 
 
 def check_media(check: ShardCheck) -> None:
-    """Check P25 of one shard: its media spans, and slot tokens outside them."""
+    """Check P25 of one shard: media spans are valid, and no slot token is outside of them."""
     kinds = np.array([slot for _, slot, _ in check.plan.vocabulary.media.values()])
     tokens = check.flat("tokens")
     inside = np.zeros(len(tokens), np.bool_)

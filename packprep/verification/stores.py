@@ -184,7 +184,7 @@ def _removed(plan: Plan, arrays: Arrays) -> np.ndarray:
 
 
 def _by_source(plan: Plan, arrays: Arrays, counts: np.ndarray) -> dict[str, int]:
-    """Return source name → sum of `counts`, [documents], over the source's documents."""
+    """Return source name → sum of the counts of its documents. `counts` is [documents]."""
     first = np.array([source.first_file for source in plan.sources], np.int64)
     of_part = np.searchsorted(first, arrays["part_file"].astype(np.int64), "right") - 1
     sums = np.bincount(np.repeat(of_part, np.diff(arrays["part_offsets"])), counts, len(first))
