@@ -4,7 +4,7 @@
 manifest ─► summary       totals, packing efficiency, mixture, lengths
 shard ─┬─► row            one row: its segments as text, with the loss marked under each token;
        │                  or one complete segment, with the document's original tokens
-       ├─► document       segments of a document, or why it has none; reading of the first document
+       ├─► document       segments of a document, or why it has none; how document 1 was read
        ├─► search         rows that contain a text
        ├─► difference     differences between two datasets
        └─► report         all of this as one HTML file, with rows to page through

@@ -127,7 +127,7 @@ def write_card(directory: str | os.PathLike | Folder, card: str | os.PathLike) -
         card: Path of the file.
 
     Returns:
-        {card, bytes, directory}.
+        {card, bytes, directory}: the path and the size of the card, and the dataset's directory.
 
     Raises:
         DatasetError: If the dataset cannot be read.
@@ -273,7 +273,7 @@ def _use(name: str) -> Iterator[str]:
 
 
 def versions(made: Mapping[str, Any]) -> str:
-    """Return the versions in a result of `origin`, as in "packprep 0.2.0, python 3.11.7"."""
+    """Return the versions in a result of `origin` as text: "packprep 0.2.0, python 3.11.7"."""
     ordered = sorted(made["made_with"].items(), key=lambda item: (item[0] != "packprep", item))
     return ", ".join(f"{name} {version}".strip() for name, version in ordered)
 

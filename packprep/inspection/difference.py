@@ -40,8 +40,9 @@ def describe_difference(
         A dict with the keys directory, other, equal, recipe, manifest, plan, files, totals, tasks,
         sources, shards, rows and rows_not_compared. The values of recipe, manifest and plan are
         lists of {key, here, there}, with None for a missing key. Differences of the recipe are not
-        repeated in manifest and plan. `equal` is true if a trainer reads the same data from both.
-        It ignores the digests of receipts, and the manifest's keys plan, engine and made_with.
+        repeated in manifest and plan. `equal` is true if a trainer reads the same data from both
+        datasets. Different digests of receipts do not make it false. Nor do different values of
+        the manifest's keys plan, engine and made_with.
 
     Raises:
         ArgumentError: If both are the same dataset.
@@ -95,9 +96,9 @@ def _without(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _own_of_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a plan that the manifest does not repeat, without the files.
+    """Return the entries of plan.json, except the list of files and keys of the manifest.
 
-    `sources` has the values that the plan resolved for each source.
+    `sources` is returned although it is a key of both. Its values in the plan are different.
     """
     return {
         **_without(plan, (*Manifest.__annotations__, "files")),
@@ -133,9 +134,10 @@ def _are_named(value: Any) -> bool:
 
 
 def _files(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return, for each source, how many files are equal, differ in size, or are in only one plan.
+    """Compare the files of two plans by name and size, and return one entry per source.
 
-    Up to MOST_FILES file names accompany each count, except for equal files.
+    An entry is {"source": "web", "same": 7, "changed": {"count": 1, "names": ["a.jsonl"]},
+    "only_here": …, "only_there": …}. Each list of names has at most MOST_FILES names.
     """
     both = [_files_by_source(plan) for plan in (here, there)]
     found = []
@@ -169,7 +171,11 @@ def _files_by_source(plan: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def _totals(here: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Return totals of both datasets, and segments and tokens by task and by source."""
+    """Return the keys totals, tasks and sources, each with [{name, here, there}].
+
+    `totals` has the numbers of rows, segments, documents, tokens and padding slots. `tasks` and
+    `sources` have the numbers of segments and tokens of each task and of each source.
+    """
     both = here, there
 
     def summed(ledger: Mapping[str, Any], *keys: str) -> int:
@@ -217,9 +223,10 @@ def _counts(counts: tuple[int, int] | None) -> dict[str, int] | None:
 
 
 def _shards(here: Sequence[Any], there: Sequence[Any]) -> tuple[dict[str, int], list[int]]:
-    """Return the numbers of equal, differing and unmatched shards, and a list of differing shards.
+    """Compare the digests of shards with the same number.
 
-    Shards with the same number are compared by their digests.
+    Return the counts {equal, differing, only_here, only_there}, and the list of the numbers of the
+    differing shards. Shards are only in one dataset if the datasets have different shard counts.
     """
     both = min(len(here), len(there))
     differing = [i for i in range(both) if here[i]["digest"] != there[i]["digest"]]
@@ -280,10 +287,9 @@ def _first_difference(here: OpenedDataset, there: OpenedDataset, number: int) ->
 
 
 def _difference_of(one: Shard, two: Shard, name: str) -> tuple[int, int, int] | None:
-    """Find the first value of an array that differs between two shards.
+    """Find the first value of the array `name` that differs between two shards.
 
-    Return (row, slot or segment in the row, index on the array's first axis).
-    Return None if all common values are equal.
+    Return its location as `_row_of` does, or None if all values that both arrays have are equal.
     """
     a, b = one.arrays[name], two.arrays[name]
     both = min(len(a), len(b))
@@ -299,7 +305,12 @@ def _difference_of(one: Shard, two: Shard, name: str) -> tuple[int, int, int] | 
 
 
 def _row_of(shard: Shard, name: str, at: int, slot: int) -> tuple[int, int, int]:
-    """Return (row, slot or segment in the row, `at`) for the value at index `at` of an array."""
+    """Return the location of a value of the array `name`: (row, slot or segment, `at`).
+
+    `at` is the value's index on the first axis of the array. The second result is the slot in the
+    row for arrays with one value per slot. For other arrays, it is the index of the segment in the
+    row.
+    """
     offsets = shard.arrays["row_offsets"]
     if shard.arrays[name].shape == (shard.rows, shard.seq_length):
         return at, slot, at
@@ -333,7 +344,10 @@ def _row_of(shard: Shard, name: str, at: int, slot: int) -> tuple[int, int, int]
 
 
 def _begin_of(shard: Shard, row: int, segment: int) -> int:
-    """Return the first slot of a row's segment, or the row's last slot if it has fewer segments."""
+    """Return the first slot of segment number `segment` of a row, counted from 0.
+
+    Return the last slot of the row at most, because the row may have fewer segments.
+    """
     first = int(shard.arrays["row_offsets"][row]) + row
     physical = shard.arrays.get("cu_seqlens_padded", shard.arrays["cu_seqlens"])
     return min(int(physical[min(first + segment, len(physical) - 1)]), shard.seq_length - 1)

@@ -65,7 +65,7 @@ def describe_document(
         A dict with these keys:
 
         - directory, source, position, shards, shards_searched
-        - more_files: number of further files with such a document, which are not described
+        - more_files: number of files with a document at the position that `files` does not have
         - files: [{file, text, tokens, not_read, before, after, uses}]
 
         `text` is the start of the document. If the file was not read, text and tokens are None, and
@@ -115,7 +115,10 @@ def _source(plan: Plan, name: str | None) -> PlannedSource:
 
 
 def _files_that_reach(source: PlannedSource, position: int) -> list[int]:
-    """Return the files that may have a document at a position, judging by format and size."""
+    """Return the indices of files that may have a document at `position`.
+
+    The format and the size of a file determine whether this is possible.
+    """
     reach = []
     for i, kind in enumerate(source.formats):
         counted = position_of(*kind)
@@ -137,7 +140,10 @@ def _pieces_of(source: PlannedSource, files: list[int], position: int) -> np.nda
 
 
 class _Found:
-    """The segments and rejects of the documents at one position in some files of a source."""
+    """The segments and rejects that were found for one position.
+
+    Each of the given files of a source may have one document at this position.
+    """
 
     def __init__(self, data: OpenedDataset, source: PlannedSource, files: list[int], position: int):
         self._data, self._source, self._position = data, source, position
@@ -155,7 +161,7 @@ class _Found:
         return sorted(file - self._source.first_file for file in held)
 
     def search(self, number: int) -> None:
-        """Search shard `number` and its rejects for the documents, and store the results."""
+        """Search shard `number` and its rejects file for the documents, and store the results."""
         with self._data.shard(number) as shard:
             segments = Segments.of_arrays(shard.arrays)
             file, doc = segments.file, segments.doc

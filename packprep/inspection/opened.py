@@ -165,9 +165,10 @@ def opened(
 
     Args:
         directory: Directory or URL of the dataset.
-        moved: Source name → folder or URL of the source's files, which are read only there.
-        from_plan: Whether to read the other sources at the plan's locations. The author of the
-            dataset chose these folders and URLs, so do not trust them.
+        moved: Source name → folder or URL of the source's files. They are read from there, and
+            never from the location in the plan.
+        from_plan: Whether to read sources that `moved` does not have from the plan's locations. The
+            author of the dataset chose these folders and URLs, so do not trust them.
 
     Raises:
         DatasetError: If the dataset cannot be read.

@@ -50,7 +50,8 @@ def describe_row(
 
     Args:
         directory: Directory or URL of the dataset.
-        row: Number of the row, or -1 for the first row with the most tasks.
+        row: Number of the row. -1 selects the row whose segments have the most different tasks. If
+            several rows have as many, it selects the first.
         moved: Source name → folder or URL of the source's files. Segments of these sources are
             rebuilt and compared.
         from_plan: Whether to also rebuild the segments of the other sources, from the locations in
@@ -78,7 +79,7 @@ def describe_row(
 
 
 def row_number(data: OpenedDataset, row: int) -> int:
-    """Return the requested row, or for -1 the first row with the most tasks.
+    """Return `row`, or the number of the first row with the most tasks if `row` is -1.
 
     Raises:
         ArgumentError: If the row does not exist.
@@ -95,7 +96,7 @@ def row_number(data: OpenedDataset, row: int) -> int:
 
 
 def row_of(data: OpenedDataset, number: int, epoch: int = 0) -> dict[str, Any]:
-    """Return row `number` of an open dataset in an epoch, as `describe_row` does. It must exist."""
+    """Return row `number` of an open dataset, as `describe_row` does. The row must exist."""
     shard, in_shard = data.location(number)
     data.local.fetch(shard_name(shard))
     stored = shard_in(data.local.folder, data.dataset.manifest, shard)
@@ -154,7 +155,7 @@ def location_of(data: OpenedDataset, number: int) -> dict[str, Any]:
 
 
 def _row_of_most_tasks(local: LocalCopy, dataset: Dataset) -> int:
-    """Return the first row that has every task, or the first with the most tasks.
+    """Return the number of the first row that has segments of the most tasks.
 
     Tasks without weight or without segments are ignored, and at most MOST_SHARDS shards are
     searched.
@@ -187,8 +188,8 @@ def _row_of_most_tasks(local: LocalCopy, dataset: Dataset) -> int:
 def segment_of(data: OpenedDataset, row: Row, i: int, rebuilt: str) -> dict[str, Any]:
     """Return segment i of a row as JSON-compatible values.
 
-    The result has the values of its `segment_*` arrays, and its parts as pieces {text, ids, loss,
-    kind}.
+    The result has the values of the segment's `segment_*` arrays, and `parts`, a list of {name,
+    pieces: [{text, ids, loss, kind}]}.
 
     Args:
         data: The open dataset.
@@ -259,7 +260,11 @@ Part = tuple[str, np.ndarray, int, int]
 
 
 def _parts(row: Row, task: Mapping[str, Any], begin: int, end: int, prefix: int) -> list[Part]:
-    """Return the parts of a segment to show: (name, tokens of the row, first slot, end slot)."""
+    """Return the parts of a segment that are shown, as [(name, values, first slot, end slot)].
+
+    Same-position tasks have the parts "inputs" and "labels", for example. `values` are the tokens
+    or the labels of the complete row. The part is values[first slot : end slot].
+    """
     if task["attention"] == "prefix":
         objective = find(task["objective"])
         in_order = objective is None or objective.supervised
@@ -281,7 +286,7 @@ def _pieces(
     media: Sequence[Mapping[str, Any]],
     first: int,
 ) -> list[dict[str, Any]]:
-    """Return the tokens `ids` as pieces {text, ids, loss, kind}. They start at slot `first`.
+    """Return the tokens `ids` as pieces {text, ids, loss, kind}. ids[0] is in slot `first`.
 
     A media span becomes one piece, and the text of this piece shows the span's ref.
     """
@@ -403,13 +408,16 @@ def _style(unit: Unit) -> str:
 
 
 def _stored_at(described: Mapping[str, Any]) -> str:
-    """Return the location of the row, and its epoch if it is not shown as stored."""
+    """Return the location of the row as text. If the row was resampled, the epoch is added."""
     epoch = f" · epoch {described['epoch']:,}" if described["epoch"] else ""
     return f"{described['shard']} row {described['row_in_shard']:,}{epoch}"
 
 
 def _printed(segments: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the first MOST_SEGMENTS segments, and the first segment of each further task."""
+    """Return the segments to print: the first MOST_SEGMENTS, and one of each other task.
+
+    A task that none of the first segments has is shown by its first segment.
+    """
     printed = segments[:MOST_SEGMENTS]
     seen = {segment["task"] for segment in segments[:MOST_SEGMENTS]}
     for segment in segments[MOST_SEGMENTS:]:
@@ -501,12 +509,13 @@ def describe_segment(
         epoch: As in `describe_row`.
 
     Returns:
-        A dict with the row's location, its epoch and number of `segments`, and the `segment`. The
-        segment has the same keys as in `describe_row`, and these:
+        A dict with the row's location, `epoch`, `segments` (the number of segments in the row) and
+        `segment`. The segment has the same keys as in `describe_row`, and these keys:
 
         - original: the document's tokens as pieces {text, ids, slots, kind}, or None
         - not_restored: the reason if original is None, for example that the plan cannot be opened
-        - fits: whether the segment's special tokens agree with its `segment_*` arrays, or None
+        - fits: whether the segment's special tokens agree with its `segment_*` arrays, or None if
+          this was not checked
         - spans: the spans of span corruption, [{sentinel, tokens: [begin, end) of the document,
           input_slot, target_slot, text}]
 
@@ -597,7 +606,10 @@ def _spans(
     body: int,
     start: int,
 ) -> list[dict[str, Any]]:
-    """Return the spans that a sentinel replaces in the prefix, with both slots of the sentinel.
+    """Return `spans` of `describe_segment`: the spans that a sentinel replaces in the prefix.
+
+    A sentinel has two slots. It replaces the span in the prefix, and precedes the span's tokens
+    after the prefix.
 
     Args:
         data: The open dataset.
@@ -694,9 +706,10 @@ def _draw_segment(page: Page, described: Mapping[str, Any]) -> None:
 
 
 def _differs(segment: Mapping[str, Any]) -> bool:
-    """Return whether the original tokens differ from the text of the parts that are shown.
+    """Return whether the original tokens must be shown, because no part shows them as one text.
 
-    The labels of same-position tasks are the original tokens, so the result is False for them.
+    This is the case if the original tokens are not in consecutive slots. For same-position tasks,
+    the result is False, because their labels are the original tokens.
     """
     if segment["predicts"] == "in place":
         return False

@@ -3,7 +3,8 @@
 ```
 shard ─► original tokens ─► bytes ─► matches ─► segment, tokens, slots, a snippet
 ```
-The objectives are inverted to get the original tokens. A table gives the bytes of each token id.
+`restore` undoes the objectives to get the original tokens. A table gives the bytes of each token
+id.
 """
 
 import os

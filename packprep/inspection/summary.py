@@ -201,9 +201,10 @@ def _sides(manifest: Manifest) -> tuple[int, int] | None:
 
 
 def _wanted_shares(manifest: Manifest) -> dict[str, float]:
-    """Return source name → share of all tokens that the recipe asks for.
+    """Return the share of all tokens that each source should have, such as {"web": 0.75}.
 
-    The result is empty if the recipe asks for repeats, or has several row lengths.
+    The recipe's `share` keys determine the result. It is empty if sources have no `share`, or if
+    the recipe has several row lengths.
     """
     if manifest["recipe"].get("seq_lengths"):
         return {}
@@ -227,8 +228,8 @@ def _lengths(local: LocalCopy, manifest: Manifest) -> dict[str, Any]:
     Returns:
         A dict with these keys:
 
-        - looked_at: {shards, segments}, the numbers that were read
-        - trained: task → {slots, trained, share}
+        - looked_at: {shards, segments}, the numbers of shards and segments that were read
+        - trained: task → {slots, trained, share}, the numbers of its slots and trained slots
         - segment_slots: histogram [{from, to, count}] by powers of two, with inclusive ends
         - row_segments: {mean, most, histogram} of the segments per row
     """
@@ -280,7 +281,10 @@ def evenly(count: int, most: int) -> Sequence[int]:
 
 
 def _powers(values: np.ndarray) -> np.ndarray:
-    """Return how many values (1 ≤ v < 2³¹) are in [2^i, 2^(i+1)), int64[32]."""
+    """Return how many values are in the range [2^i, 2^(i+1)) for each i, int64[32].
+
+    Values must be at least 1 and less than 2³¹.
+    """
     exponents = np.frexp(values.astype(np.float64))[1] - 1
     return np.bincount(exponents[values > 0], minlength=32)
 

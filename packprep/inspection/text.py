@@ -3,7 +3,7 @@
 ```
 ‹NLG›import re↵↵def‹extra_id_0›(‹extra_id_1›     special tokens in ‹ ›, control characters drawn
 .    .     .  ...  .           .^~~~~~~~~~~~     a mark under each token's first cell; trained: ^~~
-… 312 tokens …                                   of a long text the middle is left out
+… 312 tokens …                                   the middle of a long text is omitted
  return 0↵‹eos›
 ^~~~~~~^~^.
 ```
@@ -27,7 +27,7 @@ class Unit(NamedTuple):
 
     Attributes:
         shown: The characters as shown.
-        mark: The mark, or " " for none.
+        mark: The mark that is printed under the characters, or " " for none.
         kind: The kind of the piece.
         tokens: Number of tokens.
     """
@@ -43,7 +43,10 @@ class Unit(NamedTuple):
 
     @property
     def marks(self) -> str:
-        """Return the mark for the first cell, and its continuation for the other cells."""
+        """Return the text that is printed under the characters, one character per cell.
+
+        The mark is under the first cell. A mark such as ^ continues as ~ under the other cells.
+        """
         return self.mark + _led_on(self.mark) * (self.width - 1)
 
 
@@ -52,15 +55,16 @@ def _led_on(mark: str) -> str:
 
 
 def special(text: str) -> str:
-    """Return a special token as shown: its name between ‹ and ›, without its own brackets."""
+    """Return a special token as it is shown: <s> and [s] become ‹s›, and s becomes ‹s›."""
     bare = text[1:-1] if len(text) > 2 and text[0] + text[-1] in ("<>", "[]") else text
     return f"‹{visible(bare)}›"
 
 
 def units_of(pieces: Sequence[Mapping[str, Any]]) -> list[Unit]:
-    """Return one unit for each piece {text, ids, loss, kind}.
+    """Return the units of pieces {text, ids, loss, kind}, in order.
 
-    Combining characters such as accents join the character before them.
+    Each piece becomes one unit. But a piece that starts with a combining character, such as an
+    accent, joins the unit before it.
     """
     units: list[Unit] = []
     for piece in pieces:
@@ -85,9 +89,9 @@ def units_of(pieces: Sequence[Mapping[str, Any]]) -> list[Unit]:
 
 
 def _belong_together(before: str, shown: str) -> bool:
-    """Return whether a terminal draws the second text over the first.
+    """Return whether a terminal draws `shown` over the end of `before`.
 
-    This applies to accents, skin tones and variation selectors.
+    This is the case if `shown` is an accent, a skin tone or a variation selector, for example.
     """
     if shown.isascii() or not shown:
         return False
@@ -97,7 +101,7 @@ def _belong_together(before: str, shown: str) -> bool:
 def shortened(lines: Sequence[list[Unit]], by_turn: bool = False) -> list[list[Unit]]:
     """Return all lines, or only the first and last lines if there are more than MOST_LINES.
 
-    "… N tokens …" replaces each omitted run of lines.
+    "… N tokens …" replaces each omitted run of two lines or more.
 
     Args:
         lines: The lines.
@@ -124,7 +128,8 @@ def shortened(lines: Sequence[list[Unit]], by_turn: bool = False) -> list[list[U
 def _turn_lines(lines: Sequence[list[Unit]]) -> Iterator[int]:
     """Yield the numbers of lines near changes between trained and untrained tokens, ascending.
 
-    For each change, these are the lines of the tokens before and after it, and the next line.
+    For each change, they are the line of the token before the change, the line of the token after
+    the change, and the line below.
     """
     before, at, last = "", 0, -1
     for i, line in enumerate(lines):

@@ -232,7 +232,7 @@ def verify_dataset(
             None checks all shards of this task. For a shard that is not checked, only the receipt
             is read, because the ledgers of all shards are added up.
         replay_seed: Random seed for choosing the segments to rebuild, if `replay` is their number.
-        recipe: The recipe to compare with the plan, as `cli.arguments` completes it, or None.
+        recipe: A recipe from `complete`, which is compared with the plan, or None.
         epoch: Above 0, check the rows as the loader resamples them in this epoch.
 
     Returns:

@@ -4,7 +4,7 @@ This module selects the rows to show, collects the content of the page, and writ
 
 ```
 manifest ─► totals, ledger, mix ───────────────┐
-shards  ─┬► figures ─► charts ─────────────────┼─► page ─► FILE, whole or not at all
+shards  ─┬► figures ─► charts ─────────────────┼─► page ─► FILE, written completely or not at all
          └► rows that are chosen ─► sample ────┤
 faults, from the verification that the caller made
 ```
@@ -271,9 +271,9 @@ def _figures(
     sound: Sequence[int],
     notes: list[str],
 ) -> tuple[Figures | None, Rows]:
-    """Read the shards without faults, and return their figures and the rows of each task.
+    """Read the shards without faults, and return their figures and their rows by task.
 
-    The figures are None if the plan cannot be used.
+    The figures are None if the plan cannot be used. The rows are described at `Rows`.
     """
     by_task: list[Mapping[int, Sequence[int]]] = []
     figures = None if isinstance(plan, PackprepError) else Figures(manifest, plan)
@@ -450,7 +450,7 @@ ROWS_OF_A_TASK = 4
 def rows_with_tasks(
     row: np.ndarray, task: np.ndarray, first: int
 ) -> tuple[dict[int, list[int]], int, int]:
-    """Return some evenly spaced rows of each task, and the first row with the most tasks.
+    """Return some evenly spaced rows of each task, and the row with segments of the most tasks.
 
     Args:
         row: Row of each segment in its shard, int64[segments], not empty.
@@ -458,7 +458,8 @@ def rows_with_tasks(
         first: Number of the shard's first row in the dataset.
 
     Returns:
-        Task → rows that have it, the row with the most tasks, and its number of tasks.
+        (by_task, best, most). `by_task` is task → numbers of rows with a segment of the task.
+        `best` is the number of the row with the most tasks, and `most` is how many it has.
     """
     by_task, pairs = {}, np.unique(np.stack((task, row), axis=1), axis=0)
     for t in np.unique(task).tolist():

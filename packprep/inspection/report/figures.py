@@ -4,8 +4,8 @@
 shard ─► columns of all its segments ─► lengths of documents and segments, fill of rows
       └► slots of its first rows ─────► trained slots, span lengths, noise by level
 ```
-Only shards in which verification found no fault are read. Charts are inline SVG bars, with one text
-for screen readers.
+Only shards in which verification found no fault are read. Charts are inline SVG bars. Each chart
+has one text for screen readers.
 """
 
 import math
@@ -165,7 +165,7 @@ class Figures:
         """Count the spans of the chosen segments by length.
 
         A span is a run of neighbouring document tokens that are stored after the prefix. Segments
-        that cannot be inverted are skipped.
+        whose original tokens cannot be restored are skipped.
         """
         arrays = shard.arrays
         restored = restore(self.plan, arrays, stored, chosen)
@@ -257,7 +257,7 @@ def _added(counts: np.ndarray, more: np.ndarray) -> np.ndarray:
 
 
 def binned(values: np.ndarray) -> np.ndarray:
-    """Return the number of values in each bin of lengths, int64[len(LENGTHS)].
+    """Return the number of values in each bin of LENGTHS, int64[len(LENGTHS)].
 
     Values below 1 are ignored.
     """
@@ -267,7 +267,7 @@ def binned(values: np.ndarray) -> np.ndarray:
 
 
 def _document_tokens(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the number of content tokens in each pass of each document, int64[documents].
+    """Return numbers of content tokens, int64[k]. There is one per document and pass.
 
     All segments of a document are in one shard.
     """

@@ -250,7 +250,7 @@ Counted = tuple[int, float | None, float | None]
 def _cells(lines: Sequence[Counted], whole: bool = False) -> list[dict[str, Any]]:
     """Return the cells of a column, each with count, share and a bar for the share.
 
-    The longest bar is the largest share of the column, or 1 if `whole`.
+    The largest share of the column has a bar of full width. If `whole`, only a share of 1 has one.
     """
     scale = (
         1.0

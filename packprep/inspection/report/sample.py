@@ -6,8 +6,9 @@ A row has the same content as in `inspect --row`.
 row_with ─► parts as pieces ─┬─► tokens: {t: texts, f: flags, i: ids}, without a long middle
 restore, labels ─► originals ┘
 ```
-Invisible characters of a text are replaced by visible ones, as in a terminal. The flags of a piece
-are one base-32 digit: the sum of the constants TRAINED … IS_BYTES that apply to the piece.
+As in `inspect --row`, invisible characters of a text are replaced by visible characters. The flags
+of a piece are one base-32 digit: the sum of the constants TRAINED … IS_BYTES that apply to the
+piece.
 """
 
 import json
@@ -70,7 +71,8 @@ def sample_rows(
     Args:
         data: The open dataset.
         rows: Numbers of the rows.
-        sound: Shards without a fault. Only their segments are inverted and rebuilt.
+        sound: Shards without a fault. Only for their segments does `restore` undo the objective to
+            show the original tokens. Only these segments are rebuilt from the source files.
     """
     described: list[dict[str, Any]] = []
     locations = [data.location(row) for row in rows]
@@ -173,7 +175,9 @@ def _of_shard(
 def _affordable(
     plan: Plan, arrays: Mapping[str, np.ndarray], every: np.ndarray, read: int
 ) -> tuple[np.ndarray, int]:
-    """Return the segments that can be rebuilt within MOST_READ_BYTES, and the total bytes read.
+    """Return the segments that can be rebuilt without reading more than MOST_READ_BYTES.
+
+    The second result is `read`, plus the bytes that are read to rebuild these segments.
 
     Args:
         plan: The dataset's plan.
