@@ -23,8 +23,8 @@ class Export:
 
     - `check(exporting)` raises RecipeError for a dataset that cannot be exported, and prints a
       warning for information that the export loses.
-    - `write(exporting)` writes the files and returns entries for the receipt: files, [{file, bytes,
-      digest}], and more.
+    - `write(exporting)` writes the files and returns entries for the receipt. One of them is
+      `files`: [{file, bytes, digest}].
     - `located(receipt, out)` returns the receipt with full paths, for exports whose printed
       commands contain paths. It is optional.
     - `said(receipt)` returns lines that describe the result and the trainer's options.
@@ -33,7 +33,8 @@ class Export:
         files: The kind of files, in a few words for `--help`.
         option: The option that selects a form, or "" if there is only one form.
         choices: The values of the option and their descriptions. The first value is the default.
-        weighted: The choices that store loss_weights, or ("",) if an export without choices does.
+        weighted: The choices that store loss_weights. ("",) if the export has no choices and stores
+            loss_weights.
     """
 
     files: str
@@ -70,7 +71,10 @@ def export_module(name: str) -> Any:
 
 
 def exports_with(option: str) -> str:
-    """Return the arguments that select the exports with the given option, such as "--to hf"."""
+    """Return the exports that have this option, such as "--to megatron or --to jsonl".
+
+    Return "no export" if no export has the option.
+    """
     return (
         " or ".join(f"--to {name}" for name, export in EXPORTS.items() if export.option == option)
         or "no export"
@@ -78,14 +82,15 @@ def exports_with(option: str) -> str:
 
 
 def chosen_form(name: str, given: Mapping[str, str | None]) -> dict[str, str]:
-    """Return {"to": name} and, if the export has an option, the option with its value.
+    """Return the selected form, such as {"to": "hf", "trainer": "trl"}, or {"to": "mds"}.
 
     Args:
         name: Name of the export.
-        given: The value of each option, or None.
+        given: The value of each option, or None if the user did not give the option.
 
     Returns:
-        The form. An option without a value has its default.
+        {"to": name}. If the export has an option, the result also has the option's name with its
+        value. The default is the first of the choices.
 
     Raises:
         RecipeError: If the export, the option or the value is unknown.

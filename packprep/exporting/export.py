@@ -147,14 +147,14 @@ def export_dataset(
 def folders_to_export(
     directory: str, out: str, to: str, options: Mapping[str, str | None]
 ) -> list[tuple[str, str]]:
-    """Return each dataset to export with its output folder.
+    """Return the datasets to export, as [(dataset, output folder)].
 
     The output folder of a single dataset is `out`. If `directory` has datasets of several row
     lengths, their output folders are `out`/seq_N.
 
     Raises:
-        RecipeError: If `out` is inside a folder of several row lengths. Also if documents are
-            exported, but each dataset has only parts of them.
+        RecipeError: If `directory` has datasets of several row lengths, and `out` is this folder or
+            inside it. Also if documents are exported, but each dataset has only parts of them.
     """
     source = folder_at(directory)
     lengths = [] if source.exists(MANIFEST_NAME) else lengths_in(source)
@@ -255,7 +255,7 @@ def sound_manifest(local: LocalCopy) -> Manifest:
     """Fetch the manifest of a published dataset and check it.
 
     Raises:
-        DatasetError: If it differs from its digest or has an invalid ledger.
+        DatasetError: If the manifest differs from its digest or has an invalid ledger.
     """
     local.fetch(MANIFEST_NAME)
     manifest = read_manifest(local.folder)
@@ -349,12 +349,12 @@ def say_what_documents_lack(exporting: Exporting) -> None:
 
 
 def files_of_rows(manifest: Manifest, slots: int) -> list[list[range]]:
-    """Divide the rows of each shard into files of about `slots` slots.
+    """Divide the rows of each shard among files of at most `slots` slots.
 
-    Each shard has at least one file.
+    Each file has at least one row, even if a row has more slots. A shard without rows has one file.
 
     Returns:
-        A list for each shard, with the range of rows of each file.
+        A list for each shard, with one range of rows per file: [[range(0, 64), range(64, 100)], …].
     """
     most = max(1, slots // manifest["seq_length"])
     rows = [entry["rows"] for entry in manifest["shards"]]

@@ -51,9 +51,10 @@ class Form(NamedTuple):
 
     Attributes:
         columns: Names of the columns, which are keys of `_HOLDS`.
-        filled: Whether rows are filled up to seq_length. Otherwise they are as long as their
-            segments.
-        told: Text with the trainer's options for this folder. They keep segments apart.
+        filled: Whether rows are filled up to seq_length. Otherwise a row has no padding, and is as
+            long as its segments together.
+        told: Text that names the trainer's options for this folder. With these options, the trainer
+            keeps segments apart.
     """
 
     columns: tuple[str, ...]
@@ -115,7 +116,7 @@ rows = load_from_disk("FOLDER")  # a copy of this folder
 
 
 def check(exporting: Exporting) -> None:
-    """Check that a trainer that shifts labels and attends causally can train the dataset.
+    """Check that a trainer that shifts labels and attends causally can train on the dataset.
 
     Raises:
         RecipeError: If a task needs another attention pattern or predicts the same position.
@@ -216,14 +217,14 @@ def _arrays(form: Form, lists: list[pa.ListArray], seq_length: int, pad_id: int)
 
 
 def _segment_numbers(seq_lengths: pa.ListArray) -> pa.Array:
-    """Return the segment number of each slot, int32, counted 1, 2, … in each row."""
+    """Return the segment number of each slot of all rows, int32. Each row counts from 1."""
     lengths, counts = np.asarray(seq_lengths.values), np.diff(np.asarray(seq_lengths.offsets))
     numbers = np.arange(len(lengths)) - np.repeat(np.cumsum(counts) - counts, counts) + 1
     return pa.array(np.repeat(numbers, lengths), INT32)
 
 
 def _filled(lists: pa.ListArray, width: int, value: int) -> pa.ListArray:
-    """Return lists of at most `width` entries, each filled up to `width` with a value."""
+    """Return the lists, each filled with `value` up to `width` entries. None may be longer."""
     offsets = np.asarray(lists.offsets)
     slots = np.full((len(lists), width), value, np.int32)
     slots[np.arange(width) < np.diff(offsets)[:, None]] = np.asarray(lists.values)

@@ -65,14 +65,15 @@ _MARKS = {
 def check(exporting: Exporting) -> None:
     """Accept every dataset.
 
-    Each line marks the facts that its text cannot express, and `write` counts such lines.
+    If the text of a line cannot express everything, the line has a mark. `write` counts the lines
+    with each mark.
     """
 
 
 def write(exporting: Exporting) -> dict[str, Any]:
     """Write the files, and return entries for the receipt.
 
-    They are lines, not_exact, trained_in_part and files.
+    The entries are lines, not_exact, trained_in_part and files.
     """
     if exporting.form == "documents":
         say_what_documents_lack(exporting)
@@ -99,9 +100,9 @@ def text_and_cuts(data: bytes, cuts: Sequence[int]) -> tuple[str, list[tuple[int
         cuts: Ascending byte offsets.
 
     Returns:
-        (text, offsets of each cut, whether the text encodes all of the data). A cut has two
-        offsets, which differ if it is inside a character: one before that character and one after
-        it.
+        (text, offsets of the cuts, exact). Each cut has two offsets in the text. If the cut is
+        inside a character, they are before and after this character. Otherwise they are equal.
+        `exact` is True if the text, encoded as UTF-8, is equal to the data.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     parts, before, at, count = [], [], 0, 0

@@ -98,7 +98,7 @@ def said(result: Mapping[str, Any]) -> list[str]:
 
 
 def _columns_as_stored(manifest: Manifest) -> dict[str, Any]:
-    """Return the description of the columns, for each .mds file and for its entry in index.json."""
+    """Return the description of the columns that each .mds file and index.json contain."""
     columns, length = columns_of(manifest), manifest["seq_length"]
     return {
         "column_encodings": [f"ndarray:{dtype.name}:{length}" for dtype in columns.values()],

@@ -50,7 +50,7 @@ _AT_ONCE = 1 << 20  # index entries that are written at a time
 
 
 def dtype_for(vocab_size: int) -> np.dtype:
-    """Return the dtype that Megatron uses for a vocabulary."""
+    """Return the dtype that Megatron uses for `vocab_size` ids: uint16 if they fit, or int32."""
     return np.dtype("<u2" if vocab_size < _MOST_UINT16_IDS else "<i4")
 
 
@@ -147,7 +147,7 @@ def check(exporting: Exporting) -> None:
 def write(exporting: Exporting) -> dict[str, Any]:
     """Write the pairs of files, and return entries for the receipt.
 
-    They are dtype, documents, tokens, data_path and files.
+    The entries are dtype, documents, tokens, data_path and files.
     """
     manifest, out, of_documents = exporting.manifest, exporting.out, exporting.form == "documents"
     assert isinstance(out, LocalFolder)
@@ -184,7 +184,8 @@ def write(exporting: Exporting) -> dict[str, Any]:
 def located(receipt: Mapping[str, Any], out: Folder) -> dict[str, Any]:
     """Return the receipt with full paths in `data_path`, the words of Megatron's --data-path.
 
-    For each source with documents, the words are its weight (its tokens) and its prefix.
+    Each source with documents has two words: its weight, which is its number of tokens, and its
+    file prefix.
     """
     words = receipt["data_path"]
     return {
@@ -237,8 +238,9 @@ def _rows(local: LocalCopy, manifest: Manifest, pairs: Sequence[Pair]) -> Do:
 
 
 def prefixes(sources: Sequence[str]) -> list[str]:
-    """Return a file name prefix NAME_document for each source, or NAME_i_document if it is taken.
+    """Return a unique prefix of file names for each source, such as web_document.
 
+    If two sources would have the same prefix, the second has a number, such as web_1_document.
     Characters that are unusual in file names are replaced by _.
     """
     names: list[str] = []

@@ -52,7 +52,7 @@ _TYPES = {"tokens": "i4", "labels": "i4", "segment_ids": "i4"}
 
 
 def row_groups(rows: int, seq_length: int) -> list[range]:
-    """Return the rows of each row group."""
+    """Return the range of rows in each row group of a file with `rows` rows."""
     many = max(1, SLOTS_AT_ONCE // seq_length)
     return [range(begin, min(begin + many, rows)) for begin in range(0, rows, many)]
 
@@ -96,9 +96,9 @@ class Joined(NamedTuple):
     Attributes:
         tokens: int32[Σ lengths].
         mask: uint8[Σ lengths], 1 where the prediction of a slot is trained.
-        lengths: int64[segments], tokens of each segment, including eos tokens that fill it up.
+        lengths: int64[segments], tokens of each segment, including the eos tokens that fill it up.
         begins: int64[segments], index of the first token of each segment.
-        slots: int64[segments], tokens of each segment, without eos tokens that fill it up.
+        slots: int64[segments], tokens of each segment, without the eos tokens that fill it up.
         by_row: int64[rows + 1], index of the first token of each row, and the total.
         segments_by_row: int64[rows + 1], index of the first segment of each row, and the total.
     """
@@ -145,7 +145,7 @@ def joined(
 def nemo_table(
     dataset: Dataset, shard: Shard, first_row: int, rows: range, multiple: int, schema: pa.Schema
 ) -> tuple[pa.Table, int]:
-    """Return the table of some rows, and the number of segments with several eos in their inputs.
+    """Return the table of some rows, and the number of segments whose inputs have several eos.
 
     The rows have no padding. If `multiple` is above 1, each segment is filled with eos up to k ·
     multiple + 1 tokens. The extra token is needed because the last token of a segment is not an
