@@ -71,8 +71,8 @@ def main() -> None:
 def _open_closed_streams() -> None:
     """Open /dev/null for each of stdin, stdout and stderr that is closed.
 
-    Otherwise the next opened file gets its file descriptor. Printed text would then go into that
-    file, for example a dataset.
+    If stdout stayed closed, the next file that is opened would get its file descriptor. Printed
+    text would then go into that file, for example a dataset.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -87,7 +87,7 @@ def _open_closed_streams() -> None:
 def _end_output() -> None:
     """Flush stdout and stderr, and discard output that cannot be written.
 
-    Otherwise Python would fail at exit.
+    Such output would make Python fail at exit.
     """
     from packprep.messages import discard_output
 

@@ -106,7 +106,7 @@ def recipe_of(
     seed: int | None,
     assignments: list[str] | None,
 ) -> Any:
-    """Return the completed recipe from the arguments of a command.
+    """Return the recipe that the arguments of a command describe, after `complete`.
 
     Args:
         inputs: One recipe file, or files and patterns of the data.
@@ -209,10 +209,10 @@ def _recipes_in(inputs: list[str]) -> list[str]:
 
 
 def _refuse_set_twice(options: dict[str, Any], assignments: Iterable[str]) -> None:
-    """Check that no option and --set give the same key.
+    """Check that no key is given both by its option and by --set, such as --seed and --set seed=1.
 
     Raises:
-        RecipeError: If an option and --set give the same key.
+        RecipeError: If a key is given twice.
     """
     from packprep.errors import RecipeError
     from packprep.recipe import split_assignment
@@ -254,7 +254,11 @@ def _refuse_secrets(recipe: Any) -> None:
 def _place(
     key: tuple[str | int, ...], typed: dict[tuple[str | int, ...], str], recipes: list[str]
 ) -> str:
-    """Return the start of an error message: the option that set the key, or recipe and line."""
+    """Return where a key was given, as the start of an error message.
+
+    For example, return "--set seed=x: " if an option gave the key, or "recipe.toml, line 3: ".
+    Return "" if neither is known.
+    """
     from packprep.recipe import line_of, recipe_text
 
     option = next(

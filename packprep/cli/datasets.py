@@ -372,7 +372,7 @@ def check_view(given: dict[str, bool]) -> None:
     """Check that the options of `inspect` are compatible.
 
     Args:
-        given: Option → whether it was given. It has all options of VIEWS.
+        given: Option → whether the user gave it. The keys include all options of VIEWS.
 
     Raises:
         RecipeError: If there are two views, or an option does not belong to the view.
@@ -403,9 +403,10 @@ def _instead(view: str | None, option: str, goes_with: list[str]) -> str:
 
 
 def named_and_moved(values: list[str] | None) -> tuple[str | None, dict[str, str]]:
-    """Parse the values of --source: return the NAME without a prefix, and source → prefix.
+    """Parse the values of --source, and return (name, {source: prefix}).
 
-    Without such a NAME, the first result is None.
+    For example, ["web", "books=/data"] gives ("web", {"books": "/data"}). The name is None if each
+    value has a prefix.
     """
     from packprep.errors import RecipeError
 

@@ -44,7 +44,7 @@ class Finding(NamedTuple):
     Attributes:
         check: Name of the check.
         result: "ok", "slow" or "fails".
-        says: The state, and its cost.
+        says: The state that the check found, and the cost of a problem.
         advice: The recommended action, or "" for none.
     """
 
@@ -149,7 +149,7 @@ def _engine_of(plan: Mapping[str, Any], inputs: Inputs, figures: Mapping[str, An
 
 
 def _kernels() -> Finding:
-    """Report where compiled kernels are cached, or the cost if they are not."""
+    """Report where compiled kernels are cached, or the cost of compiling them."""
     heard: list[str] = []
     with messages.heard_by(lambda message, once: heard.append(message)):
         folders = cache_folders()
@@ -232,7 +232,10 @@ def _output(
     recipe: Recipe | None,
     planned: Sequence[tuple[Mapping[str, Any], Inputs, Mapping[str, Any]]],
 ) -> Iterator[Finding]:
-    """Check whether a build can resume or write in a directory, its speed, and its free space.
+    """Check an output directory: its contents, how fast it is written, and its free space.
+
+    The contents are checked first, if there is a recipe. A build of the recipe must be able to
+    start or to resume in the directory.
 
     Args:
         out: The output directory.

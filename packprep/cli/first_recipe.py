@@ -145,7 +145,9 @@ def _find_settings(
     samples: list[Estimates],
     say: Callable[[str], None],
 ) -> tuple[list[Inputs], tuple[str, ...]]:
-    """Set the keys that the sources need, and return their inputs and the lines of `specials`.
+    """Set the keys that each source needs.
+
+    Return the inputs of each source, and the lines of TOML for [specials] of the recipe.
 
     Each source is planned repeatedly. If planning fails, the error names settings that are added
     before the source is planned again.
@@ -221,9 +223,10 @@ def _without_warnings(say: Callable[[str], None]) -> Callable[[str], None]:
 def _ends_of_documents(
     looked_up: Sequence[Inputs], samples: Sequence[Estimates]
 ) -> dict[str, tuple[bool, str]]:
-    """Return the keys of [documents] for bos and eos, each with its value and the reason.
+    """Return the keys of [documents] that the recipe needs for bos and eos.
 
-    A chat template may write bos and eos itself.
+    The result is key → (value, reason), for example {"append_eos": (False, "the chat template
+    writes </s> itself")}. A chat template may write bos and eos itself.
 
     Args:
         looked_up: The inputs of each source, with a plan for only this source.
@@ -264,7 +267,7 @@ def _ends_of_documents(
 
 
 def _below(path: Path, base: Path) -> str:
-    """Return a path for a recipe in the folder `base`: relative if it is below `base`."""
+    """Return `path` relative to the folder `base` if it is below `base`, otherwise absolute."""
     path = Path(os.path.abspath(path))
     return path.relative_to(base).as_posix() if path.is_relative_to(base) else str(path)
 
@@ -328,9 +331,11 @@ def _sources(
 
 
 def _formats_below(folder: Path) -> tuple[dict[str, set[str]], Counter[str]]:
-    """Return format → endings of its files below a folder, and unknown ending → number of files.
+    """Return which formats the files below a folder have, judging by the endings of their names.
 
-    The search stops after about _MOST_NAMES names.
+    The first result is format → endings, for example {"jsonl": {".jsonl", ".jsonl.gz"}}. The second
+    counts the files with unknown endings, for example {".pdf": 3}. The search stops after about
+    _MOST_NAMES names.
     """
     found: dict[str, set[str]] = {}
     others: Counter[str] = Counter()
@@ -354,7 +359,11 @@ def _parsed(lines: Sequence[str]) -> dict[str, Any]:
 
 
 def _why(message: str) -> str:
-    """Return the reason for a setting: the keys that the error message lists, if any."""
+    """Return the comment that explains a setting, from the message of the error that named it.
+
+    If the message lists keys or columns, the comment is "one of" and this list. Otherwise it is "as
+    found in the documents".
+    """
     keys = re.search(r"(?:keys|columns) are:? (.*?)(?:\. |\n)", message)
     return f"one of {keys[1].replace(chr(39), '')}" if keys else "as found in the documents"
 
@@ -393,7 +402,7 @@ def _text(
     specials: Sequence[str],
     planned: dict[str, Any],
 ) -> str:
-    """Return the recipe as text."""
+    """Return the text of the recipe file, with comments."""
     lines = [
         f"#:schema ./{SCHEMA_NAME}",
         (
