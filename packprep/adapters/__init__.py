@@ -52,7 +52,7 @@ def opened_alone(directory: str | os.PathLike | Dataset | Mixture, instead: str)
 
     Args:
         directory: Dataset folder, or an open `Dataset`.
-        instead: Advice for a mixture, for the error message.
+        instead: The hint of the error that is raised for a mixture.
 
     Returns:
         The dataset.
@@ -97,8 +97,8 @@ def weighted_tasks(dataset: Dataset | Mixture) -> list[StoredTask]:
 def default_columns(dataset: Dataset | Mixture) -> tuple[str, ...]:
     """Return the columns that a trainer needs for the tasks of every dataset.
 
-    They are the base columns and prefix_ends. If tasks or documents have weights, loss_weights is
-    added. If a task is block diffusion, block_lengths is added.
+    They are COLUMNS and prefix_ends. If a task predicts the same position, or if documents give
+    weights, loss_weights is added. If a task is block diffusion, block_lengths is added.
     """
     names, tasks = list(COLUMNS), tasks_of(dataset)
     if any(is_in_place(task) for task in tasks) or weights_spans(dataset):

@@ -45,9 +45,9 @@ class Collator:
 
     Args:
         directory: Dataset folder, or an open `Dataset` or `Mixture`.
-        attention: The model, or its attn_implementation. Inputs for another implementation train
-            the model wrongly without an error. A model that would not pass shift_labels to its loss
-            is refused.
+        attention: The model, or its attn_implementation. The name must be the implementation that
+            the model uses. With another name, the model is trained wrongly, without an error. A
+            model that would not pass shift_labels to its loss is refused.
         labels: "shift_labels", or "shifted_by_model" for a model whose loss does not support
             shift_labels. "shifted_by_model" refuses same-position tasks.
         loss_weights: "refuse" or "ignore". Transformers' loss has no weights. "refuse" raises an
@@ -154,9 +154,9 @@ class Collator:
     def inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return the model's inputs from a batch.
 
-        Flash attention takes FlashAttentionKwargs and all rows as one, [1, B · T]. Its cache is
-        off, because with a cache another attention path would ignore the segments' boundaries
-        without an error.
+        For flash attention, the inputs have FlashAttentionKwargs, and all rows are joined into one,
+        [1, B · T]. They also have use_cache=False. With a cache, the model would take another
+        attention path, which ignores the boundaries of segments without an error.
 
         Args:
             batch: A batch with tokens, labels, loss_mask and position_ids [B, T], and the columns

@@ -76,15 +76,16 @@ class GPTRows(TorchDataset):
         tokens labels position_ids   int64[T]     loss_mask    float32[T], with loss_weights
         cu_seqlens   int32[max_segments + 2]      max_seqlen   int32[]
 
-    cu_seqlens are physical. A gap of pad_seq_to_mult counts as the last slots of its segment, which
-    no real token attends to under causal attention. Trailing padding is one more segment, so that
-    kernels write every slot. cu_seqlens has a fixed width and is filled up with its last value.
+    In cu_seqlens, the gap that pad_seq_to_mult leaves after a segment counts as the last slots of
+    this segment. Under causal attention, no token of the segment attends to these slots. The
+    padding at the end of the row is one more segment, so that kernels write every slot. cu_seqlens
+    has a fixed width and is filled up with its last value.
 
     Args:
         directory: Dataset folder, or an open `Dataset`.
         max_segments: Maximum number of segments per row, which sets the width of cu_seqlens. The
-            default is the recipe's max_segments_per_row. Without it, the default is T, the most
-            that a row can have.
+            default is the recipe's max_segments_per_row. Without this key, the default is T, the
+            most that a row can have.
         prefix_bidirectional: Pass False to read prefixes and same-position segments causally.
 
     Attributes:

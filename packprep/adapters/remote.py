@@ -35,7 +35,10 @@ _READ_BYTES = 8 << 20
 
 @contextmanager
 def _locked(path: Path, shared: bool = False) -> Iterator[None]:
-    """Hold a file lock that also excludes other threads. It is released if the process ends."""
+    """Hold a file lock, which excludes other processes and also other threads of this process.
+
+    The operating system releases the lock if the process ends.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         _locks.add(descriptor)
@@ -52,7 +55,10 @@ _locks: set[int] = set()  # descriptors of the locks that this process holds or 
 
 
 def _close_copies() -> None:
-    """Close copies of the parent's locks, because this process would otherwise wait for itself."""
+    """Close the copies that a forked process has of its parent's lock files.
+
+    An open copy would keep the parent's lock, and this process would wait for itself.
+    """
     while _locks:
         os.close(_locks.pop())
 

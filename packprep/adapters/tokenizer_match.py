@@ -3,8 +3,7 @@
     check_tokenizer("packed", "model/")    raises TokenizerMismatch with the first id or text
 
 Equal files have equal digests. Other tokenizers are compared by their behavior: the id of each
-token, and the ids of 1000 texts. The texts depend only on the dataset's tokens and on the table
-below:
+token, and the ids of 1000 texts. The texts depend only on the dataset's tokens and on PIECES:
 
     text k   random PIECES and characters, then the texts of tokens k, k + 1000, k + 2000, …
 """
@@ -83,7 +82,8 @@ def check_tokenizer(ds: str | os.PathLike | Dataset | Mixture, tokenizer: Any) -
 
     The same file matches. Another tokenizer matches if it has the dataset's tokens, including those
     that the build added, under the same ids. It must also encode 1000 texts equally, which contain
-    all of these tokens. Both encode without post-processing, truncation, padding and dropout.
+    all of these tokens. Both tokenizers encode them without post-processing, truncation, padding
+    and dropout.
 
     Additional tokens, as for a chat template, are allowed. A difference that affects neither an id
     nor one of the texts is not found, for example the order of merges that seldom compete.
@@ -191,10 +191,12 @@ def _encoded(tokenizer: Any, text: str) -> list[int]:
 
 
 def _check_origin(dataset: Dataset) -> None:
-    """Check that the recipe names the tokenizer of documents that came as ids.
+    """Check that no documents were read as ids. The dataset's tokenizer must be "bytes".
+
+    Documents that were read as ids come from another tokenizer, which the recipe does not name.
 
     Raises:
-        DatasetError: If it names only the built-in "bytes" tokenizer.
+        DatasetError: If documents of a source were read as ids.
     """
     sources = json.loads(_read(dataset, PLAN_NAME))["sources"]
     tokens = [

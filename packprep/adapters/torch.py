@@ -122,7 +122,7 @@ class Form:
         self.columns = tuple(dict.fromkeys((*wanted, *needed)))
 
     def arrays(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
-        """Return `batch` in the layout, as NumPy arrays, with the results of `batch_sums`."""
+        """Return `batch` as NumPy arrays in the form's layout, and add the `batch_sums`."""
         sums = batch_sums(batch) if "loss_mask" in batch else {}
         if self.ignore_index is not None:
             for name in MASKS.keys() & batch.keys():
@@ -191,7 +191,10 @@ def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _warn_of_ranks(world_size: int) -> None:
-    """Warn if torch.distributed has several processes and each would read all rows."""
+    """Warn if torch.distributed has several processes, but `world_size` is 1.
+
+    Each process would then read all rows.
+    """
     if world_size == 1 and torch.distributed.is_available() and torch.distributed.is_initialized():
         processes = torch.distributed.get_world_size()
         if processes > 1:

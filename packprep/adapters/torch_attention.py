@@ -263,17 +263,23 @@ def flex_block_mask(
 
 
 def _table(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the number of set key blocks of each query block, and all key blocks, set ones first.
+    """Return the key blocks of each query block in the form that BlockMask takes.
+
+    Args:
+        blocks: bool[B, q, n], True if the query block uses the key block.
 
     Returns:
-        int32[B, 1, q] and int32[B, 1, q, n].
+        The number of key blocks that are used, int32[B, 1, q]. The indices of all n key blocks,
+        int32[B, 1, q, n], starting with the key blocks that are used.
     """
     which = blocks.int().sort(dim=-1, descending=True, stable=True).indices
     return blocks.sum(-1, dtype=torch.int32)[:, None], which.int()[:, None].contiguous()
 
 
 def _counts(first: torch.Tensor, end: torch.Tensor, block_size: int, n: int) -> torch.Tensor:
-    """Return how many queries of each query block have each key block in their [first, end).
+    """Count, for each query block and key block, the queries whose range has the key block.
+
+    The range of a query is [first, end), in numbers of key blocks.
 
     Args:
         first: int64[B, T], first key block of each query.

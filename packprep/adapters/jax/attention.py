@@ -100,7 +100,10 @@ def _runs(segment_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _meetings(segment_ids: jax.Array, key_segment_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return (begin, end) of the keys of each query in cross attention, shaped as segment_ids."""
+    """Return the first key and the key after the last of each query in cross attention.
+
+    Both arrays have the shape of `segment_ids`.
+    """
     by_row = jnp.vectorize(jnp.searchsorted, signature="(k),(q)->(q)")
     return boundaries.meetings(segment_ids, key_segment_ids, jnp.where, by_row)
 
@@ -158,14 +161,15 @@ def block_masks(
 
 
 def _next_to_load(needed: jax.Array, width: int) -> jax.Array:
-    """Return for each grid cell the index, modulo `width`, of the next block that is needed.
+    """Return, for each block of the kernel's grid, the next block that the kernel needs.
 
-    The kernel prefetches that block while it skips empty ones. After the last needed block, the
-    first follows. The dtype is as narrow as possible, because the result occupies the small scalar
-    memory of a TPU.
+    This is the block itself if it is needed. After the last needed block, it is the first needed
+    block of the grid. The result has its index modulo `width`, which is the index in its grid row.
+    The kernel prefetches this block while it skips the blocks that are not needed. The dtype is as
+    narrow as possible, because the result occupies the small scalar memory of a TPU.
 
     Args:
-        needed: bool, in the order of the grid.
+        needed: bool, True for the blocks that are needed, in the order of the grid.
         width: Blocks per grid row.
 
     Returns:
