@@ -48,8 +48,8 @@ INDEX, HASH = "index.json", "xxh3_128"
 def columns_of(manifest: Manifest) -> dict[str, np.dtype]:
     """Return column name → dtype, sorted by name.
 
-    The columns are the loader's. loss_weights is omitted if all weights are 1. prefix_ends and
-    block_lengths are omitted if no task needs them.
+    The columns are the loader's. loss_weights is omitted if no task predicts the same position and
+    documents give no weights. prefix_ends and block_lengths are omitted if no task needs them.
     """
     tasks = drawn_tasks(manifest)
     rules = [RULES[task["attention"]] for task in tasks]
