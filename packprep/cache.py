@@ -2,7 +2,7 @@
 
 Cached data is code that will run, or determines the ids of a text. Only this user and root may
 therefore write or replace the cache folder, and another user's file is never read. A file is
-rebuilt if it was damaged, for example by a power cut, or written by other code.
+rebuilt if it was damaged, for example by a power cut, or written by another version of the code.
 """
 
 import contextlib
@@ -68,8 +68,8 @@ def keep(what: str, depends_on: bytes, code: str, data: bytes) -> bool:
 def kept(what: str, depends_on: bytes, code: str) -> bytes | None:
     """Return the bytes that `keep` stored, or None if they are missing or not trusted.
 
-    Bytes are not trusted if they are damaged, if other users can write the file, or if other code
-    made them. The arguments are as in `keep`.
+    Bytes are not trusted if they are damaged, if other users can write the file, or if another
+    version of the code made them. The arguments are as in `keep`.
     """
     for folder in cache_folders().to_read:
         try:
@@ -87,7 +87,7 @@ def kept(what: str, depends_on: bytes, code: str) -> bytes | None:
 
 
 def is_kept(what: str) -> bool:
-    """Return whether bytes are stored under the word `what`, which may be a glob pattern."""
+    """Return whether `keep` stored bytes under the word `what`, which may be a glob pattern."""
     return any(
         glob.glob(os.path.join(glob.escape(folder), f"{what}-*"))
         for folder in cache_folders().to_read
@@ -190,8 +190,9 @@ def _trusted() -> set[int]:
 
 
 def _make_own(folder: str) -> str:
-    """Make a folder and its parents. Return why other users could write or replace it, or "".
+    """Make a folder and its parents, and check that other users cannot write or replace it.
 
+    Return "" if they cannot, otherwise the reason, such as "/cache can be written by others".
     `folder` is a real path. Parents that everyone can write are accepted if they have the sticky
     bit, because users then cannot replace the files of other users.
     """

@@ -24,7 +24,7 @@ class Clock:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Count the time of the block for a stage."""
+        """Add the time of the `with` block to the stage `name`."""
         self.seconds.setdefault(name, 0.0)
         begin = time.perf_counter()
         self._inner.append(0.0)
@@ -36,7 +36,7 @@ class Clock:
             self._inner[-1] += whole
 
     def steps(self, name: str, iterable: Iterable[T]) -> Iterator[T]:
-        """Yield the items of an iterable, and count the time to get each for a stage."""
+        """Yield the items of `iterable`. Add the time to get each item to the stage `name`."""
         iterator = iter(iterable)
         while True:
             with self.stage(name):

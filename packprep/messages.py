@@ -253,10 +253,10 @@ MOST_COMPARED = 10_000
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """Return a list of existing names for a message.
+    """Return text that lists the existing names, for a message about the unknown `name`.
 
-    If there are more than NEAREST names, the list has only the names that are similar to `name`,
-    and the number of other names.
+    If there are more than NEAREST names, the text has only the names that are similar to `name`,
+    and the number of the other names: "web, wiki, … and 12 more".
     """
     if len(names) <= NEAREST:
         return ", ".join(names)

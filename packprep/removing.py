@@ -85,9 +85,10 @@ def remove_documents(
         - listed, removed: Numbers of listed documents and of removed documents.
         - segments, tokens: Numbers of removed segments and tokens.
         - shards, changed: Number of shards, and a list of the shards that lost documents.
-        - rejected, elsewhere: Numbers of listed documents that had no content in the dataset: those
-          that were rejected or removed before, and all others.
-        - examples: Some documents for each of the keys rejected and elsewhere.
+        - rejected: Number of listed documents that were rejected or removed before.
+        - elsewhere: Number of listed documents that had no content in the dataset for another
+          reason.
+        - examples: {"rejected": [some of these documents], "elsewhere": [some of these documents]}.
         - fingerprint: The fingerprint of the copy.
 
     Raises:
@@ -283,7 +284,7 @@ def _begin(out: Folder, planned: bytes, removed: bytes, plan: Plan) -> None:
 
 
 class _Lost:
-    """The segments and tokens that a dataset loses by a list of documents.
+    """The segments and tokens that a dataset loses if the listed documents are removed.
 
     Documents that were removed earlier are not counted.
     """
@@ -306,7 +307,7 @@ class _Lost:
         self._segments = self._tokens = 0
 
     def search(self) -> None:
-        """Search all shards that may contain a listed document, and count its segments."""
+        """Search the shards that may contain listed documents, and count what is lost."""
         plan, candidates = self._plan, set[int]()
         for source in plan.sources:
             pieces = [
@@ -400,7 +401,7 @@ def _records(path: Path) -> list[dict[str, Any]]:
 
 
 class ShardToTake(NamedTuple):
-    """A shard of the old dataset, and a flag that is True if it loses documents."""
+    """A shard of the old dataset. `changes` is True if the shard loses documents."""
 
     number: int
     changes: bool

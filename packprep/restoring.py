@@ -38,9 +38,10 @@ def stored_segments(plan: Plan, arrays: Arrays) -> Segments:
     bos is 1 for the first segment of a document, if the recipe adds bos. eos is the number of slots
     beyond the length formula without eos. If it is neither 0 nor 1, the formula does not hold.
 
-    A later chunk of a supervised document may repeat a system message, with `repeated` tokens. Then
-    eos follows from the last token, or is 1 if every segment has an eos. The three columns are 0
-    for segments without tokens. The column first_trained is computed, too.
+    A later chunk of a supervised document may repeat a system message. `repeated` is the number of
+    these tokens. For such a chunk, eos is 1 if the last token is eos, or if the recipe adds eos to
+    every segment. The three columns are 0 for segments without tokens. The column first_trained is
+    computed, too.
     """
     segments = Segments.of_arrays(arrays)
     bos = (segments.start == 0) & segments.has_tokens & plan.recipe.documents.prepend_bos
@@ -119,9 +120,10 @@ def restore(
     chosen: np.ndarray,
     epoch: int = 0,
 ) -> RestoredTokens:
-    """Return the original tokens of the chosen segments, by inverting their objectives.
+    """Return the original tokens of the chosen segments, as they were before the objectives.
 
-    With same-position prediction, they are the labels. With block diffusion, they are x_0.
+    With same-position prediction, the original tokens are the labels. With block diffusion, they
+    are x_0. For other objectives, this function undoes the changes of the objective.
 
     Args:
         plan: The dataset's plan.
@@ -204,13 +206,13 @@ def fitting(plan: Plan, arrays: Arrays, segments: Segments, epoch: int = 0) -> n
 
 
 def sound_segments(plan: Plan, shard: Shard) -> Segments:
-    """Return `stored_segments` of a shard, after checking that each segment can be inverted.
+    """Return `stored_segments` of a shard, after checking that `restore` can read each segment.
 
-    The boundaries of the segments must be valid. Inverting uses the length formula, so the formula
+    The boundaries of the segments must be valid. `restore` uses the length formula, so the formula
     must hold for every segment.
 
     Raises:
-        DatasetError: If a segment cannot be inverted.
+        DatasetError: If `restore` cannot read a segment.
     """
     arrays = shard.arrays
     n = arrays["segment_tokens"].astype(np.int64)
@@ -415,8 +417,8 @@ def documents_at(
 def replay_segments(plan: Plan, arrays: Arrays, chosen: np.ndarray, epoch: int = 0) -> list[str]:
     """Rebuild segments from their sources, and describe how each differs from the stored segment.
 
-    The description is "" if the rebuilt segment equals the stored segment, and inverting the stored
-    segment gives the document's tokens. Segments without tokens are not rebuilt and get "".
+    The description is "" if the rebuilt segment equals the stored segment, and `restore` finds the
+    document's tokens in the stored segment. Segments without tokens are not rebuilt and get "".
 
     Args:
         plan: The dataset's plan.
@@ -535,7 +537,7 @@ class _Rebuilt(NamedTuple):
         return self._difference_of_tokens()
 
     def _difference_of_tokens(self) -> str:
-        """Return a message if inverting the stored segment gives other tokens, or ""."""
+        """Return a message if `restore` finds other tokens than the document's, otherwise ""."""
         stored, apart, g, own = self.stored, self.apart, self.g, self.own
         is_segment = np.arange(len(stored)) == g
         exact = stored.replace(
@@ -551,7 +553,7 @@ class _Rebuilt(NamedTuple):
         return ""
 
     def _difference_of_ranges(self, built: Segments) -> str:
-        """Return a message if the trained ranges or their weights differ, or ""."""
+        """Return a message if the trained ranges or their weights differ, otherwise ""."""
         stored, g = self.stored, self.g
         if built.trained is None or stored.trained is None:
             # A source without supervised documents gives no ranges.
@@ -574,7 +576,7 @@ class _Rebuilt(NamedTuple):
         return ""
 
     def _difference_of_media(self, built: Segments) -> str:
-        """Return a message if the media spans differ, or ""."""
+        """Return a message if the media spans differ, otherwise ""."""
         begin = int(self.stored.first_slot[self.g])
         spans, again = (
             [] if media is None else media.of_segment(g, first)
@@ -612,7 +614,7 @@ def restored_documents(plan: Plan, arrays: Arrays, path: str) -> RestoredDocumen
     All segments of a document are in one shard, so a shard gives whole documents:
 
         rows of a shard      │ b₂ sentinel … │ a₁ … │ b₁ … │      segments in keyed order, corrupted
-        inverted and sorted    a₁  b₁  b₂                          content tokens
+        restored and sorted    a₁  b₁  b₂                          content tokens
         documents              a₁ eos │ b₁ b₂ eos
 
     Segments are sorted by source, file, document, pass and start. If a segment does not start where
