@@ -237,8 +237,9 @@ def verify_dataset(
 
     Returns:
         A dict with the keys directory, kind, epoch, shards, rows, segments, tokens, replayed,
-        faults (the number of faults) and listed (descriptions of the faults, at most `MAX_LISTED`
-        per invariant and file). It also has replay_seed if `replay` is a number of segments.
+        faults and listed. `faults` is the number of faults. `listed` has descriptions of at most
+        `MAX_LISTED` faults per invariant and file. The dict also has replay_seed if `replay` is a
+        number of segments.
 
     Raises:
         ArgumentError: If `epoch` is out of range, or a task cannot be resampled.

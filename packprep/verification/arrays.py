@@ -285,9 +285,9 @@ def _may_have_task(check: ShardCheck) -> np.ndarray:
 
 
 def _file_keys(plan: Plan, files: np.ndarray) -> np.ndarray:
-    """Return the keys from which `segment_key` derives the keys of segments, uint64[n].
+    """Return the key of each file, uint64[n]. `files` has the indices of the files in the plan.
 
-    There is one key per file. `files` has the indices of the n files in the plan.
+    `segment_key` derives the keys of a file's segments from the key of the file.
     """
     numbers, inverse = np.unique(files, return_inverse=True)
     first = np.array([source.first_file for source in plan.sources])

@@ -62,7 +62,7 @@ class Locations(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """Parts of files from which one shard was built. Each column is int64[k].
+    """Parts of files that the build of one shard read. Each column is int64[k].
 
     Attributes:
         file: Index into the plan's files.
@@ -187,7 +187,7 @@ def check_documents(
         faults: Receives the faults.
 
     Returns:
-        The parts of compressed files and tables from which the shard was built. `check_apart`
+        The parts of compressed files and tables that the build of the shard read. `check_apart`
         compares them with the parts of other shards.
     """
     used = used_documents(arrays)
@@ -387,9 +387,9 @@ def _extents(plan: Plan, shard: int) -> Iterator[_Extents]:
 def _whole(source: PlannedSource, locations: range) -> np.ndarray:
     """Return the ranges of the splits that a shard reads completely, int64[4, n].
 
-    The four rows are file, pass, begin and end. A split of several files gives one range per file.
-    `locations` is a result of `source.places`. It has indices into the list of the source's splits
-    in each pass.
+    The four rows are file, pass, first position and end position. A split of several files gives
+    one range per file. `locations` is a result of `source.places`. It has indices into the list of
+    the source's splits in each pass.
     """
     pieces, uses = source.at_places(locations)
     found = source.pieces.at(pieces)
@@ -407,7 +407,7 @@ def _whole(source: PlannedSource, locations: range) -> np.ndarray:
 def _in_part(slices: Iterable[Slice]) -> np.ndarray:
     """Return the ranges of files that work ranges cover, int64[4, n].
 
-    The four rows are file, pass, begin and end. Empty ranges are omitted.
+    The four rows are file, pass, first position and end position. Empty ranges are omitted.
     """
     found = []
     for part in slices:
