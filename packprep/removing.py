@@ -307,7 +307,7 @@ class _Lost:
         self._segments = self._tokens = 0
 
     def search(self) -> None:
-        """Search the shards that may contain listed documents, and count what is lost."""
+        """Search the shards that may contain listed documents, and count their tokens."""
         plan, candidates = self._plan, set[int]()
         for source in plan.sources:
             pieces = [

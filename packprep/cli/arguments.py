@@ -257,7 +257,7 @@ def _place(
     """Return where a key was given, as the start of an error message.
 
     For example, return "--set seed=x: " if an option gave the key, or "recipe.toml, line 3: ".
-    Return "" if neither is known.
+    Return "" if the key comes from neither an option nor a recipe.
     """
     from packprep.recipe import line_of, recipe_text
 

@@ -405,8 +405,8 @@ def _instead(view: str | None, option: str, goes_with: list[str]) -> str:
 def named_and_moved(values: list[str] | None) -> tuple[str | None, dict[str, str]]:
     """Parse the values of --source, and return (name, {source: prefix}).
 
-    For example, ["web", "books=/data"] gives ("web", {"books": "/data"}). The name is None if each
-    value has a prefix.
+    For example, ["web", "books=/data"] gives ("web", {"books": "/data"}), and ["books=/data"] gives
+    (None, {"books": "/data"}).
     """
     from packprep.errors import RecipeError
 

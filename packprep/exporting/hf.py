@@ -224,7 +224,7 @@ def _segment_numbers(seq_lengths: pa.ListArray) -> pa.Array:
 
 
 def _filled(lists: pa.ListArray, width: int, value: int) -> pa.ListArray:
-    """Return the lists, each filled with `value` up to `width` entries. None may be longer."""
+    """Return the lists, each filled with `value` up to `width` entries. No list may be longer."""
     offsets = np.asarray(lists.offsets)
     slots = np.full((len(lists), width), value, np.int32)
     slots[np.arange(width) < np.diff(offsets)[:, None]] = np.asarray(lists.values)

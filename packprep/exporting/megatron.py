@@ -50,7 +50,7 @@ _AT_ONCE = 1 << 20  # index entries that are written at a time
 
 
 def dtype_for(vocab_size: int) -> np.dtype:
-    """Return the dtype that Megatron uses for `vocab_size` ids: uint16 if they fit, or int32."""
+    """Return the dtype that Megatron uses for `vocab_size` ids: uint16 or int32."""
     return np.dtype("<u2" if vocab_size < _MOST_UINT16_IDS else "<i4")
 
 

@@ -41,8 +41,8 @@ def describe_difference(
         sources, shards, rows and rows_not_compared. The values of recipe, manifest and plan are
         lists of {key, here, there}, with None for a missing key. Differences of the recipe are not
         repeated in manifest and plan. `equal` is true if a trainer reads the same data from both
-        datasets. Different digests of receipts do not make it false. Nor do different values of
-        the manifest's keys plan, engine and made_with.
+        datasets. It ignores differences in the digests of receipts, and in the manifest's keys
+        plan, engine and made_with.
 
     Raises:
         ArgumentError: If both are the same dataset.

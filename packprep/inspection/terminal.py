@@ -149,7 +149,7 @@ class Page:
 def _showing(text: Text | str, style: str) -> Text:
     """Return the text in `style`, with invisible characters replaced by visible characters.
 
-    A `Text` in which nothing is replaced is returned as it is, with the styles of its parts.
+    A `Text` without invisible characters is returned as it is, with the styles of its parts.
     """
     plain = visible(text if isinstance(text, str) else text.plain)
     return text if isinstance(text, Text) and text.plain == plain else Text(plain, style)
