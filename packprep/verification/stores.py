@@ -135,7 +135,7 @@ def _check_contents(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> No
     part_of_document = owners(np.diff(arrays["part_offsets"]))
     is_same_part = part_of_document[1:] == part_of_document[:-1]
     if (np.diff(arrays["position"])[is_same_part] <= 0).any():
-        message = "the documents of a part_of_document are not in file order without duplicates"
+        message = "the documents of a part are not in file order without duplicates"
         faults.add("P21", file, message)
     removed = _removed(plan, arrays)
     removed_tokens = arrays["tokens"][np.repeat(removed, np.diff(arrays["document_offsets"]))]
