@@ -44,8 +44,8 @@ __all__ = [
 
 
 Keys = list[tuple[Any, Any]]
-"""Ranges of keys that queries see, as (begin, end) pairs of arrays, shaped as the queries. A range
-may be empty for a query."""
+"""The keys that queries see, as ranges: one pair of arrays (begin, end), or several pairs. Both
+arrays of a pair are shaped as the queries and give each query one range, which may be empty."""
 
 
 class Rule(NamedTuple):
@@ -84,8 +84,8 @@ class Rule(NamedTuple):
     def in_blocks(self) -> bool:
         """Whether this is the pattern of block diffusion.
 
-        In a batch with both columns, the slots of block-diffusion segments have block_lengths above
-        0 and prefix_ends of −1.
+        In a batch with the columns block_lengths and prefix_ends, the slots of block-diffusion
+        segments have block_lengths above 0, and prefix_ends is −1 there.
         """
         return self.ahead == "blocks"
 
@@ -327,8 +327,8 @@ def prefix_ends(cu_seqlens, segment_prefix, length, cu_seqlens_padded=None) -> n
 def dense_mask(segment_ids, prefix_ends=None, window=None) -> np.ndarray:
     """Return the full attention mask of a row, for tests and small rows.
 
-    Query q sees the keys k of its segment with k ≤ q or k < prefix_ends[q]. Padding (id 0) attends
-    to padding, so that each query sees a key. The mask takes O(T²) memory.
+    Query q sees key k if both are in the same segment, and k ≤ q or k < prefix_ends[q]. Padding (id
+    0) attends to padding, so that each query sees a key. The mask takes O(T²) memory.
 
     Args:
         segment_ids: Segment ids, [T].
@@ -416,7 +416,7 @@ def block_varlen(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class MicroSequence(NamedTuple):
-    """The layout of a window of queries and of the keys that these queries see.
+    """The layout of a window of a row: its queries, and the keys that these queries see.
 
     `micro_sequence` returns it.
     """
@@ -425,7 +425,7 @@ class MicroSequence(NamedTuple):
     cu_seqlens_k: np.ndarray  # int32: boundaries of the keys, from 0
     max_seqlen_q: int
     max_seqlen_k: int
-    first_document_begin: int  # slot of the first key in the row
+    first_document_begin: int  # the first key's slot in the row
     # int32[q] and int32[k]: number of the slot's segment in the window, from 1; 0 on padding
     document_index_q: np.ndarray
     document_index_k: np.ndarray
@@ -559,16 +559,18 @@ def context_parallel(
         rank 0                      slots 0 3 4 7 8 11    cu_seqlens 0 1 2 4
 
     Each segment is padded to a multiple of 2 · cp_size · tp_size slots. The padded segments form
-    the padded row. Each one is cut into 2 · cp_size equal chunks, and rank r has the chunks r and 2
-    · cp_size − 1 − r. If cp_size is 1, segments are padded to a multiple of tp_size and not cut.
+    the padded row. Each padded segment is cut into 2 · cp_size equal chunks, and rank r has the
+    chunks r and 2 · cp_size − 1 − r. If cp_size is 1, segments are padded to a multiple of tp_size
+    and are not cut.
 
     Args:
         cu_seqlens: Boundaries of the segments, int[n + 1].
         cp_size: Number of context-parallel ranks.
         rank: Index of the rank.
         tp_size: Number of tensor-parallel ranks.
-        cu_seqlens_padded: Boundaries of segments that already have padding to this multiple,
-            int[n + 1]. No padding is then added. None adds padding to the segments of cu_seqlens.
+        cu_seqlens_padded: int[n + 1], boundaries of segments that already have padding to this
+            multiple. No padding is added to these segments. None adds padding to the segments of
+            cu_seqlens.
 
     Returns:
         Three arrays:

@@ -146,7 +146,7 @@ class Reader:
     def exhaustion(
         self, seed: int, shuffle: bool, step_rows: Mapping[int, int] | None
     ) -> tuple[int, str] | None:
-        """Return the first sample that would exceed the max_epochs of a dataset, with a message.
+        """Return the first sample beyond the max_epochs of a dataset, and an error message.
 
         Args:
             seed: Random seed of the order.
@@ -172,7 +172,7 @@ class Reader:
         raise NotImplementedError
 
     def row_length(self, rows: np.ndarray) -> int:
-        """Return the common length of some rows, in slots.
+        """Return the length that all given rows have, in slots.
 
         Raises:
             ArgumentError: If the rows differ in length.
@@ -404,7 +404,7 @@ class Reader:
         """Return a view of the dataset with other default columns and dtypes.
 
         The defaults apply to `ds[i]`, `ds.__getitems__`, `batch` and `batches`, unless a call sets
-        its own. A torch `DataLoader` over the view reads only the columns that it needs.
+        its own. A torch `DataLoader` over the view reads only these columns.
 
         Args:
             columns: Names of columns, as in `batch`.
@@ -507,7 +507,7 @@ class Reader:
             batches.end = integer("samples", samples, 0, _MOST_ROWS)
         if len(self) == 0 and batches.end != 0:
             raise ArgumentError(f"{self!r} has no rows, so it has no batches")
-        # Check all arguments here, so that no error comes only after some batches or an epoch.
+        # Check all arguments here, so that no error comes later, after some batches or an epoch.
         batches.dataset = self
         batches._columns = None if columns is None else self.checked_columns(columns)
         batches._seed = integer("seed", seed, 0, 1 << 64)
@@ -781,11 +781,12 @@ class Batches:
         self._restart(rows)
 
     def _with_own_end(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the state with `end` of its balance replaced by the `end` of this iteration.
+        """Replace the `end` in the state's balance with the `end` of this iteration.
 
-        A balance cuts the window that contains its `end` in two. If the state was saved inside a
-        window that is cut at one of the two ends, the replacement could change later rows. Then the
-        state is returned unchanged, so that `check_state` compares the ends.
+        The result is a new state. A balance cuts the window that contains its `end` in two. If the
+        state was saved inside a window that is cut at the old or the new `end`, the replacement
+        could change later rows. In this case, the result is `state` itself, so that `check_state`
+        compares the ends.
         """
         balance, rows = (
             (state.get(key) for key in ("balance", "rows"))
@@ -887,13 +888,13 @@ def refuse_columns(names: Iterable[str], without: Iterable[str] = ()) -> None:
 
 
 def refuse_tasks(names: Iterable[str], tasks: Sequence[StoredTask]) -> None:
-    """Check that the tasks with loss can provide some columns.
+    """Check that the tasks with loss can provide the given columns.
 
     `seq_idx` is for layers that see only earlier tokens, so it is refused if a task attends to
     later tokens. `labels_k`, `loss_mask_k` and `loss_weights_k` are for predicting later tokens, so
-    they are refused if every task predicts at the same position. If only some tasks do so, the
-    columns are allowed. In the segments of these tasks, labels are the pad id, and masks and
-    weights are 0.
+    they are refused if every task predicts at the same position. If only some tasks predict at the
+    same position, the columns are allowed. In the segments of these tasks, labels are the pad id,
+    and masks and weights are 0.
 
     Args:
         names: Names of columns.

@@ -24,7 +24,7 @@ _BEYOND = 1 << 62  # Larger than any position.
 def boundaries(
     counts: np.ndarray, real: np.ndarray, physical: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the row, the first slot and the length of each segment of some rows.
+    """Return for each segment its row, its first slot and its length.
 
     In this example, row 0 has two segments and row 1 has one segment:
 
@@ -70,7 +70,7 @@ def ranks(counts: np.ndarray) -> np.ndarray:
 def fill_slots(
     begin: np.ndarray, length: np.ndarray, values: np.ndarray, elsewhere, size: int
 ) -> np.ndarray:
-    """Fill ranges of slots with one value each, and return the array.
+    """Return an array in which all slots of a range have the range's value.
 
     Args:
         begin: The first slot of each range, int[m], in ascending order. Ranges do not overlap.
@@ -122,7 +122,7 @@ def put_blocks(
 
 
 def move_ahead(slots: np.ndarray, at: np.ndarray, length: np.ndarray, last: int) -> None:
-    """Shift the values in some ranges by one slot, so that each slot gets the next slot's value.
+    """Shift the values in each range by one slot, so that each slot gets the next slot's value.
 
     Args:
         slots: The flat array to change.
@@ -227,7 +227,8 @@ def runs(ids: Any, slots: Any, library: Any, greatest: Callable[[Any], Any]) -> 
         greatest: The library's function for the running maximum along the last axis.
 
     Returns:
-        The first slot of the run and the slot after it, as slots of the row, shaped as `ids`.
+        The first slot of the run, and the first slot after the run, as slots of the row. Both
+        arrays are shaped as `ids`.
     """
 
     def begins(ids):
@@ -256,7 +257,8 @@ def meetings(
         searchsorted: The function `searchsorted` of the same library, applied to each row.
 
     Returns:
-        The first key of the range and the key after it, as slots of the row in `key_ids`, [B, Q].
+        The first key of the range, and the first key after the range, as slots of the row in
+        `key_ids`, [B, Q] each.
     """
     last = where(key_ids > 0, key_ids, 1 << 30)
     ids = where(query_ids > 0, query_ids, last[..., :1])
@@ -327,11 +329,11 @@ def thd_pair(
     pair. No mask is built. Positions must ascend inside a segment.
 
     With "bottom_right", positions are counted back from the last slot of the segment, separately
-    for queries and keys. In striped ring attention, the queries and the keys have only some slots
-    of a segment. Then both must have the same number of slots of the segment, and the same last
-    position. The result equals the result of TransformerEngine, which allows position_q − n_q ≥
-    position_kv − n_kv for n_q queries and n_kv keys. If queries and keys are from one sequence, use
-    "top_left", which is right for any subset of the slots.
+    for queries and keys. In striped ring attention, the queries have only some slots of a segment,
+    and so have the keys. In this case, queries and keys must have the same number of slots of the
+    segment, and the same last position. The result equals the result of TransformerEngine, which
+    allows position_q − n_q ≥ position_kv − n_kv for n_q queries and n_kv keys. If queries and keys
+    are from one sequence, use "top_left", which is right for any subset of the slots.
 
     With a window, the function takes O(T log T) time.
 
@@ -397,7 +399,7 @@ def thd_pair(
 
 
 class _Side(NamedTuple):
-    """The queries or the keys of `thd_pair`.
+    """One side of `thd_pair`: either its queries or its keys.
 
     `width` is max_segments + 1. The slots of segment s in row r form group number r · width + s.
     Segment 0 is the row's padding.
@@ -413,9 +415,10 @@ class _Side(NamedTuple):
         return len(self.ids) * self.width
 
     def parts(self) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-        """Yield parts of the flat slots: a slice, the group of each slot, and its position.
+        """Split the flat slots into parts, and yield a tuple for each part.
 
-        Groups and positions are int64. Splitting into parts avoids an int64 copy of long rows.
+        The tuple has the part as a slice, the group of each slot, and the position of each slot.
+        Groups and positions are int64. Splitting avoids an int64 copy of long rows.
         """
         ids, positions, length = self.ids.ravel(), self.positions.ravel(), self.ids.shape[1]
         for begin in range(0, ids.size, _SLOTS_AT_ONCE):

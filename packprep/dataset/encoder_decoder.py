@@ -127,17 +127,17 @@ def split(batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
 def _places_in(
     side: str, belongs: np.ndarray, length: int, encoder_length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return for each slot to copy its position in the rows, and its position in the new array.
+    """Return the old and the new position of each slot that is copied to a new array.
 
-    `belongs`, bool[B, T], is True at the slots to copy. `side` is "encoder" or "decoder", for error
-    messages. The new array has `length` columns.
+    `belongs`, bool[B, T], is True at the k slots that are copied. `side` is "encoder" or "decoder",
+    for error messages. The new array has `length` columns.
 
     Returns:
-        The row, the slot in the row, and the column of the new array, int64[k] each. The row is the
-        same in both arrays.
+        For each copied slot its row, its slot in the row, and its column in the new array, int64[k]
+        each. The row is the same in the new array.
 
     Raises:
-        DatasetError: If a row has more than `length` slots to copy.
+        DatasetError: If more than `length` slots of a row are copied.
     """
     counts = belongs.sum(axis=1)
     if counts.max(initial=0) > length:
@@ -154,9 +154,9 @@ def _places_in(
 def _filled(
     arrays: Mapping[str, np.ndarray], rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]
 ) -> dict[str, np.ndarray]:
-    """Return a new array of the given shape for each entry of `arrays`, name → array.
+    """Return a dict that maps each name in `arrays` to a new array of the given shape.
 
-    Each new array has the entry's values at the indices (rows, columns), and 0 elsewhere.
+    A new array has the values of `arrays`[name] at the indices (rows, columns), and 0 elsewhere.
     """
     made = {}
     for name, values in arrays.items():

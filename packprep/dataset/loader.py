@@ -208,7 +208,7 @@ class Dataset(Reader):
     def _at_hand(self, number: int) -> tuple[Any, int, Shard]:
         """Return (tokens, first_row, shard) for a shard number.
 
-        `first_row` is the index in the dataset of the shard's first row. The shard is checked and
+        The shard's first row has the index `first_row` in the dataset. The shard is checked and
         opened at its first use.
         """
         # This code has no lock, because it could stay locked in a forked child. Single dict
@@ -386,7 +386,7 @@ class Dataset(Reader):
         return len(self)
 
     def costs(self, rows: np.ndarray, attention: float = 1, linear: float = 0) -> np.ndarray:
-        """Return the cost of some rows.
+        """Return the cost of each row.
 
         The cost of a row is attention · Σn² + linear · Σn over its segments of n slots. Only the
         boundaries of segments are read from the shards.
@@ -439,7 +439,7 @@ class Dataset(Reader):
     def with_loss_on(
         self, source: str | Iterable[str] | None = None, task: str | Iterable[str] | None = None
     ) -> "Dataset":
-        """Return a view of the dataset that keeps the loss only on some sources and tasks.
+        """Return a view of the dataset with loss only on the given sources and tasks.
 
         All other segments get a loss_mask of 0.
 

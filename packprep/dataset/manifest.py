@@ -162,7 +162,7 @@ class ShardEntry(TypedDict):
 
 
 class Manifest(TypedDict):
-    """The checked content of dataset.json: a plain dict that has no other keys."""
+    """The checked content of dataset.json: a plain dict with only these keys."""
 
     format: str
     version: int
@@ -184,8 +184,8 @@ class Manifest(TypedDict):
     # The limit that applied when the dataset was completed, present if it is not the plan's limit.
     max_bad_fraction: NotRequired[float]
     kind: NotRequired[str]  # "store" in the manifest of a token store, otherwise absent.
-    # Present after a removal of documents: the digest of removed.json, and the versions of the
-    # dataset from before, the oldest first.
+    # Present after a removal of documents: the digest of removed.json, and the earlier
+    # versions of the dataset, the oldest first.
     removed: NotRequired[dict[str, Any]]
     engine: Any
     made_with: Any
@@ -235,7 +235,7 @@ def _is_recipe(value: Any) -> bool:
 
 _REPLACED = ("fingerprint", "digest", "plan", "removed")
 """The keys that a manifest has for each earlier version of its dataset. "removed" is present only
-if documents had been removed from that version, too."""
+if that version was made by a removal of documents."""
 
 
 def _is_removal(value: Any) -> bool:
@@ -372,8 +372,8 @@ def replaced(of: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     Each removal of documents makes a new version. `of` is a manifest or a stored plan. In a
     manifest, an entry has the keys fingerprint, digest and plan. If that version itself was made by
-    a removal, the entry has the key removed, the digest of its removed.json. In a plan, entries
-    have more keys, see `plan_form.ReplacedForm`.
+    a removal, the entry also has the key removed, which has the digest of its removed.json. In a
+    plan, entries have more keys, see `plan_form.ReplacedForm`.
     """
     found: list[dict[str, Any]] = (of.get("removed") or {"replaces": []})["replaces"]
     return found
@@ -417,8 +417,8 @@ def stores_labels(columns: str, in_place: Iterable[str]) -> bool:
 def is_in_place(task: Mapping[str, Any]) -> bool:
     """Return whether a stored task noises tokens and predicts the original tokens.
 
-    An original token is predicted at its noised slot. With label_alignment "next_slot", the token
-    is predicted at the slot before.
+    An original token is predicted at its noised slot. With label_alignment "next_slot", it is
+    predicted at the slot before the noised slot instead.
     """
     return task["label_alignment"] != "next_token"
 

@@ -127,7 +127,7 @@ class Mixture(Reader):
     def exhaustion(
         self, seed: int, shuffle: bool, step_rows: Mapping[int, int] | None
     ) -> tuple[int, str] | None:
-        """Return the first sample that would exceed the max_epochs of a dataset, with a message.
+        """Return the first sample beyond the max_epochs of a dataset, and an error message.
 
         Args:
             seed: Random seed of the order.
@@ -233,7 +233,7 @@ class Mixture(Reader):
 
         Yields:
             For each dataset that contains some of the rows, a tuple of the dataset and two int64
-            arrays [k]: the positions in `rows` of these rows, and the rows' indices in the dataset.
+            arrays [k]: the positions of these rows in `rows`, and their indices in the dataset.
         """
         numbers = np.searchsorted(self._first_row, rows, side="right") - 1
         for number, dataset in enumerate(self.datasets):
@@ -342,7 +342,7 @@ class Mixture(Reader):
         return found
 
     def row_length(self, rows: np.ndarray) -> int:
-        """Return the common length of some rows, in slots.
+        """Return the length that all given rows have, in slots.
 
         Raises:
             ArgumentError: If the rows differ in length.
@@ -364,7 +364,7 @@ class Mixture(Reader):
         return None
 
     def costs(self, rows: np.ndarray, attention: float = 1, linear: float = 0) -> np.ndarray:
-        """Return the cost of some rows.
+        """Return the cost of each row.
 
         The cost of a row is attention · Σn² + linear · Σn over its segments of n slots.
 
@@ -456,7 +456,7 @@ class Mixture(Reader):
         task: str | Iterable[str] | None = None,
         dataset: int | Iterable[int] | None = None,
     ) -> "Mixture":
-        """Return a view of the mixture that keeps the loss on some sources, tasks and datasets.
+        """Return a view of the mixture with loss only on the given sources, tasks and datasets.
 
         All other segments get a loss_mask of 0. Each given name must exist in at least one dataset.
         If a dataset has none of the given sources, or none of the given tasks, all its segments get

@@ -4,7 +4,7 @@
     epoch           e = g div n
     row             permutation(seed, e)(g mod n)
 
-`rows` is the number of rows that all ranks delivered before the state was loaded. A state needs no
+`rows` is the number of rows that all ranks delivered before the state was loaded. A state has no
 other position, so it can be loaded with any world size and batch size. No row is dropped or
 repeated within an epoch.
 
@@ -101,7 +101,7 @@ def true_or_false(name: str, value: Any) -> bool:
 
 
 def permutation(seed: int, epoch: int | np.ndarray, n_rows: int, index: np.ndarray) -> np.ndarray:
-    """Return the rows at some positions of a shuffled epoch.
+    """Return the rows at the given positions of a shuffled epoch.
 
     Args:
         seed: Random seed, 0 … 2⁶⁴ − 1.
@@ -200,9 +200,10 @@ class Balance(NamedTuple):
 def window_of(
     sample: int, window: int, epoch_rows: int | None, last: int | None = None
 ) -> tuple[int, int]:
-    """Return the window that contains a sample, the range of samples that are balanced together.
+    """Return the window that contains a sample.
 
-    Windows are cut at the bounds of epochs, and before sample `last`.
+    A window is a range of samples that are balanced together. Windows are cut at the bounds of
+    epochs, and before sample `last`.
 
     Args:
         sample: A sample of the balanced order.
@@ -456,7 +457,7 @@ def seed_of(seed: int, dataset: int) -> int:
 
 
 def pattern(cycles: np.ndarray, counts: np.ndarray, seed: int, shuffle: bool) -> np.ndarray:
-    """Return the dataset at each position of some cycles.
+    """Return the dataset at each position of the given cycles.
 
     Args:
         cycles: Numbers of the cycles, int64[K].

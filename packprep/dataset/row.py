@@ -84,7 +84,7 @@ class Row:
     loss_weights_6: np.ndarray
     loss_weights_7: np.ndarray
     loss_weights_8: np.ndarray
-    # The tokens of the shard, the index in the dataset of the shard's first row, and the shard.
+    # (tokens of the shard, index of the shard's first row in the dataset, shard)
     _opened: tuple[Any, int, Shard]
     _row: int  # Index of the row in its shard.
 
@@ -179,9 +179,9 @@ class Row:
     def weighted_ranges(self) -> list[tuple[int, int, int, float]]:
         """Return the trained ranges with a weight other than 1.
 
-        Each range is a tuple (segment, first slot, end slot, weight), without the end slot. The
-        slots of a range contain the tokens that are predicted. In next-token tasks, each token is
-        predicted at the slot before.
+        Each range is a tuple (segment, first slot, end slot, weight). The end slot is the first
+        slot after the range. The slots of a range contain the tokens that are predicted. In
+        next-token tasks, each token is predicted at the slot before.
         """
         if "trained_weights" not in self._shard.layout:
             return []

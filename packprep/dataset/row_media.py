@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Media:
-    """The media spans of some rows as flat arrays, in the order of rows and slots.
+    """The media spans of one or more rows, as flat arrays in the order of rows and slots.
 
     A Media is also a sequence of rows: media[i] is a Media with only the spans of row i.
 
@@ -110,7 +110,7 @@ def media_of(places: Sequence[tuple["Shard", int]], names: tuple[str, ...]) -> M
     """Return the media spans of rows.
 
     Args:
-        places: A tuple for each row: its shard, and its index in the shard.
+        places: A tuple for each row: its shard, and the row's index in the shard.
         names: The names of the dataset's kinds of media.
 
     Returns:

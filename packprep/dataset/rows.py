@@ -34,12 +34,12 @@ from packprep.errors import DatasetError
 from packprep.forking import lazy
 
 Place = tuple[Shard, int]
-"""The location of a row: its shard, and its index in the shard."""
+"""The location of a row: its shard, and the row's index in the shard."""
 
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """The metadata of a manifest that the columns of rows need.
+    """The metadata that the columns of rows need, from the manifest.
 
     Attributes:
         where: The name of the dataset, for error messages.
@@ -91,7 +91,7 @@ class Facts:
         )
 
     def restricted(self, sources: np.ndarray, tasks: np.ndarray) -> "Facts":
-        """Return a copy that keeps the loss only on some sources and tasks.
+        """Return a copy with loss only on the given sources and tasks.
 
         Earlier restrictions in `loss_on` still apply.
 
@@ -126,7 +126,7 @@ class Facts:
 
 
 class RowSegments:
-    """The segments of some rows in slot order. They are read from the shards at first use.
+    """The segments of one or more rows, in slot order. They are read from the shards at first use.
 
     Reading checks that segments lie inside their rows, do not overlap, and are in order. Otherwise
     it raises a DatasetError that names file and row.
@@ -156,7 +156,7 @@ class RowSegments:
         Args:
             name: The name of the array. It has one entry per segment of the shard.
             more: Number of entries to read in addition, after the entry of each row's last segment.
-            rows: 1 if the array has one more entry per row than segments, such as cu_seqlens.
+            rows: 1 if the array has n + 1 entries for a row of n segments, such as cu_seqlens.
                 Otherwise 0.
 
         Returns:
@@ -522,7 +522,7 @@ DISTANCES = range(2, 9)
 AHEAD = {
     f"{name}_{k}": (name, k) for name in ("labels", "loss_mask", "loss_weights") for k in DISTANCES
 }
-"""Column for the token k slots later → (the same column for the next token, k)."""
+"""Column → (its column for the next token, k), such as "labels_3" → ("labels", 3)."""
 SLOTS |= {name: SLOTS[next_slot]._replace(derived=None) for name, (next_slot, _) in AHEAD.items()}
 # Each of these columns has the row sums of a slot column, [B]. n_trained counts nonzero values.
 SUMS = {"n_trained": "loss_mask", "loss_weight_sum": "loss_weights"}
@@ -554,7 +554,7 @@ def own_dtype(name: str, token_dtype: np.dtype) -> np.dtype:
 
 
 def fill(segments: RowSegments, name: str, values: np.ndarray, with_blocks: bool = False) -> None:
-    """Write one column with a value per slot into an array, for some rows.
+    """Write a column with one value per slot into an array.
 
     Args:
         segments: The segments of the rows.

@@ -92,7 +92,7 @@ class ShardBytes:
         """Fill an array with bytes of the file.
 
         Args:
-            at: Position in the file of the first byte to read.
+            at: Position of the first byte to read, from the start of the file.
             target: The array to fill, C-contiguous.
             name: Name of the array, for error messages.
             row: Index of the row, for error messages.
@@ -135,7 +135,7 @@ class FileArray:
         name: The name of the array.
         dtype: The dtype of the array.
         shape: The shape of the array.
-        at: Position in the file of the array's first byte.
+        at: Position of the array's first byte, from the start of the file.
     """
 
     def __init__(
@@ -317,9 +317,10 @@ NAMES = frozenset(
 def _inferred_layout(
     where: str, shapes: Mapping[str, tuple[int, ...]], seq_length: int, token_dtype
 ) -> Layout:
-    """Return the `layout` that fits the names and sizes of a shard's arrays, name → shape.
+    """Return the `layout` of a shard, given the shapes of its arrays.
 
-    `where` names the file in messages.
+    `shapes` maps names to shapes. Only the first dimension of some arrays is used. `where` names
+    the file in messages.
 
     Raises:
         DatasetError: If an array is missing, or is not part of the layout.
@@ -375,8 +376,8 @@ SLOT_ARRAYS = ("tokens", "labels", "segment_ids", "loss_mask")
 def compacted(arrays: Arrays, labels: bool = True) -> dict[str, np.ndarray]:
     """Return the arrays that a compact shard stores.
 
-    They are all arrays except segment_ids and loss_mask. loss_mask is kept if it cannot be derived,
-    that is if the result has labels, blocks or trained ranges.
+    segment_ids is left out. loss_mask is left out too, unless the result has labels, blocks or
+    trained ranges, because in these cases it cannot be derived.
 
     Args:
         arrays: The arrays of a full shard, name → array.
@@ -475,7 +476,7 @@ Places = dict[str, tuple[np.dtype, tuple[int, ...], int]]
 def places_in(
     head: bytes, size: int, where: str, metadata: Mapping[str, str], names: Sequence[str]
 ) -> Places:
-    """Return where a shard of a token store has its arrays: their dtypes, shapes and positions.
+    """Return the dtype, shape and position of each array in a shard of a token store.
 
     Args:
         head: The first bytes of the file, with at least the whole header.
@@ -562,7 +563,7 @@ class Shard:
 
     @lazy
     def begins(self) -> dict[str, int]:
-        """Return the position in the file of each array's first byte, by name."""
+        """Return a dict: name of an array → position of its first byte in the file."""
         begins, begin = {}, self.data_begin
         for name, (dtype, shape) in self.layout.items():
             begins[name] = begin
@@ -622,7 +623,7 @@ class Shard:
         )
 
     def segment_range(self, row: int) -> tuple[int, int]:
-        """Return the index of a row's first segment in the shard, and the index after its last one.
+        """Return the shard's index of a row's first segment, and the index after its last segment.
 
         `row` must be in 0 … rows − 1.
 
@@ -640,7 +641,10 @@ class Shard:
 
 
 def _read_header(path: Path) -> tuple[dict, bytes, int]:
-    """Return a shard's parsed header, all bytes before its first array, and the file's size."""
+    """Return (header, head, size) of a shard.
+
+    They are the parsed header, the raw bytes before the first array, and the size of the file.
+    """
     try:
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size

@@ -1,7 +1,9 @@
-"""Find the candidates, the slots that same-position noise may change, and draw random numbers.
+"""Find the candidates for same-position noise, and draw random numbers for them.
+
+Candidates are the slots that same-position noise may change.
 
 segment       [bos]? [mode]?  c c c c c c  [eos]?     c: candidates, one range per segment
-window        the slots from the first candidate of some segments to the last one
+window        all slots from the first to the last candidate of a group of segments
 """
 
 from collections.abc import Iterator
@@ -108,13 +110,13 @@ def within(count: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 class Window(NamedTuple):
-    """The flat slots from the first candidate of some segments to the last one."""
+    """All flat slots from the first to the last candidate of a group of segments."""
 
     here: slice
     inside: np.ndarray | None  # bool: whether each slot is a candidate; None if all slots are
 
     def laid_out(self, values: np.ndarray) -> np.ndarray:
-        """Return flags of the window's slots, bool, from flags of its candidates.
+        """Convert flags of the window's candidates to flags of all its slots, bool.
 
         Slots that are not candidates get False.
         """

@@ -272,8 +272,8 @@ def _others(segments: Candidates, which: np.ndarray, bound: np.ndarray, epoch: i
 
     `which` has indices among the candidates of all segments. The integers are the same as from
     randomness.integers with the purpose REPLACEMENT, for each candidate's index in its segment.
-    This function is faster, because it computes all words of a segment at once, a quarter of a
-    Philox block each. Only rejected draws call randomness.integers.
+    This function is faster, because it computes all words of a segment at once, and four words come
+    from one Philox block. Only rejected draws call randomness.integers.
     """
     words = words_of(segments.key, segments.count, REPLACEMENT, "<u4", epoch)[which]
     bound = bound.astype(np.uint64)
@@ -293,7 +293,8 @@ def quantised_level(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw one of `steps` levels for each segment.
 
-    The range [low, high] is divided into `steps` equal parts. The levels are their midpoints.
+    The range [low, high] is divided into `steps` equal parts. The levels are the midpoints of these
+    parts.
 
     Args:
         key: The segments' keys, uint64[m].
@@ -335,7 +336,7 @@ class BlockSchedule(NamedTuple):
 
 
 def level_range(parameters: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the smallest and the largest level of a task. Both are 1 with noise = "all"."""
+    """Return the smallest and the largest level of a task. With noise = "all", both are 1."""
     return (1.0, 1.0) if parameters.get("noise") == "all" else parameters["noise_range"]
 
 
@@ -463,7 +464,7 @@ FLIP_STEPS = 4096
 
 
 class NoiseIds(NamedTuple):
-    """The ids that noise writes: the mask token, and the ordinary ids, int32[v], ascending."""
+    """The ids that noise writes: `mask`, and the ordinary ids (int32[v], ascending)."""
 
     mask: int
     ordinary: np.ndarray
@@ -605,7 +606,8 @@ def block_diffusion(
     """Add noise to block-diffusion segments, with one level per block.
 
     With noise = "all", all candidates are noised, and each segment has the level 1 instead of one
-    level per block. With shift, the loss_mask of the noised half x_t is moved one slot earlier.
+    level per block. With the parameter shift, the loss_mask of the noised half x_t is moved one
+    slot earlier.
 
     Args:
         task: Index of the task. It is not used.

@@ -86,8 +86,8 @@ class Resampling(NamedTuple):
     def written(self) -> tuple[str, ...]:
         """The names of the columns that `resample` overwrites in whole rows.
 
-        If the dataset also has same-position tasks, `labels` must contain the stored labels before,
-        because `resample` keeps them in same-position segments.
+        If `labels` is one of these columns, it must contain the stored labels of same-position
+        segments before the call, because `resample` keeps them in these segments.
         """
         return (
             "tokens",
@@ -515,7 +515,7 @@ def _draw_rows(
     weighted: bool,
     kernels: bool,
 ) -> np.ndarray | None:
-    """Draw the tokens and the loss_mask of some rows, and write them into the given arrays.
+    """Draw the tokens and the loss_mask of all given rows, and write them into the arrays.
 
     Returns:
         If `weighted`, the loss weight of each slot, [B, T], before the loss_mask is applied.
@@ -572,9 +572,10 @@ def _write_originals(rows: _Rows, in_place: np.ndarray) -> None:
 
 
 def _noise_all(rows: _Rows, in_place: np.ndarray, weighted: bool) -> np.ndarray | None:
-    """Add noise to the same-position segments, which `in_place`, bool[m], flags.
+    """Add noise to all same-position segments.
 
-    Their new levels and loss weights are put into `segments.changed`.
+    `in_place`, bool[m], flags these segments. Their new levels and loss weights are put into
+    `segments.changed`.
 
     Returns:
         If `weighted`, the loss weight of each slot, [B, T], before the loss_mask is applied.

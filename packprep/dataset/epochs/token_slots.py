@@ -105,7 +105,7 @@ class TokenLayout:
         sentinels: (parameters) → the number of sentinels that the task needs.
         roles: (parameters) → the names of special tokens that the vocabulary must have.
         least: The smallest number of tokens in a segment.
-        whole: (parameters) → whether the task never cuts inside a character. `place` then needs
+        whole: (parameters) → whether the task never cuts inside a character. If so, `place` needs
             `SpecialIds.continues`.
         keeps_prefix: Whether a segment's prefix has the same length in every epoch.
     """
@@ -452,8 +452,8 @@ def cut_slots(
 
     This is the `TokenLayout.place` of the objective. The same segments are rearranged in every
     epoch. If the task is text-safe, epoch 0 finds the cuts by the suffix and middle tokens of the
-    stored bodies. If they are not in valid slots of a body, the result has the id −1 for the body's
-    suffix token.
+    stored bodies. If these special tokens are not in valid slots of a body, the result has the id
+    −1 for the body's suffix token.
 
     Args:
         parameters: The parameters of the task.
@@ -540,8 +540,8 @@ def _found_middles(
     When the rows were built, a drawn cut was moved back to the start of a character. So the stored
     cut is found by its special token. It fits if no character starts between the stored cut and the
     drawn cut. Most cuts were not moved, and they are checked all at once. The other cuts are
-    searched segment by segment. If the text itself contains a special token, two cuts may fit. Then
-    the cut that is nearer to the drawn cut is taken.
+    searched segment by segment. If the text itself contains a special token, two cuts may fit. In
+    this case, the cut that is nearer to the drawn cut is taken.
     """
     _, middle, suffix = ids.fim
 
@@ -575,8 +575,8 @@ def _cuts_in(
 ) -> tuple[int, int] | None:
     """Return the two cuts (begin, end) of one stored body, or None if no cuts fit.
 
-    Each cut is at most the cut that was drawn. `body` has the body's stored tokens, with the three
-    special tokens.
+    Neither cut is after its drawn cut, `drawn_begin` or `drawn_end`. `body` has the body's stored
+    tokens, with the three special tokens.
     """
     n = len(body) - 3
     _, middle, suffix = ids.fim
