@@ -5,10 +5,10 @@ Each module is imported only on demand.
 ```
 torch.py             loader, iterable, Rows, BatchSampler: batches as tensors
 torch_attention.py   SDPA, FlexAttention and varlen: masks and keyword arguments from a batch
-torch_loss.py        masked_loss, the loss that packprep's labels are made for
+torch_loss.py        masked_loss: the loss that packprep's labels are made for
 huggingface.py       Collator, model_inputs, check_tokenizer for Transformers and its Trainer
 tokenizer_match.py   check_tokenizer without torch
-megatron.py          GPTRows and packed_seq_params for Megatron-LM, torchtitan up to 0.3.0
+megatron.py          GPTRows, packed_seq_params for Megatron-LM; torchtitan for versions ≤ 0.3.0
 torchtitan.py        source, processor, collator for torchtitan's main branch
 remote.py            open_remote: datasets at a URL, through a local cache
 jax/                 loader, splash_attention, dense_mask, masked_loss for JAX, MaxText,
@@ -32,7 +32,8 @@ def opened(directory: str | os.PathLike | Dataset | Mixture) -> Dataset | Mixtur
     """Return an open dataset or mixture.
 
     Args:
-        directory: Dataset folder, or an open `Dataset` or `Mixture`, which is returned as it is.
+        directory: Dataset folder, or an open `Dataset` or `Mixture`. An open object is returned as
+            it is.
 
     Raises:
         ArgumentError: If `directory` is a list of directories, because a list has no shares.
@@ -81,7 +82,7 @@ def tasks_of(dataset: Dataset | Mixture) -> list[StoredTask]:
 
 
 def weights_spans(dataset: Dataset | Mixture) -> bool:
-    """Return whether documents of any dataset give trained tokens a weight other than 1."""
+    """Return whether the ledger of any dataset has slots with a loss weight other than 1."""
     return any(has_weighted_spans(each.manifest) for each in datasets_of(dataset))
 
 
@@ -98,7 +99,7 @@ def default_columns(dataset: Dataset | Mixture) -> tuple[str, ...]:
     """Return the columns that a trainer needs for the tasks of every dataset.
 
     They are COLUMNS and prefix_ends. If a task predicts the same position, or if documents give
-    weights, loss_weights is added. If a task is block diffusion, block_lengths is added.
+    loss weights, loss_weights is added. If a task uses block diffusion, block_lengths is added.
     """
     names, tasks = list(COLUMNS), tasks_of(dataset)
     if any(is_in_place(task) for task in tasks) or weights_spans(dataset):

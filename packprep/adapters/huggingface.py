@@ -1,4 +1,4 @@
-"""Prepare batches for Transformers models and their Trainer, with pre-shifted labels and masks.
+"""Prepare masks and shifted labels for Transformers models and their Trainer.
 
     Trainer(model, train_dataset=Rows(dir), data_collator=Collator(dir, model), …)
     model(**model_inputs(batch, dir, model))
@@ -39,15 +39,15 @@ _NEEDED = ("tokens", "labels", "loss_mask", "position_ids")
 
 
 class Collator:
-    """A data_collator for Trainer, which also computes a model's inputs from a batch.
+    """A data_collator for Trainer. Its method `inputs` computes a model's inputs from a batch.
 
-    It checks the tasks of the dataset, or of all datasets of a mixture, once.
+    The constructor checks the tasks of the dataset, or of all datasets of a mixture.
 
     Args:
         directory: Dataset folder, or an open `Dataset` or `Mixture`.
         attention: The model, or its attn_implementation. The name must be the implementation that
-            the model uses. With another name, the model is trained wrongly, without an error. A
-            model that would not pass shift_labels to its loss is refused.
+            the model uses. Another name raises no error, but the model is trained wrongly. A model
+            that would not pass shift_labels to its loss is refused.
         labels: "shift_labels", or "shifted_by_model" for a model whose loss does not support
             shift_labels. "shifted_by_model" refuses same-position tasks.
         loss_weights: "refuse" or "ignore". Transformers' loss has no weights. "refuse" raises an
@@ -163,15 +163,15 @@ class Collator:
                 that the attention needs.
 
         Returns:
-            input_ids, position_ids, labels and perhaps shift_labels, int64[B, T], and the
-            attention's arguments. For "sdpa", "eager" and "flex_attention" this is attention_mask,
-            which the model uses unchanged. It is bool[B, 1, T, T] for "sdpa", and a BlockMask for
-            "flex_attention". For "eager" it is float32, 0 for allowed pairs and the least finite
-            number for others.
+            input_ids, position_ids, labels and perhaps shift_labels (int64[B, T] each), and the
+            arguments of the attention. For "sdpa", "eager" and "flex_attention" the only such
+            argument is attention_mask, which the model uses unchanged. It is bool[B, 1, T, T] for
+            "sdpa", and a BlockMask for "flex_attention". For "eager" it is float32: 0 for allowed
+            pairs, and the lowest finite number for all other pairs.
 
         Raises:
-            ArgumentError: If the batch misses a column, or if the attention cannot compute its
-                pattern.
+            ArgumentError: If the batch misses a column, or if the model's attention cannot compute
+                the pattern of a segment.
         """
         if lacking := [name for name in _NEEDED if name not in batch]:
             raise ArgumentError(

@@ -33,11 +33,11 @@ _MXFP8, _FP8 = 32, 16
 def alignment_factor(
     tp_size: int = 1, cp_size: int = 1, sequence_parallel: bool = False, fp8: str | None = None
 ) -> int:
-    """Return the smallest multiple for a segment's physical slots, the value of pad_seq_to_mult.
+    """Return the smallest value of pad_seq_to_mult that suits a parallel layout.
 
     It is the least common multiple of several factors. Context parallelism needs 2 · cp_size.
-    Sequence parallelism multiplies that by tp_size, or needs tp_size without context parallelism.
-    fp8 needs 16 and mxfp8 needs 32.
+    Sequence parallelism multiplies this factor by tp_size. Without context parallelism, sequence
+    parallelism needs the factor tp_size. fp8 needs 16 and mxfp8 needs 32.
 
     Args:
         tp_size: Tensor-parallel size.
@@ -152,7 +152,9 @@ class GPTRows(TorchDataset):
 
 
 def packed_seq_params(batch: Mapping[str, torch.Tensor]) -> Any:
-    """Return PackedSeqParams of a batch of GPTRows, or a dict of its fields if megatron is missing.
+    """Return the PackedSeqParams for a batch of GPTRows.
+
+    If megatron is not installed, the result is a dict with the fields of PackedSeqParams.
 
     The batch has arrays [B, …], or the arrays of one row. Its B rows become one THD row of B · T
     slots, so pass the tokens as `tokens.view(1, -1)`. The boundaries of each row are offset by the
@@ -184,7 +186,7 @@ def check_for_torchtitan(dataset: Dataset | Mixture, prefix_bidirectional: bool)
 
     Raises:
         ArgumentError: If a task needs more than causal attention, or if tasks or documents weight
-            their loss, which torchtitan's loss does not read.
+            their loss. torchtitan's loss reads no weights.
     """
     _causal(dataset, prefix_bidirectional)
     if weights_spans(dataset):
@@ -212,7 +214,7 @@ def torchtitan(
     prefix_bidirectional: bool = True,
     **options: Any,
 ) -> "TitanBatches":
-    """Return batches in the form of the dataloaders of torchtitan up to 0.3.0.
+    """Return batches in the form that trainers of torchtitan up to 0.3.0 expect.
 
     Positions restart at 0 in each segment, and torchtitan derives its document masks from them.
 
@@ -246,7 +248,7 @@ def torchtitan(
 
 
 class TitanBatches:
-    """An iterator over torchtitan's batches, with the state of the loader that it reads."""
+    """An iterator over torchtitan's batches. Its state is the state of the loader that it reads."""
 
     def __init__(self, batches: Any):
         self._batches = batches

@@ -4,8 +4,8 @@ Each shard is fetched when it is first read.
 
     open_remote("s3://bucket/packed", cache="/local/ssd") ─► Dataset with shards in the cache
 
-A cached shard is named by its digest and is checked against it after the download. So datasets may
-share a cache, and every file in it is complete.
+A cached shard is named by its digest. After the download, its bytes are checked against the digest.
+So datasets may share a cache, and every file in it is complete.
 """
 
 import os
@@ -35,7 +35,7 @@ _READ_BYTES = 8 << 20
 
 @contextmanager
 def _locked(path: Path, shared: bool = False) -> Iterator[None]:
-    """Hold a file lock, which excludes other processes and also other threads of this process.
+    """Hold a file lock against other processes, and against other threads of this process.
 
     The operating system releases the lock if the process ends.
     """
@@ -55,7 +55,7 @@ _locks: set[int] = set()  # descriptors of the locks that this process holds or 
 
 
 def _close_copies() -> None:
-    """Close the copies that a forked process has of its parent's lock files.
+    """In a forked process, close its copies of the parent's lock files.
 
     An open copy would keep the parent's lock, and this process would wait for itself.
     """
@@ -221,7 +221,7 @@ def open_remote(
     io="mmap",
     max_open=None,
 ):
-    """Open a dataset at a URL, or a mixture of several.
+    """Open a dataset at a URL, or a mixture of datasets at several URLs.
 
     Rows, batches, state and workers are the same as for `open_dataset`. Each shard is fetched into
     the cache when it is first read.

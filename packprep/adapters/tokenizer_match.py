@@ -2,8 +2,9 @@
 
     check_tokenizer("packed", "model/")    raises TokenizerMismatch with the first id or text
 
-Equal files have equal digests. Other tokenizers are compared by their behavior: the id of each
-token, and the ids of 1000 texts. The texts depend only on the dataset's tokens and on PIECES:
+A file with the digest of the dataset's tokenizer.json matches. All other tokenizers are compared by
+their behavior: the id of each token, and the ids of 1000 texts. The texts depend only on the
+dataset's tokens and on PIECES:
 
     text k   random PIECES and characters, then the texts of tokens k, k + 1000, k + 2000, …
 """
@@ -81,9 +82,9 @@ def check_tokenizer(ds: str | os.PathLike | Dataset | Mixture, tokenizer: Any) -
     """Check that a tokenizer gives ids the same meaning as a dataset, and encodes text equally.
 
     The same file matches. Another tokenizer matches if it has the dataset's tokens, including those
-    that the build added, under the same ids. It must also encode 1000 texts equally, which contain
-    all of these tokens. Both tokenizers encode them without post-processing, truncation, padding
-    and dropout.
+    that the build added, under the same ids. It must also encode 1000 texts equally. Together, the
+    texts contain all tokens of the dataset. Both tokenizers encode the texts without
+    post-processing, truncation, padding and dropout.
 
     Additional tokens, as for a chat template, are allowed. A difference that affects neither an id
     nor one of the texts is not found, for example the order of merges that seldom compete.
@@ -95,7 +96,8 @@ def check_tokenizer(ds: str | os.PathLike | Dataset | Mixture, tokenizer: Any) -
             Transformers tokenizer. It is not changed.
 
     Raises:
-        TokenizerMismatch: If they differ. The message names the first id or text.
+        TokenizerMismatch: If the tokenizers differ. The message names the first id or text that
+            differs.
         DatasetError: If the dataset's tokenizer.json is missing or damaged. Also if documents came
             as ids and the recipe names only the built-in "bytes" tokenizer.
         ArgumentError: If `tokenizer` is not a tokenizer.
@@ -162,7 +164,7 @@ def _first_difference(own: Tokenizer, given: Any) -> str | None:
 
 
 def _texts(own: Tokenizer) -> Iterator[str]:
-    """Yield the TEXTS texts that both tokenizers encode. They depend on the dataset's tokens."""
+    """Yield TEXTS strings, which depend on the dataset's tokens. Both tokenizers encode them."""
     chance = Random(0).random
     ids = sorted(own.get_vocab().values())
     added = own.get_added_tokens_decoder()
@@ -171,7 +173,7 @@ def _texts(own: Tokenizer) -> Iterator[str]:
         ids, own.decode_batch([[id] for id in ids], skip_special_tokens=False), strict=True
     ):
         # Each token's text appears with and without a space before it. The text of an added token
-        # also appears inside a word and in the other case.
+        # also appears inside a word and with its letter case swapped.
         words.append(
             f"\na{word}b {word} {word.swapcase()}" if id in added else f"\n{word} \n {word}"
         )
@@ -182,7 +184,11 @@ def _texts(own: Tokenizer) -> Iterator[str]:
 
 
 def _encoded(tokenizer: Any, text: str) -> list[int]:
-    """Return a text's ids, or an empty list if a word is unknown and has no fallback token."""
+    """Return a text's ids.
+
+    The result is an empty list if the tokenizer raises an error, for example because it has neither
+    a word of the text nor a token for unknown words.
+    """
     try:
         encoded = tokenizer.encode(text, add_special_tokens=False)
     except Exception:  # The library raises a bare Exception.
@@ -191,7 +197,7 @@ def _encoded(tokenizer: Any, text: str) -> list[int]:
 
 
 def _check_origin(dataset: Dataset) -> None:
-    """Check that no documents were read as ids. The dataset's tokenizer must be "bytes".
+    """Check that no documents were read as ids, for a dataset with the tokenizer "bytes".
 
     Documents that were read as ids come from another tokenizer, which the recipe does not name.
 

@@ -53,7 +53,7 @@ MASKS = {name: name.replace("labels", "loss_mask") for name in DTYPES if name.st
 
 
 def batch_sums(batch: Mapping[str, np.ndarray]) -> dict[str, int | float]:
-    """Return the sums that a loss over several batches is divided by.
+    """Return the sums of one batch. Added over several batches, they are divisors of the loss.
 
     Args:
         batch: A batch with `loss_mask` and perhaps `loss_weights`.
@@ -122,7 +122,7 @@ class Form:
         self.columns = tuple(dict.fromkeys((*wanted, *needed)))
 
     def arrays(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
-        """Return `batch` as NumPy arrays in the form's layout, and add the `batch_sums`."""
+        """Return the arrays of `batch` in the form's layout, and its `batch_sums`."""
         sums = batch_sums(batch) if "loss_mask" in batch else {}
         if self.ignore_index is not None:
             for name in MASKS.keys() & batch.keys():
@@ -207,7 +207,7 @@ def _warn_of_ranks(world_size: int) -> None:
 
 
 def _warn_of_end(state: Mapping[str, Any], end: int | None) -> None:
-    """Warn if a finished run is iterated again, which yields no batches."""
+    """Warn if a finished run is iterated again, because it yields no more batches."""
     if end is not None and state["rows"] >= end:
         warnings.warn(
             f"all {end} rows of this run are delivered, and no batch follows\n"
@@ -218,7 +218,7 @@ def _warn_of_end(state: Mapping[str, Any], end: int | None) -> None:
 
 
 class _Steps:
-    """An iterator over the steps of one rank that one worker makes.
+    """An iterator over the steps that one worker makes for one rank.
 
     StatefulDataLoader reads and restores the state of this iterator.
     """
@@ -231,8 +231,8 @@ class _Steps:
         """Move to the state after `steps` steps of this worker.
 
         Args:
-            rows: Rows that were delivered before the run started, over all ranks.
-            steps: Steps that this worker has made since.
+            rows: Number of rows that all ranks delivered before the run started.
+            steps: Number of steps that this worker has made since the run started.
         """
         of = self._of
         self._rows, self._steps = rows, steps
@@ -269,7 +269,7 @@ class _Steps:
 
 
 class RankBatches(IterableDataset):
-    """An IterableDataset of one rank's batches, which `iterable` creates.
+    """An IterableDataset of one rank's batches, created by `iterable`.
 
     Use it as `DataLoader(batches, batch_size=None, num_workers=W)`.
 
@@ -334,7 +334,7 @@ class RankBatches(IterableDataset):
 
 
 class Loader:
-    """An iterator over one rank's batches, which `loader` creates.
+    """An iterator over one rank's batches, created by `loader`.
 
     Its state is {fingerprint, digest, seed, shuffle, redraw, rows}, as in packprep's own loader.
     The state counts delivered batches, not batches that workers have prefetched. So a run resumes
@@ -417,9 +417,9 @@ def iterable(
 ) -> RankBatches:
     """Return the batches of `loader` as an IterableDataset.
 
-    Use it with DataLoader or StatefulDataLoader and batch_size=None. A StatefulDataLoader's state
-    resumes only with the number of workers that it was taken with, which torchdata requires. The
-    state of `loader` resumes with any number.
+    Use it with DataLoader or StatefulDataLoader and batch_size=None. torchdata requires that the
+    state of a StatefulDataLoader is loaded with the same number of workers. The state of `loader`
+    can be loaded with any number of workers.
 
     Args:
         directory: As in `loader`.
@@ -483,9 +483,9 @@ def loader(
     pin_memory: bool = False,
     **options: Any,
 ) -> Loader:
-    """Return an iterator over one rank's batches, dicts of tensors.
+    """Return an iterator over one rank's batches. Each batch is a dict of tensors.
 
-    A mixture's batches have the columns that the tasks of any of its datasets need.
+    A mixture's batches have each column that at least one of its datasets needs.
 
     layout "bshd": [batch_size, T] each
 
@@ -493,8 +493,8 @@ def loader(
         segment_ids prefix_ends      int32     loss_weights   float32, if losses have weights
         n_trained, loss_weight_sum   int, float: the sums that a loss over all ranks is divided by
 
-    layout "thd": the same as one row, [1, slots], with cu_seqlens int32[segments + 1] and the int
-    max_seqlen.
+    layout "thd": the same arrays with all rows joined, [1, slots] each. The batch also has
+    cu_seqlens, int32[segments + 1], and the int max_seqlen.
 
     If a dataset has block diffusion, batches also have block_lengths, int32. Slots of block
     diffusion have prefix_ends −1 and block_lengths above 0. Other slots have block_lengths 0.
@@ -545,12 +545,12 @@ def loader(
 
 
 class Rows(TorchDataset):
-    """A map-style dataset of rows, dicts of [T] tensors in the dtypes of `loader`.
+    """A map-style dataset of rows. A row is a dict of [T] tensors in the dtypes of `loader`.
 
     The result of `open_dataset` works under DataLoader too, with tokens in their stored dtype.
-    torch can hold uint16, but can neither add it nor look it up in an embedding. A mixture's rows
-    are the rows of its datasets in order. BatchSampler draws rows by the shares of the datasets.
-    Other samplers ignore the shares.
+    torch can hold uint16 tokens, but can neither add them nor look them up in an embedding. A
+    mixture's rows are the rows of its datasets in order. BatchSampler draws rows by the shares of
+    the datasets. Other samplers ignore the shares.
 
     Args:
         directory: Dataset folder, or an open `Dataset` or `Mixture`.
@@ -600,7 +600,8 @@ class BatchSampler:
         seed: As in `Dataset.batches`.
         shuffle: As in `Dataset.batches`.
         epochs: Number of epochs, or None for an endless order. A mixture needs None or `samples`.
-        samples: Number of rows over all ranks, which replaces the default of one epoch.
+        samples: Number of rows over all ranks. With `samples`, the default of one epoch does not
+            apply.
         balance: As in `Dataset.batches`.
         window: As in `Dataset.batches`.
 

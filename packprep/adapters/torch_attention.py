@@ -5,7 +5,7 @@ or as two ranges under block diffusion.
 
     rule             keys of query q, which lies in a segment [begin, end)
     causal           [begin, q + 1)
-    prefix           [begin, max(q + 1, prefix_ends[q])), bidirectional if the prefix is all of it
+    prefix           [begin, max(q + 1, prefix_ends[q])), bidirectional if prefix = segment
     block diffusion  q in x_t: its own block, and x_0 before that block
                      q in x_0: x_0 up to the end of its block
 
@@ -41,9 +41,9 @@ PARTS = ("encoder", "decoder", "cross")
 
 
 class KeyRanges(NamedTuple):
-    """The keys of each query as ranges [begin, end) and [more_begin, more_end) of slots in its row.
+    """The keys of each query, as one or two ranges of slots in the row.
 
-    All ranges are int64[B, T].
+    The ranges are [begin, end) and [more_begin, more_end). All bounds are int64[B, T].
 
     Attributes:
         begin: Start of the first range.
@@ -67,7 +67,7 @@ def _column(batch: Mapping[str, Any], name: str) -> torch.Tensor:
 
 
 def _runs(segment_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (begin, end), int64[B, T], of the run of equal ids around each slot."""
+    """Return for each slot the bounds (begin, end) of its run of equal ids, int64[B, T] each."""
     return boundaries.runs(
         segment_ids, _slots(segment_ids), torch, lambda values: values.cummax(-1).values
     )
@@ -180,7 +180,7 @@ def sdpa_mask(
 def flex_mask_mod(
     batch: Mapping[str, Any], prefix_bidirectional: bool = True, part: str | None = None
 ):
-    """Return mask_mod(b, h, q, k) of FlexAttention, for any pattern.
+    """Return a function mask_mod(b, h, q, k) for FlexAttention. It supports every pattern.
 
     Args:
         batch: As in `key_ranges`. The function's tensors are on the device of the batch.
@@ -209,11 +209,11 @@ def flex_block_mask(
     prefix_bidirectional: bool = True,
     part: str | None = None,
 ):
-    """Return the BlockMask of FlexAttention, for any pattern, in O(T + (T / block_size)²).
+    """Return a BlockMask for FlexAttention. It supports every pattern.
 
-    It equals the result of create_block_mask, but never evaluates the mask over all T² pairs. A
-    query's keys are ranges, so the key blocks that they touch and the key blocks that they cover
-    are ranges too.
+    The result equals the result of create_block_mask, but the mask is never evaluated over all T²
+    pairs. The cost is O(T + (T / block_size)²). A query's keys are ranges. So the key blocks that a
+    range touches are also a range, and so are the key blocks that it covers.
 
     Args:
         batch: As in `key_ranges`.
@@ -269,17 +269,18 @@ def _table(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         blocks: bool[B, q, n], True if the query block uses the key block.
 
     Returns:
-        The number of key blocks that are used, int32[B, 1, q]. The indices of all n key blocks,
-        int32[B, 1, q, n], starting with the key blocks that are used.
+        For each query block, the number of key blocks that it uses, int32[B, 1, q], and the indices
+        of all n key blocks, int32[B, 1, q, n]. The used key blocks come first.
     """
     which = blocks.int().sort(dim=-1, descending=True, stable=True).indices
     return blocks.sum(-1, dtype=torch.int32)[:, None], which.int()[:, None].contiguous()
 
 
 def _counts(first: torch.Tensor, end: torch.Tensor, block_size: int, n: int) -> torch.Tensor:
-    """Count, for each query block and key block, the queries whose range has the key block.
+    """For each query block and key block, count the queries whose range has the key block.
 
-    The range of a query is [first, end), in numbers of key blocks.
+    Only queries of the query block are counted. The key blocks first … end − 1 are the range of a
+    query.
 
     Args:
         first: int64[B, T], first key block of each query.
@@ -300,15 +301,16 @@ def _counts(first: torch.Tensor, end: torch.Tensor, block_size: int, n: int) -> 
     return counts.view(n_rows, n_queries, n + 1).cumsum(-1)[..., :n]
 
 
-# Varlen kernels take concatenated segments and one pattern, causal or bidirectional, for all.
+# Varlen kernels take concatenated segments, and one pattern for all segments: causal or
+# bidirectional.
 
 
 def varlen_causal(dataset: Dataset | Mixture, prefix_bidirectional: bool = True) -> bool:
     """Return the `causal` flag that a varlen kernel needs for this dataset.
 
-    Call it once, before training. A mixture's datasets must all agree. A task without segments does
-    not count. The implicit task too_short, which is causal, counts if the ledger has segments of
-    it.
+    Call it once, before training. All datasets of a mixture must need the same flag. A task without
+    segments does not count. The implicit task too_short is causal. It counts if the ledger has
+    segments of it.
 
     Args:
         dataset: The dataset or mixture.
@@ -393,7 +395,7 @@ def _first(where: torch.Tensor) -> tuple[int, int]:
 
 
 def _varlen(batch: Mapping[str, Any], prefix_bidirectional: bool) -> tuple[torch.Tensor, int, bool]:
-    """Return (cu_seqlens int32, max_seqlen, causal) of a batch's slots, concatenated by row."""
+    """Return (cu_seqlens as int32, max_seqlen, causal) for the joined rows of a batch."""
     segment_ids = _column(batch, "segment_ids")
     causal = _causal(batch, segment_ids, prefix_bidirectional)
     if "cu_seqlens" in batch:
@@ -407,7 +409,7 @@ def _varlen(batch: Mapping[str, Any], prefix_bidirectional: bool) -> tuple[torch
 
 
 def flash_varlen(batch: Mapping[str, Any], prefix_bidirectional: bool = True) -> dict[str, Any]:
-    """Return the keywords of flash_attn_varlen_func(q, k, v, …) for a batch of either layout.
+    """Return the keywords of flash_attn_varlen_func(q, k, v, …) for a batch.
 
     q, k and v have shape [slots, heads, head_dim] and hold the rows in order. Each run of padding
     is a segment, including gaps of pad_seq_to_mult, so that the kernel writes every slot. Call this

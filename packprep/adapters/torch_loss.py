@@ -14,8 +14,8 @@ def automodel_loss_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return a batch in the terms of NeMo Automodel's diffusion losses.
 
     Pass the result as `loss_fn(logits, **inputs)` to MDLMCrossEntropyLoss, HybridDiffusionLLMLoss
-    or BlockDiffusionCrossEntropyLoss. The logits cover all slots, computed with a mask of
-    `torch_attention`. Labels, loss mask and weights are already aligned with them.
+    or BlockDiffusionCrossEntropyLoss. Compute the logits of all slots, with a mask of
+    `torch_attention`. Labels, loss mask and weights are already aligned with the logits.
 
     Args:
         batch: A batch of `packprep.adapters.torch`, with or without loss_weights.
@@ -43,15 +43,15 @@ def masked_loss(
     The loss is Σ cross_entropy(logits[t], labels[t]) · loss_weights[t] / denominator. labels[t] is
     the target of logits[t]: do not shift labels again. Untrained slots are removed before the cross
     entropy, since 0 · NaN is NaN and kernels may leave any value in a slot outside every segment.
-    Their gradient is exactly 0.
+    The gradient of untrained slots is exactly 0.
 
     Args:
         logits: float[B, T, vocab], or float[n, vocab] of only the n trained slots, in order. A head
-            that is applied to `hidden[loss_mask]` gives the latter and saves work.
+            that is applied to `hidden[loss_mask]` gives the second form and saves work.
         batch: A batch with labels and loss_mask [B, T]. Without loss_weights, each weight is 1.
         denominator: By default the number of trained slots of this batch. For several ranks or
-            accumulated batches, pass the sum of all their `n_trained` and add up the losses. If it
-            is 0, as on a rank without rows, the loss is 0 and has a gradient.
+            accumulated batches, pass the sum of all their `n_trained` and add up the losses. If the
+            denominator is 0, as on a rank without rows, the loss is 0 and has a gradient.
 
     Returns:
         A scalar, at least float32.

@@ -5,8 +5,8 @@ Both implement one pattern:
     allowed(q, k) = same segment and (k ≤ q or k < prefix_ends[q])
 
 It covers causal attention (prefix 0), prefix LM, and bidirectional attention (prefix = the
-segment). Since k ≤ q is the same as k < q + 1, a slot attends to the keys of its segment below one
-number, its reach:
+segment). Since k ≤ q is the same as k < q + 1, a slot attends to the keys of its segment that are
+below one number. This number is the slot's reach:
 
     slot          0  1  2  3  4  5  6    segment 1 has a prefix of 2, segment 2 is causal
     segment_ids   1  1  1  1  2  2  0
@@ -88,7 +88,9 @@ def dense_mask(
 
 
 def _runs(segment_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return (begin, end) of the run of equal ids around each slot, shaped as the ids.
+    """Return for each slot the bounds of the run of equal ids that contains it.
+
+    The arrays (begin, end) have the shape of `segment_ids`.
 
     Each run of padding is a segment here, and attends only to itself. So a query block and a key
     block in distant runs of padding have no pairs to compute.
@@ -100,7 +102,7 @@ def _runs(segment_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _meetings(segment_ids: jax.Array, key_segment_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the first key and the key after the last of each query in cross attention.
+    """Return for each query of cross attention its first key, and the key after its last key.
 
     Both arrays have the shape of `segment_ids`.
     """
@@ -111,9 +113,10 @@ def _meetings(segment_ids: jax.Array, key_segment_ids: jax.Array) -> tuple[jax.A
 def _reach(
     segment_ids: jax.Array, prefix_ends: jax.Array | None, key_segment_ids: jax.Array | None = None
 ) -> jax.Array:
-    """Return the first slot after the keys that each slot may attend to, int32[…, T].
+    """Return the reach of each slot, int32[…, T]: it attends only to keys below this number.
 
-    The result ignores segment ends, which the segment ids enforce.
+    A reach may be beyond the end of the slot's segment, because the segment ids forbid such keys.
+    In cross attention, the reach is the number of keys.
     """
     if key_segment_ids is not None:
         return jnp.full(segment_ids.shape, key_segment_ids.shape[-1], jnp.int32)
@@ -133,11 +136,12 @@ def block_masks(
     block: int = 128,
     key_segment_ids: jax.Array | None = None,
 ) -> jax.Array:
-    """Return the kind of each pair of a query block and a key block of one row.
+    """Return a number for each pair (query block, key block) of one row: 0, 1 or 2.
 
-    0 means that no pair of slots is allowed. 2 means that the pattern by slots allows all pairs;
-    segment ids may still forbid some, and splash attention compares them separately. 1 means
-    anything in between. The cost is O(T + (T/block)²).
+    0 means that no query of the query block attends to a key of the key block. 2 means that all
+    keys of the key block are below the reach of all queries of the query block. Segment ids may
+    still forbid some of these pairs, and splash attention compares the ids separately. 1 means any
+    other case. The cost is O(T + (T/block)²).
 
     Args:
         segment_ids: int[T].
@@ -196,7 +200,7 @@ def splash_kernel(
     interpret: bool = False,
     key_segment_ids: jax.Array | None = None,
 ) -> splash_attention_kernel.SplashAttentionKernel:
-    """Return splash attention's kernel for one row, with block masks as arrays of that row.
+    """Return splash attention's kernel for one row. Its block masks are arrays for this row.
 
     Create it inside jit. Call it with queries [heads, T, head_dim], keys and values [heads, K,
     head_dim], and the row's `splash_segment_ids`. The mask inside a block is computed from the

@@ -49,7 +49,9 @@ class _Iterator(grain.DatasetIterator):
 def grain_batches(
     directory: str | os.PathLike | Dataset | Mixture, batch_size: int, **options: Any
 ) -> grain.IterDataset:
-    """Return a grain.IterDataset over one rank's batches, dicts of NumPy arrays [batch_size, T].
+    """Return a grain.IterDataset over one rank's batches.
+
+    Each batch is a dict of NumPy arrays [batch_size, T].
 
     The state of its iterators is packprep's {fingerprint, digest, seed, shuffle, redraw, rows}. One
     rank's state restores every rank, with any batch size and world size.

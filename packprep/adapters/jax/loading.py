@@ -81,7 +81,7 @@ class _Form(NamedTuple):
 
 
 class Loader:
-    """An iterator over global batches, dicts of jax.Arrays, which `loader` creates.
+    """An iterator over global batches, created by `loader`. Each batch is a dict of jax.Arrays.
 
     Its state has the same keys and meaning as the state of `packprep.dataset.Batches`.
 
@@ -103,8 +103,8 @@ class Loader:
         form: _Form,
         options: Mapping[str, Any],
     ):
-        # This call checks the arguments. Its state holds the position of all processes, because
-        # one rank with the global batch reads the same rows as all ranks with their shares.
+        # This call checks the arguments. The state of `_position` is valid for all processes,
+        # because one rank with the global batch reads the same rows as all ranks with their shares.
         self._position = dataset.batches(batch_size, **options)
         self._redraw, self._accelerate = options["redraw"], options["accelerate"]
         self._form = form
@@ -171,7 +171,9 @@ class Loader:
         return self._position.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume after the rows that `state` has delivered, with any batch size and sharding.
+        """Resume after the rows that were delivered when `state` was saved.
+
+        The batch size and the sharding may have changed since.
 
         Raises:
             StateError: If the state belongs to another dataset, seed or order.
@@ -199,7 +201,7 @@ def loader(
     max_segments: int | None = None,
     loss_weights: str = "refuse",
 ) -> Loader:
-    """Return an iterator over global batches, dicts of jax.Arrays of fixed shapes.
+    """Return an iterator over global batches. Each batch is a dict of jax.Arrays of fixed shapes.
 
     The arrays of a batch:
 
@@ -213,15 +215,15 @@ def loader(
         seqlens                                  int32[batch_size, max_segments], with max_segments
 
     `seqlens` and `offsets` follow TransformerEngine's layout: one entry per segment, filled up with
-    0 and −1. If `epochs` or `samples` leaves the last batch short, rows of padding fill it up, so
-    that shapes stay the same. A mixture's batches have the columns that the tasks of any of its
-    datasets need.
+    0 in `seqlens` and −1 in `offsets`. If `epochs` or `samples` leaves the last batch short, rows
+    of padding fill it up, so that shapes stay the same. A mixture's batches have each column that
+    at least one of its datasets needs.
 
     With names="maxtext", same-position tasks also give the two masks that MaxText's block diffusion
     reads, int32[batch_size, T] each. `corruption_mask` is 1 where the input differs from the text,
-    and `targets_loss_mask` is 1 where a slot is trained. For block-diffusion tasks without
-    `attention`, all arrays contain only x_t and have shape [batch_size, T/2]. A block then attends
-    to earlier blocks in their noised form, because the clean x_0 is missing.
+    and `targets_loss_mask` is 1 where a slot is trained. If a task uses block diffusion and
+    `attention` is None, all arrays contain only x_t and have shape [batch_size, T/2]. A block then
+    attends to earlier blocks in their noised form, because the clean x_0 is missing.
 
     With names="seqio", a batch has the arrays of `packprep.dataset.encoder_decoder.split`,
     [batch_size, encoder_length] and [batch_size, T − encoder_length]. The dataset must have
@@ -362,8 +364,8 @@ def check_attention(
         prefix_bidirectional: Whether prefixes are read bidirectionally.
 
     Raises:
-        ArgumentError: If the path is unknown, or if it cannot compute the pattern of a task, which
-            the message names.
+        ArgumentError: If the path is unknown, or if it cannot compute the pattern of a task. The
+            message names the task.
     """
     if attention not in ATTENTION:
         raise ArgumentError(
@@ -462,7 +464,7 @@ def read(
     form: _Form,
     accelerate: str,
 ) -> dict[str, np.ndarray]:
-    """Read columns of `rows` from a dataset; missing rows become padding.
+    """Read columns of `rows` from a dataset, and add rows of padding up to `n_rows` rows.
 
     Args:
         dataset: The dataset or mixture.
@@ -519,7 +521,7 @@ def _is_token(name: str) -> bool:
 
 
 def _noised_alone(batch: Mapping[str, np.ndarray], pad_id: int) -> dict[str, np.ndarray]:
-    """Return only x_t, the first half of each segment, as columns [n_rows, T // 2].
+    """Return only the first half (x_t) of each segment, as columns [n_rows, T // 2].
 
     A segment's new start is half of its old start. For segments of 3 and 2 tokens:
 
@@ -545,7 +547,7 @@ def _noised_alone(batch: Mapping[str, np.ndarray], pad_id: int) -> dict[str, np.
 def _read_prefixes_causally(
     dataset: Dataset | Mixture, rows: np.ndarray, prefix_ends: np.ndarray
 ) -> None:
-    """Make prefixes causal: set the prefix_ends of prefix-pattern segments to their starts.
+    """Set prefix_ends to the segment's start in segments with a prefix, so that they are causal.
 
     Args:
         dataset: The dataset or mixture.
@@ -683,7 +685,7 @@ def _row_sharding(sharding: Sharding) -> Sharding:
 def global_arrays(
     sharding: Sharding, batch: Mapping[str, np.ndarray], columns: Collection[str], n_rows: int
 ) -> dict[str, jax.Array]:
-    """Return columns of this process' rows as global arrays, which all processes build together.
+    """Return columns as global arrays, which all processes build together from their rows.
 
     Args:
         sharding: Sharding of arrays [n_rows, T].
@@ -712,7 +714,7 @@ def masked_loss(
     loss_mask: jax.Array,
     loss_weights: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the summed cross entropy of the trained slots, and their number.
+    """Return the summed cross entropy of the trained slots, and the number of trained slots.
 
     labels[t] is the target of logits[t]: do not shift labels again. The caller chooses the divisor.
     Logits of other slots affect neither the sum nor its gradient, even if they are NaN. They are
