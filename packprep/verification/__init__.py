@@ -215,7 +215,7 @@ def verify_dataset(
     recipe: Recipe | None = None,
     epoch: int = 0,
 ) -> dict[str, Any]:
-    """Check every invariant of a dataset in the shards of one array task.
+    """Check every invariant of a dataset. An array task checks only its share of the shards.
 
     Array task 0 also checks the files of the whole dataset, such as dataset.json. No shard is
     checked if plan.json, tokenizer.json or removed.json is damaged.
@@ -246,7 +246,8 @@ def verify_dataset(
         DatasetError: If the directory is not a dataset, or the manifest does not have the values
             that resampling needs.
         PlanError: If plan.json is missing.
-        RecipeError: If the options do not apply to a token store, or `moved` has an unknown source.
+        RecipeError: If `moved` has an unknown source. Also for a token store, if `replay` is a
+            number of segments or `epoch` is not 0.
     """
     with local_copy(folder_at(directory)) as local:
         folder, is_first_task = local.folder, array[0] == 0
@@ -296,7 +297,7 @@ def _manifest_to_verify(local: LocalCopy, replay: int | None, epoch: int) -> Man
         DatasetError: If the directory is not a dataset, or the manifest does not have the values
             that resampling needs.
         PlanError: If plan.json is missing.
-        RecipeError: If the options do not apply to a token store.
+        RecipeError: For a token store, if `replay` is a number of segments or `epoch` is not 0.
     """
     folder = local.folder
     local.fetch(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, REMOVED_NAME)
@@ -513,7 +514,7 @@ def _arrays_of(
     """Check the arrays of one shard in an epoch, and return them.
 
     All invariants of arrays are checked: P3 to P15, P18 to P20 and P23 to P25. Return None if a
-    fault prevents restoring the original tokens of the segments, or counting them.
+    fault makes it impossible to count the segments, or to restore their original tokens.
 
     Args:
         directory: Directory of the dataset.

@@ -56,7 +56,7 @@ def check_structure(arrays: Arrays, file: str, seq_length: int, mult: int, fault
         arrays: The shard's arrays.
         file: Name of the shard, for messages.
         seq_length: Slots per row.
-        mult: Multiple to which `cu_seqlens_padded` rounds each segment's length up.
+        mult: `cu_seqlens_padded` rounds each segment's length up to a multiple of this number.
         faults: Receives the faults.
     """
     offsets, segments = arrays["row_offsets"], len(arrays["segment_key"])
@@ -102,7 +102,7 @@ def check_structure(arrays: Arrays, file: str, seq_length: int, mult: int, fault
 
 
 def check_layout(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> bool:
-    """Check P3: arrays that depend on the recipe exist exactly when the recipe requires them.
+    """Check P3: an array that depends on the recipe exists if and only if the recipe requires it.
 
     Return whether no fault was found.
     """
@@ -139,8 +139,8 @@ def check_arrays(plan: Plan, arrays: Arrays, file: str, faults: Faults, epoch: i
         epoch: The epoch for which the noise of the arrays was drawn.
 
     Returns:
-        False if a fault prevents restoring the original tokens of the segments, or counting them.
-        Otherwise True, even if other faults were found.
+        False if a fault makes it impossible to count the segments, or to restore their original
+        tokens. Otherwise True, even if other faults were found.
     """
     recipe = plan.recipe
     if not check_structure(arrays, file, recipe.seq_length, recipe.packing.pad_seq_to_mult, faults):
@@ -171,8 +171,8 @@ def check_arrays(plan: Plan, arrays: Arrays, file: str, faults: Faults, epoch: i
 def _with_derived(check: ShardCheck) -> Arrays:
     """Return the shard's arrays, together with the arrays that a compact shard omits.
 
-    A compact shard omits `segment_ids`, `loss_mask`, and `labels` if a task predicts at the same
-    position. They are derived in the same way as in the loader.
+    A compact shard may omit `segment_ids`, `loss_mask` and `labels`. They are derived in the same
+    way as in the loader. `labels` is derived only if a task predicts at the same position.
     """
     arrays, segments, first_slots = check.arrays, check.segments, check.first_slots
     shape, size, derived = arrays["tokens"].shape, arrays["tokens"].size, {}
@@ -299,7 +299,7 @@ def _file_keys(plan: Plan, files: np.ndarray) -> np.ndarray:
 
 
 def _kept(check: ShardCheck) -> np.ndarray:
-    """Return False for segments whose document is excluded from their pass by the plan, bool[m].
+    """Return False for a segment if the plan excludes its document from its pass, bool[m].
 
     The plan determines which documents `sample` excludes. For text files, it also determines which
     documents a fractional `repeat` excludes.
@@ -375,9 +375,9 @@ def _check_form(check: ShardCheck) -> bool:
 def _prefixes(check: ShardCheck) -> np.ndarray:
     """Return the number of prefix slots that each segment should have, int64[m].
 
-    Some tasks compute the prefix from the tokens. A segment without tokens then has prefix 0. If
-    rows have an encoder and a decoder sequence, such a segment keeps its stored prefix, because P24
-    checks it.
+    For a segment without tokens, the prefix is 0 if its task computes prefixes from the tokens. But
+    if rows have an encoder and a decoder sequence, a segment without tokens keeps its stored
+    prefix, because P24 checks it.
     """
     segments = check.segments
     prefix = np.zeros(len(segments), np.int64)
@@ -407,7 +407,7 @@ def _original(check: ShardCheck, is_label: np.ndarray, slots: np.ndarray) -> np.
 
 
 def _check_repeated(check: ShardCheck) -> None:
-    """Check P19: if a chunk repeats the first tokens of its document, they are not trained."""
+    """Check P19: if a chunk repeats tokens of its document, the repeated tokens are not trained."""
     segments = check.segments
     if segments.trained is None:
         return
@@ -465,10 +465,10 @@ def _check_coverage(check: ShardCheck) -> None:
 def _may_be_limited(check: ShardCheck, ordered: Segments, goes_on: np.ndarray) -> np.ndarray:
     """Return which segments may belong to documents with trained ranges, bool[m].
 
-    For a document with trained ranges, tasks are drawn from a smaller set. A segment may belong to
-    such a document only if every segment of its document has the task that is drawn from this set,
-    or is very short. The stored ranges do not answer the question, because a completely trained
-    chunk looks like a chunk of a document without trained ranges.
+    For documents with trained ranges, tasks are drawn from a smaller set. The result is True if
+    each segment of the document either has the task that its key draws from this set, or is very
+    short. The stored ranges cannot give the answer, because a completely trained chunk looks like a
+    chunk of a document without trained ranges.
 
     Args:
         check: The shard that is checked.
@@ -523,8 +523,8 @@ def check_parts(check: ShardCheck) -> bool:
 def _check_trained(check: ShardCheck) -> None:
     """Check P19: trained ranges are inside their segment, in order, and do not overlap.
 
-    Ranges may touch only if their weights differ. Weights must be finite and above 0, and not all
-    1.
+    Ranges may touch only if their weights differ. Weights must be finite and above 0. If all
+    weights of the shard are 1, `trained_weights` must be omitted.
     """
     trained, slots = check.segments.trained, check.segments.slots
     if trained is None:
@@ -580,10 +580,10 @@ def _check_blocks(check: ShardCheck) -> None:
 
 
 Blocks = list[tuple[np.ndarray, Task, tuple[np.ndarray, np.ndarray, np.ndarray]]]
-"""One entry per task with blocks.
+"""One entry (segments, task, (counts, levels, weights)) per task with blocks.
 
-An entry has the indices of the task's segments, the task, and a tuple: blocks per segment, noise
-level per block, loss weight per block.
+`segments` has the indices of the task's segments, and `counts` their numbers of blocks. `levels`
+and `weights` have the noise level and the loss weight of each block.
 """
 
 
@@ -709,12 +709,12 @@ def check_same_tokens(
 SLOTS_AT_ONCE = 1 << 20
 """Number of slots that are resampled at a time. Resampling needs some hundred bytes per slot."""
 HEADER = ("prefix", "noise", "loss_weight")
-"""The `segment_*` arrays that resampling changes, without `segment_`."""
+"""Names of the `segment_*` arrays that resampling changes, without the prefix `segment_`."""
 BLOCKS = ("block_noise", "block_loss_weight")
 
 
 def arrays_in_epoch(dataset: Dataset, shard: Shard, epoch: int) -> Arrays:
-    """Return the arrays of a shard with all rows resampled for `epoch`.
+    """Resample all rows of a shard for `epoch`, and return the arrays of the shard.
 
     The arrays named in BLOCKS are returned as stored. The result always has `loss_mask` and
     `loss_weights`, even if the shard does not store them.

@@ -1,9 +1,10 @@
-"""Check P21: in each pass, one shard has every document, in its segments or in its rejects file.
+"""Check P21: in each pass, each document is in exactly one shard, in segments or in the rejects.
 
-Without the sources, the documents of a shard are compared with the plan. The plan determines the
-files, text files and byte ranges of line files that each shard reads. Row numbers of a table must
-follow one another without a gap. Shards that read the same file must read separate parts of it.
-With `--replay all`, the documents are also compared with the documents of a rebuilt shard.
+Without the sources, the documents of a shard are compared with the plan. For each shard, the plan
+determines the files that are read. For line files, it also determines the byte ranges. Row numbers
+of a table must follow one another without a gap. Shards that read the same file must read separate
+parts of it. With `--replay all`, the documents are also compared with the documents of a rebuilt
+shard.
 """
 
 from bisect import bisect_right
@@ -62,7 +63,7 @@ class Locations(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """Parts of files that the build of one shard read. Each column is int64[k].
+    """Parts of files that were read to build one shard. Each column is int64[k].
 
     Attributes:
         file: Index into the plan's files.
@@ -341,7 +342,7 @@ def _is_table(plan: Plan, file: int) -> bool:
 
 
 def _keeps_all(plan: Plan, file: int, use: int) -> bool:
-    """Return whether pass `use` of the file's source has all documents of the source.
+    """Return whether pass `use` has all documents of the file's source.
 
     `sample` and a fractional `repeat` may exclude documents.
     """
@@ -385,11 +386,11 @@ def _extents(plan: Plan, shard: int) -> Iterator[_Extents]:
 
 
 def _whole(source: PlannedSource, locations: range) -> np.ndarray:
-    """Return the ranges of the splits that a shard reads completely, int64[4, n].
+    """Return the ranges of files that the given splits contain, int64[4, n].
 
     The four rows are file, pass, first position and end position. A split of several files gives
-    one range per file. `locations` is a result of `source.places`. It has indices into the list of
-    the source's splits in each pass.
+    one range per file. `locations` selects the splits. It is a part of a range that `source.places`
+    returned. The shard must read these splits completely.
     """
     pieces, uses = source.at_places(locations)
     found = source.pieces.at(pieces)
@@ -405,7 +406,7 @@ def _whole(source: PlannedSource, locations: range) -> np.ndarray:
 
 
 def _in_part(slices: Iterable[Slice]) -> np.ndarray:
-    """Return the ranges of files that work ranges cover, int64[4, n].
+    """Return the ranges of files that the given work ranges contain, int64[4, n].
 
     The four rows are file, pass, first position and end position. Empty ranges are omitted.
     """
@@ -438,9 +439,10 @@ def _formats(source: PlannedSource) -> np.ndarray:
 
 
 def _uses_of_files(file: Any, use: Any) -> Any:
-    """Return one number for each pair of file and pass. It sorts by file, then by pass.
+    """Return a number for each pair of file and pass.
 
-    Arguments and result are ints or int64 arrays.
+    The order of these numbers is by file, then by pass. Arguments and result are ints or int64
+    arrays.
     """
     return file * MOST_USES + use
 
@@ -460,7 +462,10 @@ def _inside(locations: Locations, extents: _Extents) -> np.ndarray:
 
 
 def _groups(locations: Locations) -> list[tuple[int, int, slice]]:
-    """Return (file, pass, slice) for each file and pass. The slice selects their locations."""
+    """Return (file, pass, slice) for each file and pass.
+
+    The slice selects the locations in this file and pass.
+    """
     if not len(locations.file):
         return []
     changes = [np.diff(column, prepend=-1) != 0 for column in (locations.file, locations.use)]
@@ -533,8 +538,8 @@ def _runs(
         plan: The dataset's plan.
         shard: Number of the shard.
         every: The documents of the shard's segments and rejects.
-        parts: Number of parts that the shard reads of a file in a pass. The key is the result of
-            `_uses_of_files` for this file and pass.
+        parts: Result of `_uses_of_files` for a file and a pass → number of parts of this file that
+            the shard reads in this pass.
         faults: Receives the faults.
     """
     found = []

@@ -2,7 +2,7 @@
 
 `verify_dataset` checks each dataset first. This module checks mixture.json, and compares the
 datasets' plans, text digests and documents. Shard b reads the same parts of the sources in every
-dataset, so an array task compares only the shards with its own numbers.
+dataset, so an array task compares only the shards that it also verifies.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ from packprep.verification.coverage import Locations, in_words, read_rejects
 from packprep.verification.faults import MAX_LISTED, Faults
 
 _OF_ONE_PLAN = ("digest", "engine", "fingerprint", "law_version", "made_with", "removed")
-"""Keys of plan.json in which the plans of one build may differ."""
+"""Keys of plan.json whose values may differ between the datasets of one build."""
 
 
 class _Opened(NamedTuple):
@@ -127,8 +127,8 @@ def _open(stack: ExitStack, directory: str) -> _Opened:
 def _check_mixture(out: Folder, directories: Sequence[str], faults: Faults) -> None:
     """Check P1 and P2 of mixture.json.
 
-    mixture.json must list the datasets of the build. The share of a dataset in it is the dataset's
-    number of slots. The file may be missing only if documents were removed.
+    mixture.json must list the datasets of the build. The share that it gives to a dataset must be
+    the dataset's number of slots. mixture.json may be missing only if documents were removed.
     """
     manifests = []
     for directory in directories:
@@ -220,7 +220,7 @@ def _compare_shard(opened: Sequence[_Opened], b: int, faults: Faults) -> int:
     Without "decompose", all datasets except one reject the document as `other_length`. This one
     dataset uses the document, or rejects it for another reason.
 
-    With every setting, a document may also be rejected by all datasets for another reason.
+    With every setting, all datasets may also reject a document for reasons except `other_length`.
 
     Returns:
         The number of documents, counting each pass.
@@ -262,7 +262,7 @@ def _compare_shard(opened: Sequence[_Opened], b: int, faults: Faults) -> int:
 
 
 class _ShardDocuments(NamedTuple):
-    """The documents of a shard in one dataset. An int64[3, k] has the rows file, pass, position.
+    """The documents of a shard in one dataset. int64[3, k] has the rows file, pass and position.
 
     Attributes:
         receipt: The shard's receipt.
@@ -306,8 +306,8 @@ def _check_pieces(
 ) -> None:
     """Check P21 of decomposed documents: their chunks have no gap and no overlap.
 
-    The ledger of each dataset must also count the tokens that the other datasets use, or have
-    removed, as `other_length`.
+    The ledger of each dataset must also count, as `other_length`, the tokens that the other
+    datasets use or have removed.
 
     Args:
         opened: The datasets.
@@ -320,7 +320,7 @@ def _check_pieces(
     columns = columns[:, np.lexsort(columns[3::-1])]
     same = np.zeros(columns.shape[1], np.bool_)
     same[1:] = (columns[:3, 1:] == columns[:3, :-1]).all(axis=0)
-    # A chunk without tokens does not show where it ended, so it ends at the start of the next one.
+    # A chunk without tokens does not show its end, so the start of the next chunk is taken.
     ends = np.where(columns[4] > 0, columns[3] + columns[4], np.roll(columns[3], -1))
     expected = np.where(same, np.roll(ends, 1), 0)
     for i in np.flatnonzero(columns[3] != expected)[:MAX_LISTED]:

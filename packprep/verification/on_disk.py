@@ -487,8 +487,7 @@ def _check_ratios(source: PlannedSource) -> None:
     """Check the ratios of a source. A ratio estimates the text bytes in 1024 bytes of a file.
 
     Raises:
-        PlanError: If a ratio is out of range, or is for a file format that no file of the source
-            has.
+        PlanError: If a ratio is out of range, or no file of the source has the ratio's format.
     """
     formats = {format_name(*kind) for kind in source.files.kinds}
     most = highest_ratio(source)

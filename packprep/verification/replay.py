@@ -70,7 +70,7 @@ def replay_shard(shard: ShardToReplay, rejects: Locations | None) -> int | None:
     if rejects is not None:
         check_read(plan, number, shard.arrays, rejects, made, faults)
     _compare_arrays(shard, made.arrays)
-    if faults.total == faults_before:  # Only sound arrays can be inverted.
+    if faults.total == faults_before:  # `restore` needs valid arrays.
         _check_inverse(shard, made)
     return len(made.segments)
 
@@ -172,7 +172,8 @@ def _note_changed_sources(shard: ShardToReplay, digests: Mapping[str, str]) -> b
     """Add a fault for each source with another digest than in the receipt.
 
     Return whether a source has another digest. Token stores with removed documents are skipped,
-    because removing changes their digests. Comparing segments checks their other documents.
+    because removing changes their digests. The remaining documents of such a store are checked by
+    comparing segments.
     """
     if shard.receipt is None:
         return False

@@ -18,8 +18,8 @@ class ShardCheck:
     Attributes:
         plan: The dataset's plan.
         arrays: The shard's arrays, stored or as resampled for an epoch.
-        segments: The shard's segments. The columns bos, eos and repeated are valid only after
-            `check_parts`, because they are computed from the other columns.
+        segments: The shard's segments. Use the columns bos, eos and repeated only after
+            `check_parts`, because they are computed from columns that must be valid.
         file: The shard's name, for messages.
         faults: Receives the faults.
         epoch: The epoch for which the noise of the arrays was drawn.
@@ -83,7 +83,7 @@ class ShardCheck:
         self.add(promise, f"segment {g}: {message}", int(self.segments.row[g]), slot, value)
 
     def add_slot(self, promise: str, flat_slot: int, message: str, value: Any = None) -> None:
-        """Add a fault at a slot, an index into the flattened rows."""
+        """Add a fault at a slot. `flat_slot` is an index into the flattened rows."""
         row, slot = divmod(int(flat_slot), self.seq_length)
         self.add(promise, message, row, slot, value)
 

@@ -42,7 +42,7 @@ _SLOT_FAULTS = {
 }
 _CODES = len(_SLOT_FAULTS)
 _NO_RULE = np.int64(-1 << 62)
-"""Stands for the expected label of a slot if the tokens do not determine it. It is not an id."""
+"""Value for the expected label if tokens do not determine the label. It is not a token id."""
 
 
 @kernel(inline=True)
@@ -74,7 +74,7 @@ def _or_of_pairs(left, right, row, begin, end, shift):
 
 
 class Slots(NamedTuple):
-    """Arrays with one value per slot, [rows, seq_length]. A missing array is [0, seq_length].
+    """Arrays with one value per slot, [rows, seq_length]. A missing array has 0 rows.
 
     Attributes:
         tokens: Token ids.
@@ -135,7 +135,7 @@ def _padding_is_good(rows, row, begin, end, pad):
 
 @kernel(inline=True)
 def _segment_is_good(rows, segments, row, g, pad, vocab_size):
-    """Return whether all slots of segment g are valid. It must not have trained ranges."""
+    """Return whether all slots of segment g are valid. The shard must not have trained ranges."""
     begin, number = segments.first_slot[g], g - segments.row_offsets[row] + 1
     end = begin + segments.slots[g]
     if (
@@ -356,7 +356,10 @@ def check_sentinels(check: ShardCheck) -> None:
 
 
 def check_sides(check: ShardCheck) -> None:
-    """Check P24: rows fit encoder_length and decoder_length, and segments have slots in both."""
+    """Check P24: rows fit encoder_length and decoder_length.
+
+    Each segment must have slots in the encoder sequence and in the decoder sequence.
+    """
     segments, sides = check.segments, check.plan.recipe.packing.sides
     if sides is None:
         return
