@@ -44,7 +44,7 @@ SIZES = (
 )
 """The Hub's size categories by number of rows, one per power of ten from a thousand."""
 MOST_PATHS = 100
-"""Maximum number of a source's files that a recipe names if the plan has no patterns."""
+"""Maximum number of file names that `origin` lists for a source without patterns."""
 
 
 def origin(manifest: Manifest, plan: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -57,9 +57,9 @@ def origin(manifest: Manifest, plan: Mapping[str, Any] | None) -> dict[str, Any]
     Returns:
         {recipe: TOML, tokenizer: {name, digest}, seed, engine, made_with: {name: version},
         law_version, sources: [{name, paths, files, bytes}]}. `files` and `bytes` are the number and
-        total size of the source's files, or None without a plan. The paths are the plan's patterns,
-        or file names if it has no patterns. They are ["FILES"] if the files are unknown or more
-        than MOST_PATHS.
+        total size of the source's files, or None without a plan. `paths` has the plan's patterns,
+        or the file names if the plan has no patterns for the source. It is ["FILES"] if the files
+        are unknown, or if more than MOST_PATHS file names would be listed.
 
     Raises:
         DatasetError: If this version of packprep cannot read the recipe.

@@ -96,9 +96,9 @@ def _without(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _own_of_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of plan.json, except the list of files and keys of the manifest.
+    """Return the entries of plan.json, without `files` and without the manifest's keys.
 
-    `sources` is returned although it is a key of both. Its values in the plan are different.
+    `sources` is a key of both JSON files, but it is returned, because the plan has other values.
     """
     return {
         **_without(plan, (*Manifest.__annotations__, "files")),
@@ -174,7 +174,7 @@ def _totals(here: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, list
     """Return the keys totals, tasks and sources, each with [{name, here, there}].
 
     `totals` has the numbers of rows, segments, documents, tokens and padding slots. `tasks` and
-    `sources` have the numbers of segments and tokens of each task and of each source.
+    `sources` have the numbers of segments and tokens per task and per source.
     """
     both = here, there
 
@@ -344,9 +344,9 @@ def _row_of(shard: Shard, name: str, at: int, slot: int) -> tuple[int, int, int]
 
 
 def _begin_of(shard: Shard, row: int, segment: int) -> int:
-    """Return the first slot of segment number `segment` of a row, counted from 0.
+    """Return the first slot of a segment in a row. `segment` counts from 0 in this row.
 
-    Return the last slot of the row at most, because the row may have fewer segments.
+    If the row does not have this segment, the result is any slot of the row.
     """
     first = int(shard.arrays["row_offsets"][row]) + row
     physical = shard.arrays.get("cu_seqlens_padded", shard.arrays["cu_seqlens"])

@@ -65,7 +65,8 @@ def describe_document(
         A dict with these keys:
 
         - directory, source, position, shards, shards_searched
-        - more_files: number of files with a document at the position that `files` does not have
+        - more_files: number of further files that have a document at the position, but are not in
+          `files`
         - files: [{file, text, tokens, not_read, before, after, uses}]
 
         `text` is the start of the document. If the file was not read, text and tokens are None, and
@@ -130,7 +131,7 @@ def _files_that_reach(source: PlannedSource, position: int) -> list[int]:
 
 
 def _pieces_of(source: PlannedSource, files: list[int], position: int) -> np.ndarray:
-    """Return the splits of files that may contain a document at a position, int64[n]."""
+    """For the given files, return the splits that may contain `position`, int64[n]."""
     if len(files) == len(source.files) > 1000:
         return np.arange(len(source.pieces))
     pieces: list[int] = []
@@ -156,12 +157,15 @@ class _Found:
         self._after: dict[int, int] = {}
 
     def files(self) -> list[int]:
-        """Return the source's files with a used or rejected document at the position, ascending."""
+        """Return the indices of files, ascending.
+
+        In these files of the source, the document at the position is used or rejected.
+        """
         held = {file for file, _ in (*self._segments, *self._rejects)}
         return sorted(file - self._source.first_file for file in held)
 
     def search(self, number: int) -> None:
-        """Search shard `number` and its rejects file for the documents, and store the results."""
+        """Search shard `number` and its rejects file for documents at the position."""
         with self._data.shard(number) as shard:
             segments = Segments.of_arrays(shard.arrays)
             file, doc = segments.file, segments.doc
@@ -315,7 +319,7 @@ def _rejects(data: OpenedDataset, number: int) -> Iterator[dict[str, Any]]:
 def _left_out(
     plan: Plan, segments: list[dict[str, Any]], tokens: int | None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the token ranges of a used document that are in no segment, each with the reason.
+    """For a used document, yield the token ranges that are in no segment, each with the reason.
 
     The end of a range is None if the document's number of tokens is unknown.
     """
@@ -353,9 +357,10 @@ def _read_again(
     """Read the document at a position in file i of a source.
 
     Returns:
-        A tuple: whether the document exists, the start of its text, its number of tokens (only if
-        `used`), the error if the file cannot be read, and the nearest positions of documents before
-        and after. Unknown values are None.
+        (exists, text, tokens, error, before, after). `text` is the start of the document's text.
+        `tokens` is the number of tokens, and is computed only if `used`. `error` says why the file
+        cannot be read. `before` and `after` are the nearest positions of other documents. Unknown
+        values are None.
     """
     file, nearest = source.first_file + i, [-1, END]
 
@@ -531,7 +536,8 @@ def _first_looks(
     """Yield (positions, rejects, contents) for each batch of documents in a work range.
 
     The documents come from the source file or from a token store. `contents` yields (token ids,
-    number of trained ids or None) for each document that is not rejected.
+    number of trained ids) for each document that is not rejected. The number is None if the
+    document has no trained ranges.
     """
     documents = plan.recipe.documents
     if source.in_store:
@@ -562,7 +568,7 @@ def _stored_contents(read: ReadDocuments) -> Iterator[tuple[list[int], int | Non
 def _contents(
     plan: Plan, batch: Batch, conversations: Mapping[int, Conversation]
 ) -> Iterator[tuple[list[int], int | None]]:
-    """Yield (token ids, number of trained ids) for each document of a batch that is not rejected.
+    """For each document that is not rejected, yield (token ids, number of trained ids).
 
     The number is None if the document has no trained ranges.
     """

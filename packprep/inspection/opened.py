@@ -134,7 +134,7 @@ class OpenedDataset:
     def _replayed(self, plan: Plan, arrays: Arrays, chosen: np.ndarray) -> list[str]:
         """Rebuild segments, and return one text per segment, as in `rebuilt`.
 
-        The caller has checked that their sources may be read.
+        The caller must have checked that the sources of the segments may be read.
         """
 
         def replay(which: np.ndarray) -> list[str]:
@@ -167,8 +167,8 @@ def opened(
         directory: Directory or URL of the dataset.
         moved: Source name → folder or URL of the source's files. They are read from there, and
             never from the location in the plan.
-        from_plan: Whether to read sources that `moved` does not have from the plan's locations. The
-            author of the dataset chose these folders and URLs, so do not trust them.
+        from_plan: Whether to also read the sources that are not in `moved`, from the locations in
+            the plan. The author of the dataset chose these locations, so do not trust them.
 
     Raises:
         DatasetError: If the dataset cannot be read.

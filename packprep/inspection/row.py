@@ -50,8 +50,8 @@ def describe_row(
 
     Args:
         directory: Directory or URL of the dataset.
-        row: Number of the row. -1 selects the row whose segments have the most different tasks. If
-            several rows have as many, it selects the first.
+        row: Number of the row. -1 selects the first row with the largest number of tasks, among the
+            first MOST_SHARDS shards.
         moved: Source name → folder or URL of the source's files. Segments of these sources are
             rebuilt and compared.
         from_plan: Whether to also rebuild the segments of the other sources, from the locations in
@@ -59,7 +59,7 @@ def describe_row(
         epoch: The epoch for which the row is resampled. Rebuilding always uses the stored row.
 
     Returns:
-        A dict with the row's location, its numbers of slots, and `segments`. A segment has the
+        A dict with the row's location and numbers of slots, and with `segments`. A segment has the
         values of its `segment_*` arrays, and `parts`: [{name, pieces: [{text, ids, loss, kind}]}].
         If `row` is -1, `lacks` has the names of the tasks that have no segment in the row.
 
@@ -79,7 +79,7 @@ def describe_row(
 
 
 def row_number(data: OpenedDataset, row: int) -> int:
-    """Return `row`, or the number of the first row with the most tasks if `row` is -1.
+    """Return `row`. If it is -1, return the result of `_row_of_most_tasks`.
 
     Raises:
         ArgumentError: If the row does not exist.
@@ -143,7 +143,7 @@ def _sides(dataset: Dataset, segments: Sequence[Mapping[str, Any]]) -> dict[str,
 
 
 def location_of(data: OpenedDataset, number: int) -> dict[str, Any]:
-    """Return the directory, shard, number and number in the shard of row `number`."""
+    """Return the location of row `number`: {directory, row, rows, shard, row_in_shard}."""
     shard, in_shard = data.location(number)
     return {
         "directory": str(data.local.out),
@@ -155,9 +155,9 @@ def location_of(data: OpenedDataset, number: int) -> dict[str, Any]:
 
 
 def _row_of_most_tasks(local: LocalCopy, dataset: Dataset) -> int:
-    """Return the number of the first row that has segments of the most tasks.
+    """Return the number of the first row with the largest number of tasks.
 
-    Tasks without weight or without segments are ignored, and at most MOST_SHARDS shards are
+    Tasks without weight or without segments are not counted. Only the first MOST_SHARDS shards are
     searched.
     """
     ledger = dataset.manifest["ledger"].get("tasks", {})
@@ -414,9 +414,10 @@ def _stored_at(described: Mapping[str, Any]) -> str:
 
 
 def _printed(segments: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the segments to print: the first MOST_SEGMENTS, and one of each other task.
+    """Return the segments to print.
 
-    A task that none of the first segments has is shown by its first segment.
+    They are the first MOST_SEGMENTS segments, and the first segment of each task that these do not
+    have.
     """
     printed = segments[:MOST_SEGMENTS]
     seen = {segment["task"] for segment in segments[:MOST_SEGMENTS]}
@@ -606,10 +607,10 @@ def _spans(
     body: int,
     start: int,
 ) -> list[dict[str, Any]]:
-    """Return `spans` of `describe_segment`: the spans that a sentinel replaces in the prefix.
+    """Return `spans` of `describe_segment`: spans that are replaced by sentinels in the prefix.
 
-    A sentinel has two slots. It replaces the span in the prefix, and precedes the span's tokens
-    after the prefix.
+    Each sentinel has two slots. In the prefix, it replaces its span. After the prefix, it precedes
+    the tokens of its span.
 
     Args:
         data: The open dataset.
@@ -706,7 +707,7 @@ def _draw_segment(page: Page, described: Mapping[str, Any]) -> None:
 
 
 def _differs(segment: Mapping[str, Any]) -> bool:
-    """Return whether the original tokens must be shown, because no part shows them as one text.
+    """Return whether to show the original tokens separately, because no part has them as one text.
 
     This is the case if the original tokens are not in consecutive slots. For same-position tasks,
     the result is False, because their labels are the original tokens.

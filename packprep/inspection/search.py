@@ -270,7 +270,7 @@ def _draw(page: Page, described: Mapping[str, Any]) -> None:
 
 
 def _snippet(page: Page, match: Mapping[str, Any]) -> Text:
-    """Return one line with the match and the same amount of text on both sides."""
+    """Return one line with the match and the text around it, cut to the width of the page."""
     marked = visible(match["match"])
     room = max((page.width - 2 - len(marked) - 2) // 2, 12)
     before, after = visible(match["before"])[-room:], visible(match["after"])[:room]

@@ -356,7 +356,7 @@ def _draw_several(page: Page, s: Mapping[str, Any]) -> None:
 
 
 _OTHERS = {"store": _draw_store, SEVERAL: _draw_several}
-"""Value of `kind` → function that draws the summary. Summaries of one dataset are not included."""
+"""Value of `kind` → function that draws the summary. The kind of a single dataset is not a key."""
 
 
 def _draw(page: Page, s: Mapping[str, Any]) -> None:
@@ -498,7 +498,7 @@ def _draw_lengths(page: Page, s: Mapping[str, Any]) -> None:
 
 
 def _listed(before: str, counts: Mapping[str, int]) -> str:
-    """Return the counts after `before`, largest first, as in ", rejected: empty 2, invalid_utf8 1".
+    """Return `before` and the counts, largest first: ", rejected: empty 2, invalid_utf8 1".
 
     Return an empty text if all counts are 0.
     """

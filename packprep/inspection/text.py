@@ -1,4 +1,4 @@
-"""Turn pieces of text into lines with a mark under each token, for a terminal's character widths.
+"""Turn pieces of text into lines with a mark under each token. Widths are in terminal cells.
 
 ```
 ‹NLG›import re↵↵def‹extra_id_0›(‹extra_id_1›     special tokens in ‹ ›, control characters drawn
@@ -101,7 +101,7 @@ def _belong_together(before: str, shown: str) -> bool:
 def shortened(lines: Sequence[list[Unit]], by_turn: bool = False) -> list[list[Unit]]:
     """Return all lines, or only the first and last lines if there are more than MOST_LINES.
 
-    "… N tokens …" replaces each omitted run of two lines or more.
+    "… N tokens …" replaces each gap of two or more lines.
 
     Args:
         lines: The lines.
@@ -128,8 +128,8 @@ def shortened(lines: Sequence[list[Unit]], by_turn: bool = False) -> list[list[U
 def _turn_lines(lines: Sequence[list[Unit]]) -> Iterator[int]:
     """Yield the numbers of lines near changes between trained and untrained tokens, ascending.
 
-    For each change, they are the line of the token before the change, the line of the token after
-    the change, and the line below.
+    For each change, these are the lines from the last token before the change to the first token
+    after the change, and one more line.
     """
     before, at, last = "", 0, -1
     for i, line in enumerate(lines):

@@ -38,14 +38,14 @@ from packprep.storage import Folder, LocalCopy, LocalFolder, folder_at, is_url, 
 MOST_SHARDS = 32
 """Maximum number of shards that a report verifies and reads."""
 SHARDS_WITH_ROWS = 8
-"""Maximum number of shards without faults that rows are shown from. It is also the maximum number
-of other shards that rows are shown from."""
+"""Rows are shown from at most this many shards without faults, and from at most this many other
+shards."""
 MOST_SLOTS = 1 << 25
 """Maximum number of slots read for spans, noise and trained shares. At least one row per shard is
 read."""
 
 MOST_FILES = 100_000
-"""Maximum number of files in a source for which the modification days are read."""
+"""If a source has more files, their modification days are not read."""
 EPOCH = 1
 """The epoch for which one row is resampled. The report shows it next to the stored row."""
 
@@ -217,9 +217,10 @@ def _opened(
 def _made(
     local: LocalCopy, manifest: Manifest, data: OpenedDataset | PackprepError, notes: list[str]
 ) -> tuple[dict[str, Any] | None, dict[str, str]]:
-    """Return the dataset's origin, or None, and source → day of the source's newest file.
+    """Return (origin, newest).
 
-    If the day of a source is unknown, the value is the reason.
+    `origin` is the result of the function `origin`, or None if it fails. `newest` is source → day
+    of the source's newest file. If the day is unknown, the value is the reason.
     """
     plan: Mapping[str, Any] | None = None
     try:
@@ -260,8 +261,8 @@ def _sound(verification: Mapping[str, Any] | PackprepError, looked: Sequence[int
 
 
 Rows = tuple[list[Mapping[int, Sequence[int]]], int]
-"""A list with task → rows that have this task, for each shard. The second value is the row with the
-most tasks, or -1 if there is none."""
+"""(by_task, best). `by_task` has a dict per shard: task → rows that have this task. `best` is the
+row with the most tasks, or -1 if there is no row."""
 
 
 def _figures(

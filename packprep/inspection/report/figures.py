@@ -38,7 +38,7 @@ TOP, BOTTOM, BELOW = 24, 144, 164
 below. The chart has the width of the page, so horizontal positions are percentages. The page sets
 the colours by class."""
 DWARFS = 8
-"""The scale is logarithmic if the highest bar is more than this many times the second."""
+"""The scale is logarithmic if the highest bar is more than DWARFS times as high as the second."""
 
 Tick = tuple[float, str]
 """(position, text) of a label below a chart. Position 1.5 is the middle of the second bin."""
@@ -267,7 +267,7 @@ def binned(values: np.ndarray) -> np.ndarray:
 
 
 def _document_tokens(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return numbers of content tokens, int64[k]. There is one per document and pass.
+    """Return the number of content tokens of each document, in each pass, int64[k].
 
     All segments of a document are in one shard.
     """

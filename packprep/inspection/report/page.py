@@ -250,7 +250,8 @@ Counted = tuple[int, float | None, float | None]
 def _cells(lines: Sequence[Counted], whole: bool = False) -> list[dict[str, Any]]:
     """Return the cells of a column, each with count, share and a bar for the share.
 
-    The largest share of the column has a bar of full width. If `whole`, only a share of 1 has one.
+    The bar of the column's largest share has the full width. If `whole`, only the bar of a share of
+    1 has the full width.
     """
     scale = (
         1.0

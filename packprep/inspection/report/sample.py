@@ -40,8 +40,8 @@ DIGITS = "0123456789abcdefghijklmnopqrstuv"
 ALL_BYTES, MOST_BYTES = 4_000_000, 160_000
 """Maximum bytes of JSON for all rows, and for one row."""
 MOST_SEGMENTS, MOST_BOUNDS = 200, 2000
-"""Maximum number of segments per row that are described, and that are drawn in the picture of the
-attention mask."""
+"""Maximum number of segments that are described per row, and maximum number that are drawn in the
+picture of the attention mask."""
 MOST_READ_BYTES = 1 << 30
 """Maximum bytes of source files that are read to rebuild segments."""
 _SIZES = (
@@ -71,8 +71,8 @@ def sample_rows(
     Args:
         data: The open dataset.
         rows: Numbers of the rows.
-        sound: Shards without a fault. Only for their segments does `restore` undo the objective to
-            show the original tokens. Only these segments are rebuilt from the source files.
+        sound: Numbers of the shards without a fault. Original tokens are restored, and segments are
+            rebuilt from the source files, only in these shards.
     """
     described: list[dict[str, Any]] = []
     locations = [data.location(row) for row in rows]
@@ -219,7 +219,7 @@ def _fitted(
 ) -> dict[str, Any]:
     """Return the row, shortened until its JSON has at most `budget` bytes.
 
-    The smallest size is used if no size fits.
+    If the JSON of the shortest form is still larger, that form is returned.
     """
     tasks, columns = data.dataset.tasks, view.segments
     bounds = []
