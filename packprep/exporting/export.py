@@ -52,7 +52,7 @@ LOSS_WEIGHTS = ("refuse", "ignore")
 
 
 class Exporting(NamedTuple):
-    """One export in progress, the argument of an export's `check` and `write`."""
+    """An export in progress. The functions `check` and `write` of an export receive it."""
 
     dataset: LocalCopy
     manifest: Manifest
@@ -86,7 +86,7 @@ def export_dataset(
 
     Args:
         directory: The published dataset.
-        to: A name of EXPORTS.
+        to: A key of EXPORTS.
         out: Output folder.
         progress: Reports progress and warnings.
         workers: Number of processes. 0 runs in this process.

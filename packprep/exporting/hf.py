@@ -6,9 +6,11 @@
     state.json                  the list of files, and the fingerprint
 
 state.json is written last, because a folder without it cannot be loaded. The folder matches the
-output of `save_to_disk`. It has only the columns that the trainer named by `--trainer` reads,
-because trainers do not ignore additional columns. LLaMA-Factory makes tensors of all columns.
-Axolotl prefers an attention_mask to position_ids, and packs rows again if they have a length.
+output of `save_to_disk`.
+
+`--trainer` names a trainer. The folder has only the columns that this trainer reads, because
+trainers do not ignore additional columns. LLaMA-Factory makes tensors of all columns. Axolotl
+prefers the column attention_mask to position_ids, and packs rows again if the column length exists.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +49,7 @@ INT32 = pa.int32()
 
 
 class Form(NamedTuple):
-    """The form that one trainer reads.
+    """The columns and rows that one trainer reads.
 
     Attributes:
         columns: Names of the columns, which are keys of `_HOLDS`.

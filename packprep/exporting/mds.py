@@ -5,9 +5,9 @@ Each row is a sample with the loader's columns.
     shard.NNNNN.mds   u32 samples   u32[samples + 1] first bytes   JSON of the columns   samples
     index.json        the files, with their samples, bytes and xxh3-128, written last
 
-All numbers are little-endian. Each column is an array of one dtype and shape, which the JSON gives.
-So a sample is the concatenated bytes of its columns, in order of their names. The format follows
-`streaming.base.format.mds` (mosaicml-streaming 0.13).
+All numbers are little-endian. The JSON gives the dtype and the shape of each column, which are the
+same in all samples. A sample is the concatenated bytes of its columns, in order of their names. The
+format follows `streaming.base.format.mds` (mosaicml-streaming 0.13).
 """
 
 from collections.abc import Mapping
@@ -48,8 +48,8 @@ INDEX, HASH = "index.json", "xxh3_128"
 def columns_of(manifest: Manifest) -> dict[str, np.dtype]:
     """Return column name → dtype, sorted by name.
 
-    The columns are the loader's. loss_weights is omitted if no task predicts the same position and
-    documents give no weights. prefix_ends and block_lengths are omitted if no task needs them.
+    The columns are the loader's. loss_weights is present only if a task predicts the same position
+    or documents give weights. prefix_ends and block_lengths are present only if a task needs them.
     """
     tasks = drawn_tasks(manifest)
     rules = [RULES[task["attention"]] for task in tasks]
