@@ -149,8 +149,8 @@ def entry() -> None:
 def _say_missing(error: ModuleNotFoundError) -> "NoReturn":
     """Print that a package is missing, and exit.
 
-    This happens if packprep was installed only for a trainer, without the packages that its
-    commands need.
+    This happens if packprep was installed only for a trainer, without the packages that the
+    commands of packprep need.
     """
     name = str(error.name).partition(".")[0]
     if name == "packprep":

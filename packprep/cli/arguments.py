@@ -106,7 +106,7 @@ def recipe_of(
     seed: int | None,
     assignments: list[str] | None,
 ) -> Any:
-    """Return the recipe that the arguments of a command describe, after `complete`.
+    """Make a recipe from the arguments of a command, complete it with `complete`, and return it.
 
     Args:
         inputs: One recipe file, or files and patterns of the data.

@@ -102,7 +102,7 @@ def _versions() -> Finding:
 
 
 def _engines() -> Finding:
-    """Report which engines are installed, if no recipe determines the engine."""
+    """Report which engines are installed. This is used without a recipe."""
     fast = {name: kind for name, kind in ENGINES.items() if kind.proven}
     here = (
         ", ".join(f"{name} {kind.version()}" for name, kind in fast.items() if kind.version())
@@ -178,7 +178,7 @@ def _kernels() -> Finding:
 
 
 def _stores(recipe: Recipe) -> Iterator[Finding]:
-    """Yield a finding for each URL in the sources: whether it can be listed."""
+    """Yield a finding for each URL in the sources. It says whether the URL can be listed."""
     for root in dict.fromkeys(
         below_one_folder(source, recipe.base)[0] for source in recipe.sources
     ):

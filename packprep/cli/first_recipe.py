@@ -1,6 +1,6 @@
 """Write a first recipe for data and a tokenizer, with the reason for each key.
 
-Some errors of a plan name settings that avoid them. These settings become keys of the recipe.
+Some errors of a plan name settings that avoid the error. These settings become keys of the recipe.
 
 ```
 paths ─► sources ─► plan ─┬─ an error with settings ─► add these keys, and plan again
@@ -36,8 +36,8 @@ from packprep.tokenizer.file import first_put_by_processor
 SCHEMA_NAME = "recipe.schema.json"
 _SEQ_LENGTHS = (512, 1024, 2048, 4096, 8192)
 _WHOLE = 0.9
-"""Fraction of documents that should fit in one row of the suggested seq_length. If no length above
-is large enough, seq_length is 4096."""
+"""Fraction of documents that should fit in one row of the suggested seq_length. If none of
+_SEQ_LENGTHS is large enough, 4096 is suggested."""
 _MOST_NAMES = 100_000
 _WARNING = "warning: "
 
@@ -147,10 +147,10 @@ def _find_settings(
 ) -> tuple[list[Inputs], tuple[str, ...]]:
     """Set the keys that each source needs.
 
-    Return the inputs of each source, and the lines of TOML for [specials] of the recipe.
+    Each source is planned. If planning fails with an error that names settings, these settings are
+    added, and the source is planned again.
 
-    Each source is planned repeatedly. If planning fails, the error names settings that are added
-    before the source is planned again.
+    Return the inputs of each source, and the lines of TOML for [specials] of the recipe.
 
     Args:
         table: The keys of all sources.
@@ -359,7 +359,7 @@ def _parsed(lines: Sequence[str]) -> dict[str, Any]:
 
 
 def _why(message: str) -> str:
-    """Return the comment that explains a setting, from the message of the error that named it.
+    """Return the recipe's comment on a setting that an error with this `message` suggested.
 
     If the message lists keys or columns, the comment is "one of" and this list. Otherwise it is "as
     found in the documents".

@@ -1,6 +1,6 @@
 """Precompile kernels for images, read-only installations and arrays of jobs.
 
-Kernels are compiled for the types of their arguments. These types depend on objectives, token_dtype
+A kernel is compiled for the types of its arguments. These types depend on objectives, token_dtype
 and packing. So small datasets that cover these types are built, verified and rebuilt.
 """
 
@@ -124,7 +124,10 @@ def _table(objectives: list[str], token_dtype: str, packing: dict[str, Any]) -> 
 
 
 def _write_corpus(folder: Path) -> None:
-    """Write two files: texts, some of them longer than a row, and these texts with loss_spans."""
+    """Write a file of texts, and a second file of the same texts with loss_spans.
+
+    Some texts are longer than a row.
+    """
     texts = ["packprep is warm. " * (1 + i % 50) for i in range(200)]
     for name, records in (
         ("texts", [{"text": text} for text in texts]),
