@@ -1,8 +1,9 @@
 """Cache values that take long to compute, such as compiled kernels and tokenizer facts.
 
-Cached data is code that will run, or determines the ids of a text. Only this user and root may
-therefore write or replace the cache folder, and another user's file is never read. A file is
-rebuilt if it was damaged, for example by a power cut, or written by another version of the code.
+The cache contains code that packprep runs, and facts that determine the token ids of texts.
+Therefore only this user and root may write or replace the cache folder, and a file of another user
+is never read. A file is rebuilt if it is damaged, for example by a power cut. It is also rebuilt if
+another version of the code wrote it.
 """
 
 import contextlib
@@ -34,8 +35,8 @@ def keep(what: str, depends_on: bytes, code: str, data: bytes) -> bool:
 
     Args:
         what: A word for the file name.
-        depends_on: Everything that the data depends on, except the code that made it.
-        code: The digest of that code.
+        depends_on: Everything that the bytes depend on, except code.
+        code: The digest of the code that computed the bytes.
         data: The bytes to store.
     """
     folder = cache_folders().own
@@ -95,7 +96,7 @@ def is_kept(what: str) -> bool:
 
 
 class CacheFolders(NamedTuple):
-    """The folders of the cache: all that are read, and the one that this process can write."""
+    """The folders of the cache. All of them are read, but only `own` is written."""
 
     to_read: tuple[str, ...]
     own: str | None  # the last of `to_read` if it is writable, otherwise None
@@ -150,10 +151,10 @@ def cache_folders() -> CacheFolders:
 
 @functools.cache
 def code_digest(path: str) -> str:
-    """Return the digest of a Python file and of all packprep files that it mentions, recursively.
+    """Return one digest of a Python file and all packprep files that it mentions, recursively.
 
-    It covers all code that the file may run. A file mentions a module by the module's dotted name
-    or, after `from … import`, by the last part of this name.
+    The digest covers all code that the Python file may run. A file mentions a module by the
+    module's dotted name or, after `from … import`, by the last part of this name.
 
     Raises:
         OSError: If the file cannot be read.
@@ -168,7 +169,7 @@ def code_digest(path: str) -> str:
 
 @functools.cache
 def _read(path: str) -> tuple[str, frozenset[str]]:
-    """Return the digest of a Python file, and the paths of the packprep files that it mentions."""
+    """Return a Python file's digest, and the paths of the packprep files that the file mentions."""
     data, root = read_file(path), os.path.dirname(__file__)
     modules: set[bytes] = set()
     for base, names in _NAMED.findall(data):
@@ -190,9 +191,9 @@ def _trusted() -> set[int]:
 
 
 def _make_own(folder: str) -> str:
-    """Make a folder and its parents, and check that other users cannot write or replace it.
+    """Make a folder and its parents, and check that other users cannot write or replace the folder.
 
-    Return "" if they cannot, otherwise the reason, such as "/cache can be written by others".
+    Return "" if the check succeeds, otherwise a reason such as "/cache can be written by others".
     `folder` is a real path. Parents that everyone can write are accepted if they have the sticky
     bit, because users then cannot replace the files of other users.
     """

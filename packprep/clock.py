@@ -11,7 +11,9 @@ T = TypeVar("T")
 
 @dataclass
 class Clock:
-    """A clock that sums seconds by stage. The time of a nested stage counts only for that stage.
+    """A clock that sums seconds by stage.
+
+    The time of a nested stage counts only for the nested stage.
 
     Attributes:
         seconds: Seconds by stage, in the order in which the stages first ran.
@@ -55,13 +57,13 @@ class Clock:
         return time.perf_counter() - self._began
 
     def take(self) -> dict[str, float]:
-        """Return the seconds since the last call, by stage, and reset them."""
+        """Return the seconds by stage since the last call of `take`, and reset them."""
         seconds, self.seconds = self.seconds, {}
         return seconds
 
 
 WAITING = "waiting"
-"""Time that no stage accounts for: starting processes, and workers without work."""
+"""Name for the time in which no stage runs: processes start, or workers have no work."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class VocabularyError(PackprepError):
     """A tokenizer cannot be read, or does not have a special token that the recipe uses.
 
     Attributes:
-        settings: Lines for the recipe's [specials] that fix the error, or ().
+        settings: Lines of TOML to add to [specials] of the recipe, or () if none fix the error.
     """
 
     def __init__(self, message: str, settings: tuple[str, ...] = ()):
@@ -62,7 +62,7 @@ class SourceError(PackprepError):
     """An input file is missing, unreadable, truncated or different from the plan.
 
     Attributes:
-        settings: Key of [[sources]] → value that the message suggests, or {}.
+        settings: Suggested values by key of [[sources]], or {} if the message suggests none.
     """
 
     def __init__(self, message: str, settings: dict[str, str] | None = None):
@@ -101,7 +101,7 @@ class StateError(PackprepError):
 
 
 class Exhausted(PackprepError):
-    """A dataset of a mixture has used all of its max_epochs, and the next sample needs it."""
+    """The next sample of a mixture must come from a dataset that has used all of its max_epochs."""
 
 
 class ArgumentError(PackprepError, ValueError):

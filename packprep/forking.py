@@ -40,7 +40,7 @@ _no_fork = threading.RLock()
 
 def hold_at_forks(lock: "Any") -> None:
     """Make each fork wait until `lock` is free, so that it is also free in the child."""
-    if hasattr(os, "register_at_fork"):  # Windows does not have it.
+    if hasattr(os, "register_at_fork"):  # Windows does not have this function.
         os.register_at_fork(
             before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
         )

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 Listener = Callable[[str, bool], None]
-"""A function of a message and a flag. The flag says that a command shows the message only once."""
+"""A function that receives a message, and whether a command may show this message only once."""
 
 
 def visible(text: str) -> str:
@@ -84,8 +84,8 @@ def say(message: str, once: bool = False) -> None:
 
     Args:
         message: The message.
-        once: Whether to show the message only once per command, including its workers. In a process
-            pool of another program, the message is then not shown.
+        once: Whether to show the message only once per command, including the command's workers. If
+            True, the message is not shown in workers of another program.
     """
     if once:
         starter = sys.modules.get("multiprocessing.process")  # None outside a process pool
@@ -109,8 +109,8 @@ def say_stage(message: str) -> None:
 def write(message: str, error: bool = False) -> None:
     """Write a message to stderr, without the secrets of URLs.
 
-    Lines after the first are indented, so that they do not look like separate messages. If `error`,
-    the message is written even if the user asked for errors only.
+    Lines after the first are indented, so that they do not look like separate messages. With
+    `error`, the message is written even if the user asked only for errors.
     """
     if _shown == ERRORS and not error:
         return
@@ -127,7 +127,7 @@ def write(message: str, error: bool = False) -> None:
 
 
 def discard_output(stream: TextIO) -> None:
-    """Send the rest of a stream that cannot be written to /dev/null.
+    """Redirect an output stream to /dev/null, after writing to it failed.
 
     Otherwise Python fails at exit, when it flushes the stream.
     """
@@ -138,13 +138,14 @@ def discard_output(stream: TextIO) -> None:
 
 
 def say_error(message: str) -> None:
-    """Write an error to stderr, which is always shown."""
+    """Write an error to stderr. It is shown at every level of output."""
     write(message, error=True)
 
 
 ERRORS, USUAL, STAGES = "errors", "usual", "stages"
-"""Levels of output. ERRORS shows only errors, and USUAL also messages about long work. STAGES also
-shows each finished stage, with the seconds since the start."""
+"""Levels of output. ERRORS shows only errors. USUAL shows all messages except those about stages.
+STAGES also shows each finished stage, and puts the seconds since the start before each message
+except errors."""
 _shown = USUAL
 _begun = time.monotonic()
 

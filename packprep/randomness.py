@@ -26,7 +26,7 @@ SEGMENT_LENGTH = 3  # the random length of a segment (random_length)
 ROLL = 4  # rotation of a span mask
 PIVOT = 5  # the end of a prefix
 NOISE_SPANS = 6  # lengths of noise spans
-TEXT_SPANS = 7  # lengths of the spans between them
+TEXT_SPANS = 7  # lengths of the spans between noise spans
 SEGMENT_ORDER = 8  # order of segments inside a row
 ROW_ORDER = 9  # order of rows inside a shard
 SAMPLE = 10  # documents that `sample` keeps
@@ -41,7 +41,7 @@ REPLACEMENT = 18  # the replacement of a noised slot
 STRATUM = 19  # a row's shift and order of levels
 CUT_POINTS = 20  # cut points of fill-in-the-middle
 NOISE_LOW = 21  # the low words of NOISE
-PROOF = 22  # documents that an engine is compared with the reference on
+PROOF = 22  # documents for comparing an engine with the reference
 MIXTURE_CYCLE = 24  # the dataset of each sample of a mixture's cycle
 MIXTURE_SEED = 25  # the seed of each dataset of a mixture except the first
 REDRAWN_ROLL = 26  # like ROLL, PIVOT, NOISE_SPANS, TEXT_SPANS and CUT_POINTS in later epochs
@@ -108,7 +108,11 @@ def _rounds(key, *counter):
 
 
 def words(key, purpose, index, epoch=0, attempt=0):
-    """Return uniform uint32: number `index` (array, below 2³⁴) of `purpose` under `key`."""
+    """Return uniform uint32 random numbers for a purpose.
+
+    Element i is random number index[i] of the stream of `purpose` and `key`. `index` has values
+    below 2³⁴.
+    """
     index = np.asarray(index).astype(np.uint64)
     block = np.stack(
         np.broadcast_arrays(*philox(key, index >> np.uint64(2), attempt, purpose, epoch))
@@ -118,7 +122,10 @@ def words(key, purpose, index, epoch=0, attempt=0):
 
 
 def bits64(key, purpose, index=0, epoch=0):
-    """Return uniform uint64: words 0 and 1 of block `index` (array, below 2³²) of `purpose`."""
+    """Return uniform uint64 random numbers for a purpose.
+
+    Element i has words 0 and 1 of block index[i]. `index` has values below 2³².
+    """
     w0, w1, _, _ = philox(key, index, 0, purpose, epoch)
     return w0.astype(np.uint64) | (w1.astype(np.uint64) << _32)
 
@@ -132,8 +139,8 @@ def integers(key, purpose, index, bound, epoch=0):
     """Return int64, exactly uniform over 0 … bound − 1.
 
     `bound` is in 1 … 2³² − 1, and arrays broadcast. The method is Lemire, "Fast random integer
-    generation in an interval" (2019). The result is the high half of word · bound, which is drawn
-    again (`attempt` + 1) while the low half is below 2³² mod bound.
+    generation in an interval" (2019). The result is the high half of word · bound. The word is
+    drawn again (`attempt` + 1) while the low half of this product is below 2³² mod bound.
     """
     key, index, bound = np.broadcast_arrays(
         np.asarray(key, np.uint64), np.asarray(index), np.asarray(bound)
@@ -209,8 +216,8 @@ def permute(index, size, key):
 
     Args:
         index: Array of values 0 … size − 1.
-        size: Size of the permutation: one number, or an array that broadcasts to `index` and has as
-            many dimensions.
+        size: Size of the permutation: one number, or an array that broadcasts to `index` and has
+            the same number of dimensions as `index`.
         key: Key of the permutation, in the same form as `size`.
     """
     index = np.atleast_1d(np.asarray(index)).astype(np.uint64)

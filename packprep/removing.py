@@ -71,7 +71,7 @@ def remove_documents(
 
     Args:
         directory: The dataset or token store, as a path or URL.
-        documents: A file of JSON lines with "source", "file" and "doc", a document's position.
+        documents: A file of JSON lines with "source", "file" and "doc" (a document's position).
             "source" is optional if the dataset has a single source. "file" is optional if the
             source has a single file, or if "doc" is "FILE:POSITION".
         out: The folder of the copy, as a path or URL.
@@ -244,7 +244,7 @@ def _joined(
 
 
 def _replaced(manifest: Manifest, plan: Plan, changed: list[int]) -> dict[str, Any]:
-    """Return the entry of the new plan that describes the old dataset.
+    """Return the description of the old dataset for `removed.replaces` of the new plan.
 
     `changed` has the numbers of the shards that lose documents.
     """
@@ -307,7 +307,10 @@ class _Lost:
         self._segments = self._tokens = 0
 
     def search(self) -> None:
-        """Search the shards that may contain listed documents, and count their tokens."""
+        """Count the segments and tokens of the listed documents.
+
+        Only the shards that may contain listed documents are read.
+        """
         plan, candidates = self._plan, set[int]()
         for source in plan.sources:
             pieces = [
@@ -428,7 +431,10 @@ def _setup(local: LocalCopy, manifest: Manifest, new: Folder) -> Do:
 
 
 def _same(old: Folder, new: Folder, name: str) -> None:
-    """Link a file of the old dataset into the new one, or copy it between file systems."""
+    """Link a file of the old dataset into the new dataset.
+
+    If it cannot be linked, for example between file systems, copy it.
+    """
     size = old.size(name)
     if size is None or new.size(name) == size:
         return
@@ -437,7 +443,7 @@ def _same(old: Folder, new: Folder, name: str) -> None:
 
 
 def _change(folder: Path, manifest: Manifest, b: int, old: Plan, plan: Plan, new: Folder) -> None:
-    """Remove the documents from a shard, and write the new shard, its rejects and its receipt.
+    """Remove the listed documents from a shard, and write the new shard, rejects and receipt.
 
     Raises:
         DatasetError: If the shard or its receipt differs from the manifest.

@@ -35,13 +35,14 @@ from packprep.sources.slices import PlannedSource
 def stored_segments(plan: Plan, arrays: Arrays) -> Segments:
     """Return the segments of a shard's arrays, with the computed columns bos, eos and repeated.
 
-    bos is 1 for the first segment of a document, if the recipe adds bos. eos is the number of slots
-    beyond the length formula without eos. If it is neither 0 nor 1, the formula does not hold.
+    bos is 1 for the first segment of a document, if the recipe adds bos. The length formula
+    without eos gives a number of slots. eos is the number of further slots that the segment has,
+    per copy of its tokens. If eos is neither 0 nor 1, the length formula does not hold.
 
     A later chunk of a supervised document may repeat a system message. `repeated` is the number of
-    these tokens. For such a chunk, eos is 1 if the last token is eos, or if the recipe adds eos to
-    every segment. The three columns are 0 for segments without tokens. The column first_trained is
-    computed, too.
+    repeated tokens. For such a chunk, eos is 1 if the last token is eos, or if the recipe adds eos
+    to every segment. The columns bos, eos and repeated are 0 for segments without tokens. The
+    column first_trained is also computed.
     """
     segments = Segments.of_arrays(arrays)
     bos = (segments.start == 0) & segments.has_tokens & plan.recipe.documents.prepend_bos
@@ -70,8 +71,9 @@ def _ends_in_eos(plan: Plan, arrays: Arrays, segments: Segments) -> np.ndarray:
     """Return whether each segment's last token is eos, bool[m]."""
     last_slot = segments.row, segments.first_slot + segments.slots - 1
     last = arrays["tokens"][last_slot].astype(np.int64)
-    # Noised tokens may differ from the original, so labels are read for these segments. Next-token
-    # labels end with pad, and the last token of block diffusion is clean, so tokens are read there.
+    # In segments with same-position prediction, tokens may be noised, so the label is read. Other
+    # segments need the token, because their last label is pad. Block diffusion does not need the
+    # label, because its last token is clean.
     if "labels" in arrays:
         by_task = plan.by_task
         noised = (by_task.in_place & (by_task.copies == 1))[segments.task]
@@ -81,11 +83,11 @@ def _ends_in_eos(plan: Plan, arrays: Arrays, segments: Segments) -> np.ndarray:
 
 
 def _first_trained(plan: Plan, segments: Segments) -> np.ndarray:
-    """Return the first body slot of each segment's trained ranges, int64[m].
+    """Return where each segment's trained ranges start, as an index in its body, int64[m].
 
-    The value is -1 if the whole body may be trained, even by adjacent ranges of different weights.
-    Trained ranges never cover the whole body of a supervised segment with a prefix. The prefix of
-    such a segment ends at its trained ranges, and is not drawn at random.
+    The value is −1 if the whole body may be trained. This is the case without trained ranges, or if
+    ranges without gaps cover the body. `prefix_lm` draws the pivot at random if the value is −1.
+    Otherwise its pivot is at the start of the trained ranges.
     """
     first = np.full(len(segments), -1, np.int64)
     if segments.trained is None:
@@ -169,13 +171,13 @@ def _restore(
 
 
 FITTING_TOKENS = 1 << 18
-"""Number of tokens that are inverted at once, so that they stay in the processor's cache."""
+"""Number of tokens that are restored at once, so that they stay in the processor's cache."""
 
 
 def fitting(plan: Plan, arrays: Arrays, segments: Segments, epoch: int = 0) -> np.ndarray:
     """Return whether each segment's inserted tokens match its header, bool[m].
 
-    This is `fits` of `restore`, computed in less memory.
+    The result equals `fits` in the result of `restore`, but needs less memory.
     """
     fits = np.ones(len(segments), np.bool_)
     length = arrays["tokens"].shape[1]
@@ -247,7 +249,7 @@ def _damaged(shard: Shard, segment: int, what: str) -> DatasetError:
 
 
 class _StoredIds(NamedTuple):
-    """n original tokens, and the slots that may contain them, as indices into the flattened rows.
+    """n original tokens and their segments. Slots are indices into the flattened rows.
 
     Attributes:
         rows: The flattened tokens (row 0) and labels (row 1), [2, slots].
@@ -284,14 +286,14 @@ def slots_of_tokens(
     ids: np.ndarray,
     epoch: int = 0,
 ) -> np.ndarray:
-    """Return the slot in its row of each original token, int64[n].
+    """Return the slot of each original token within its row, int64[n].
 
-    In block diffusion, this is the slot in x_t. The result is -1 if the slot is unknown. This can
+    For block diffusion, this is the slot in x_t. The result is -1 if the slot is unknown. This can
     happen with a custom objective, because its inverse may depend on token ids.
 
-    The slots are found by running the inverse on rows that contain their own slot numbers, counted
-    from the end of the vocabulary. Only the special tokens that fill_in_the_middle searches for are
-    kept. With vocab_size 1000, for prefix "a b", suffix "c" and middle "d e":
+    To find the slots, each token id is replaced by vocab_size + slot, and the inverse of the
+    objective is run on these numbers. Only special tokens that fill_in_the_middle searches for keep
+    their ids. An example with vocab_size 1000, prefix "a b", suffix "c" and middle "d e":
 
         slot              0     1     2     3     4     5     6     7     8
         row             ‹PRE›   a     b   ‹SUF›   c   ‹MID›   d     e   ‹eos›
@@ -314,11 +316,12 @@ def slots_of_tokens(
     first_row, end_row = int(segments.row[chosen].min()), int(segments.row[chosen].max()) + 1
     tokens = arrays["tokens"][first_row:end_row]
     labels = arrays.get("labels", arrays["tokens"])[first_row:end_row]
-    # Tasks must know whether a number's token starts inside a character.
+    # Tasks must know whether the token that a number replaces starts inside a character.
     tasks = [_of_numbers(task, tokens) for task in plan.tasks]
     in_rows = segments.replace(row=segments.row - first_row)
     restored = _restore(tasks, _numbered(plan, tokens), in_rows, chosen, epoch).ids
-    # A number is a token's slot if the slot is in the token's segment and contains the token.
+    # A restored number gives a slot. Accept it if it is in the token's segment and contains the
+    # token.
     of_chosen = in_rows.select(chosen)
     segment = owners(of_chosen.tokens)
     copies = plan.by_task.copies[of_chosen.task]
@@ -339,9 +342,11 @@ def slots_of_tokens(
 
 
 def _place_specials(slots: np.ndarray, segment: np.ndarray, stored_ids: _StoredIds) -> None:
-    """Find unknown slots (−1) of tokens that are stored next to the token before or after them.
+    """Replace unknown slots (−1) of tokens that are stored next to a token with a known slot.
 
-    These are special tokens in the text. `_numbered` keeps their ids, so their slots are unknown.
+    The token with the known slot must be the previous or the next original token of the segment.
+    Slots of special tokens in the text are unknown, because `_numbered` keeps the ids of these
+    tokens.
     """
     unknown = np.flatnonzero(slots < 0)
     for step, order in ((1, unknown), (-1, unknown[::-1])):
@@ -364,9 +369,9 @@ def _numbered(plan: Plan, tokens: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _of_numbers(task: Task, tokens: np.ndarray) -> Task:
-    """Return the task with `continues` flags also for the ids that `_numbered` writes.
+    """Return the task, with more `continues` flags: for the ids that `_numbered` writes.
 
-    A flag says whether the token starts inside a character. The id vocab_size + slot has the flag
+    A flag says whether a token starts inside a character. The id vocab_size + slot has the flag
     of the token in that slot.
     """
     continues = task.ids.continues
@@ -417,8 +422,9 @@ def documents_at(
 def replay_segments(plan: Plan, arrays: Arrays, chosen: np.ndarray, epoch: int = 0) -> list[str]:
     """Rebuild segments from their sources, and describe how each differs from the stored segment.
 
-    The description is "" if the rebuilt segment equals the stored segment, and `restore` finds the
-    document's tokens in the stored segment. Segments without tokens are not rebuilt and get "".
+    The description is "" if two conditions hold: the rebuilt segment equals the stored segment, and
+    `restore` finds the document's tokens in the stored segment. Segments without tokens are not
+    rebuilt and get "".
 
     Args:
         plan: The dataset's plan.
@@ -494,7 +500,7 @@ def _cut_again(plan: Plan, documents: Documents, stored: Segments) -> Segments:
 
 
 class _Rebuilt(NamedTuple):
-    """A stored segment and the same segment rebuilt."""
+    """A stored segment, and the rebuilt segment to compare with it."""
 
     plan: Plan
     arrays: Arrays
@@ -502,7 +508,7 @@ class _Rebuilt(NamedTuple):
     g: int  # index of the stored segment
     documents: Documents
     apart: Segments  # the segments that were cut again, each in a row of its own
-    own: int  # the index of the stored segment among them
+    own: int  # index in `apart` of the segment to compare
     epoch: int
 
     def difference(self) -> str:
