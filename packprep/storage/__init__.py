@@ -3,9 +3,9 @@
     building, verification, inspection, exporting ─► Folder ─┬─ LocalFolder: files and renames
     trainers at a URL, inputs at URLs ───────────────────────┴─ Remote: whole objects and ranges
 
-File names are relative to the folder, such as `plan.json` or `shards/000/000000.safetensors`. Both
-implementations write a file or object atomically, so readers never see a part of it. Only a shard's
-receipt says which files belong to the shard.
+File names are relative to the folder, such as `plan.json` or `shards/000/000000.safetensors`.
+`LocalFolder` and `Remote` write each file atomically, so readers never see a part of it. Only a
+shard's receipt says which files belong to the shard.
 
 Credentials, regions and endpoints come only from the environment, never from a recipe or a URL. A
 URL that contains a secret is refused. URLs are not percent-decoded.
@@ -77,9 +77,9 @@ class Folder(Protocol):
         """Return whether a file or folder of this name exists."""
 
     def others(self) -> Sequence[str]:
-        """Return the names of the folder's entries that are neither hidden nor written by a build.
+        """Return the names in this folder, except hidden names and names that a build writes.
 
-        A remote folder returns no names, because a bucket may contain millions of objects.
+        For a remote folder, the result is empty, because a bucket may contain millions of objects.
         """
 
     def write(self, name: str, buffers: Sequence) -> None:
@@ -102,9 +102,10 @@ class Folder(Protocol):
         """Return the free space in bytes, or None if it is unknown, as for an object store."""
 
     def flush(self) -> None:
-        """Flush to disk which files this folder and its subfolders contain.
+        """Flush the directory entries of this folder and its subfolders to disk.
 
-        A process that was killed may have added or removed a file without flushing its folder.
+        Files that were added or removed then stay so after a crash of the machine. This includes
+        the files of a process that was killed before it flushed the entries.
         """
 
     def remove_temporaries(self, of_process: int | None = None) -> None:
@@ -118,7 +119,8 @@ class Folder(Protocol):
     def each(self, do: Callable[["Folder", int], T], shards: Sequence[int]) -> Iterator[T]:
         """Yield `do(folder, shard)` for each shard number in `shards`, in order.
 
-        `do` may read files of the folder, but must not write or remove files.
+        `folder` gives access to this folder. `do` may read files of the folder, but must not write
+        or remove files.
         """
 
 
@@ -135,10 +137,10 @@ def folder_at(place: str | os.PathLike | Folder) -> Folder:
 
 @dataclass(frozen=True)
 class LocalCopy:
-    """A local folder for reading the files of an output. Each file has the same name as in `out`.
+    """A local folder with files of the output `out`. Each file has the same name as in `out`.
 
-    If the output is local, this is the output folder itself. If the output is remote, it is a
-    temporary folder for copies.
+    If the output is local, `folder` is the output folder itself. If the output is remote, `folder`
+    is a temporary folder, and `fetch` copies files to it.
     """
 
     out: Folder
@@ -146,7 +148,7 @@ class LocalCopy:
 
     @property
     def is_copy(self) -> bool:
-        """Return whether this is a folder for copies. `fetch` must then create each file."""
+        """Return whether `folder` is a temporary folder for copies."""
         return self.folder != self.out.location
 
     def fetch(self, *names: str) -> None:
@@ -195,8 +197,8 @@ class LocalCopy:
 def local_copy(out: Folder) -> Iterator[LocalCopy]:
     """Provide a `LocalCopy` of an output while the context is open.
 
-    If the context raises a `PackprepError` with paths of copies in its message, they are replaced
-    by the output's paths.
+    If a `PackprepError` is raised in the context, each path of a copy in its message is replaced by
+    the path of the file in the output.
     """
     if isinstance(out, LocalFolder):
         yield LocalCopy(out, out.path)
@@ -221,7 +223,7 @@ def in_int64(time: int) -> int:
 
 
 def refuse_nested(directory: Folder, out: Folder) -> None:
-    """Check that the output `out` is not inside the dataset `directory` that it is built from.
+    """Check that the output `out` is not inside its input, the dataset `directory`.
 
     Raises:
         RecipeError: If `out` is `directory` or a folder below it.

@@ -35,9 +35,9 @@ T = TypeVar("T")
 TEMPORARIES = ".*.tmp"
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 ATTEMPTS = 100
-"""Maximum number of attempts to create a file while other processes remove its temporaries.
+"""Maximum number of attempts to create a file while other processes remove its temporary files.
 
-A process removes such a temporary only if it publishes the same file at that moment.
+Another process only removes such a temporary file when it publishes the same file itself.
 """
 PIECE_BYTES = 4 << 20
 """Bytes written to a file before the system is asked to store them on disk."""
@@ -82,7 +82,7 @@ def _reported(path: str | Path) -> Iterator[None]:
 
 
 def _owner(process: int) -> str:
-    """Return the part of a temporary file's name that identifies this host and a process ID."""
+    """Return `.HOST-PID-` for this host and a process ID, as in names of temporary files."""
     host = re.sub(r"[^A-Za-z0-9]", "-", socket.gethostname()) or "host"
     return f".{host}-{process}-"
 
@@ -112,9 +112,10 @@ def _write(descriptor: int, buffers: Iterable) -> None:
     """Write all bytes of the buffers to the end of a file.
 
     After every PIECE_BYTES, the system is asked to write the file's new pages to disk, and to drop
-    written pages from its cache. The disk then works in parallel with the copying. A large file
-    occupies little memory, because cached pages count toward a job's memory limit. Allocating new
-    pages also costs more time than writing them to disk, especially on virtual machines.
+    written pages from its cache. The disk then works in parallel with the copying, and a large
+    file occupies little memory. This matters because cached pages count toward a job's memory
+    limit. Allocating new pages also costs more time than writing them to disk, especially on
+    virtual machines.
     """
     kept = 0
     for buffer in buffers:
@@ -149,7 +150,7 @@ def _make_folder(folder: Path) -> None:
 def _flush_folder(folder: Path, top: Path | None = None) -> None:
     """Flush a folder to disk, so that its entries survive a power failure.
 
-    With `top`, its parents up to the folder `top` are also flushed.
+    If `top` is given, the folder's parents up to `top` are also flushed.
     """
     while True:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -238,14 +239,14 @@ def create_file(path: Path, data: bytes) -> bool:
             os.link(temporary, path)
             return True
         except OSError as error:
-            # Another process created the file, and perhaps also removed this temporary.
+            # Another process created the file, and perhaps also removed `temporary`.
             if path.exists():
                 return False
             if error.errno in _NO_LINKS:
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(temporary, path)
                     return True
-            # ENOENT means that another process removed the temporary when it published the file.
+            # ENOENT means that another process published the file and removed `temporary`.
             elif error.errno != errno.ENOENT:
                 raise
         finally:
@@ -292,7 +293,7 @@ class LocalFolder:
         return self.path
 
     def reach(self) -> None:
-        return  # Reading or writing a file reports errors by name.
+        return  # Each read or write reports its errors with the file's name.
 
     def path_of(self, name: str) -> str:
         return str(self.path / name)
@@ -323,7 +324,7 @@ class LocalFolder:
             try:
                 os.rename(temporary, path)
             except FileNotFoundError:
-                # Another process committed the same file first and removed this temporary.
+                # Another process published the same file first and removed `temporary`.
                 if not path.exists() or digest_of_file(path) != digest_of_buffers(buffers):
                     raise BuildError(
                         f"{path}: its temporary file {temporary.name} was removed while this"

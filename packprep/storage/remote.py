@@ -44,9 +44,9 @@ _REFUSED = re.compile(
 )
 _NO_BUCKET = re.compile("NO_?SUCH_?BUCKET|BUCKET_?NOT_?FOUND|Bucket '.*' not found", re.IGNORECASE)
 _STATUS = re.compile(r"(?:HTTP|non-2xx) status(?: code)?:? (\d{3})", re.IGNORECASE)
-# Names of exception types that signal a network failure.
+# Parts of the names of exceptions for network failures.
 _NETWORK = re.compile("Timeout|Connect|Network|Protocol|Incomplete|Read|Write|Client")
-# Statuses below 500 that are temporary. 409 means a concurrent write to the same object.
+# A retry may help after these HTTP statuses below 500. 409 means a concurrent write to the object.
 _PASSING = {408, 409, 425, 429}
 _PASSING_NUMBERS = {
     errno.EINTR,
@@ -279,8 +279,8 @@ class Remote:
     def each(self, do: Callable[["Remote", int], T], shards: Sequence[int]) -> Iterator[T]:
         """Yield `do(folder, shard)` for each shard number in `shards`, in order.
 
-        Several calls of `do` run concurrently. Each subfolder is listed once. If `do` looks for a
-        file that is not in the listing, no request is sent.
+        Several calls of `do` run concurrently. Each subfolder is listed once, and for a file
+        that is not in its listing, no request is sent.
         """
         listed = _Listed(self)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -299,9 +299,9 @@ class Remote:
         return self._connected[1]
 
     def _tried(self, doing: str, name: str, action: Callable[[Store], T]) -> T:
-        """Return the result of `action`, which is called with the store.
+        """Call `action` with the store, and return the result.
 
-        If it raises an error that may be temporary, it is called again after a pause.
+        If `action` raises an error that may be temporary, `action` is called again after a pause.
 
         Args:
             doing: Name of the action for messages, such as "reading".
@@ -382,9 +382,10 @@ def _root(url: str) -> Remote:
 
 
 def locate(url: str) -> tuple[Remote, str]:
-    """Return (remote, name) for the URL of a file: its bucket, and its name in the bucket.
+    """Return (remote, name) for the URL of a file.
 
-    In a process, all files of a bucket get the same `Remote`.
+    `remote` is the file's bucket, and `name` is its name in the bucket. In a process, all files of
+    a bucket get the same `Remote`.
     """
     scheme, rest = url.split("://", 1)
     bucket, _, name = rest.partition("/")
@@ -394,7 +395,7 @@ def locate(url: str) -> tuple[Remote, str]:
 def forget_connections() -> None:
     """Make later calls of `locate` create new connections.
 
-    This is needed after the variables with credentials in the environment have changed.
+    This is needed after environment variables with credentials have changed.
     """
     _root.cache_clear()
 

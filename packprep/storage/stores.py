@@ -124,9 +124,9 @@ def _keys_of_profile() -> dict[str, str] | None:
     Returns:
         The keys of the profile, for example {"access_key_id": "…", "secret_access_key": "…"}. The
         dict is empty if the environment contains keys. It is also empty if the default profile is
-        selected and the files do not say how it gets its keys. In both cases, obstore finds the
-        keys itself. None means that the profile gets its keys in another way, such as single
-        sign-on, another role or a program.
+        selected and the files do not say how this profile gets its keys. In both cases, obstore
+        finds the keys itself. None means that the profile gets its keys in another way, such as
+        single sign-on, another role or a program.
 
     Raises:
         StorageError: If a configuration file cannot be parsed.
@@ -242,7 +242,7 @@ class _Arrow:
             raise
 
     def create(self, path: str, data: bytes) -> bool:
-        if self.size(path) is not None:  # Some stores ignore the condition.
+        if self.size(path) is not None:  # Some stores ignore the condition of a write.
             return False
         put_if_none = self._put_if_none()
         if put_if_none is not None:
