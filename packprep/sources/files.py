@@ -44,7 +44,7 @@ _AT_ONCE = 16  # concurrent inspections of remote files
 
 
 class Seen(NamedTuple):
-    """The file system's metadata of a file or of a Megatron pair of files."""
+    """Metadata from the file system, for a file or for a Megatron pair of files."""
 
     size: int  # in bytes, summed over a pair
     modified: int = 0  # mtime in ns modulo 2⁶⁴, summed over a pair, or 0 if unknown
@@ -78,8 +78,8 @@ class Files(Sequence[SourceFile]):
         kinds: The distinct (format, compression) pairs, in order of their first file.
         kind: uint8[F], index into `kinds` for each file.
         piece_bytes: Maps a file's index to the approximate content size in bytes of each of its
-            splits, for example {3: [4100, 3900]}. A file with unknown content sizes is missing.
-            The stored bytes of its splits are used as their content sizes.
+            splits, for example {3: [4100, 3900]}. A file with unknown content sizes is not in it.
+            For each split of such a file, the stored bytes are used instead.
         seen: int64[F, 3], the fields of `Seen` for each file. None for files at URLs and for files
             from a plan.
     """
@@ -148,7 +148,7 @@ class Files(Sequence[SourceFile]):
         return counts
 
     def as_planned(self) -> Iterator[dict[str, Any]]:
-        """Yield the record of each file for the plan."""
+        """Yield the plan's record of each file."""
         for i, file in enumerate(self):
             yield {
                 **file._asdict(),
@@ -161,9 +161,9 @@ class Files(Sequence[SourceFile]):
         self.__dict__.pop("_held", None)
 
     def forget(self, but: Mapping[int, Sequence[int]]) -> None:
-        """Forget all recorded content sizes of splits, except those in `but`.
+        """Replace `piece_bytes` by a copy of `but`, which has the same form.
 
-        `but` becomes the new `piece_bytes` and has the same form.
+        All other recorded content sizes of splits are forgotten.
         """
         self.piece_bytes = dict(but)
         self.__dict__.pop("_held", None)
@@ -174,8 +174,8 @@ class Files(Sequence[SourceFile]):
         Args:
             file: int64[n], index of each split's file.
             part: int64[n], index of each split within its file.
-            stored: int64[n], stored bytes of each split. They are the result for a split of a file
-                that is not in `piece_bytes`.
+            stored: int64[n], stored bytes of each split. If the split's file is not in
+                `piece_bytes`, this is the split's result.
         """
         if not self.piece_bytes:
             return stored
@@ -244,8 +244,8 @@ def _kinds(names: Sequence[str], format: str) -> tuple[list[tuple[str, str]], np
     compresses = {"": False}
     kind = np.empty(len(names), np.uint8)
     for i, name in enumerate(names):
-        # The format follows from the last suffix. If the last suffix names a compression, the one
-        # before it decides.
+        # The format follows from the last suffix. If the last suffix names a compression, the
+        # suffix before it decides.
         parts = name[name.rfind("/") + 1 :].rsplit(".", 2)
         last = parts[-1] if len(parts) > 1 else ""
         if last not in compresses:
@@ -260,10 +260,10 @@ def _kinds(names: Sequence[str], format: str) -> tuple[list[tuple[str, str]], np
 class FileColumns(NamedTuple):
     """Columns that describe n splits. Each column is int64[n]."""
 
-    file: np.ndarray  # index of the first file in the source
-    files: np.ndarray  # number of files, which exceeds 1 only for small text files
+    file: np.ndarray  # index of the split's first file, counted in the source
+    files: np.ndarray  # number of the split's files, more than 1 only for small text files
     part: np.ndarray  # index of the split within its file
-    bytes: np.ndarray  # stored bytes
+    bytes: np.ndarray  # stored bytes of the split
 
 
 class Pieces:
@@ -336,11 +336,11 @@ _SHOWN_TWICE = 3
 
 
 def fixed_prefix(patterns: Sequence[str], base: str = os.sep) -> str:
-    """Return the deepest common folder of absolute patterns that has no wildcard in its path.
+    """Cut absolute patterns before their first wildcard, and return their deepest common folder.
 
-    For "/data/a/x*.txt" and "/data/b/y.txt" it is "/data". For a single pattern without wildcards,
-    it is the folder of the file. Characters in `base`, the recipe's folder, never count as
-    wildcards.
+    For "/data/a/x*.txt" and "/data/b/y.txt", the result is "/data". For a single pattern without
+    wildcards, it is the folder of the file. Characters in `base`, the recipe's folder, never count
+    as wildcards.
     """
     folders = []
     for pattern in patterns:
@@ -450,7 +450,7 @@ def named_twice(sources: Sequence[Source], found: Sequence[Files]) -> str:
     )
     _, which, counts = np.unique(known, return_inverse=True, return_counts=True)
     ends = np.cumsum([len(files) for files in found])
-    groups: dict[int, list[tuple[int, int]]] = {}  # file → (source, index in the source)
+    groups: dict[int, list[tuple[int, int]]] = {}  # file → (source, index of the file there)
     for k in np.flatnonzero(counts[which] > 1).tolist():
         s = int(np.searchsorted(ends, k, "right"))
         groups.setdefault(int(which[k]), []).append((s, k - int(ends[s]) + len(found[s])))
@@ -597,9 +597,9 @@ def _below(root: str, out: str, names: Sequence[str]) -> list[list[str]]:
 
 
 def below_one_folder(source: Source, base: Path) -> tuple[str, list[str]]:
-    """Return (root, patterns): the common folder of a source's patterns, and the patterns in it.
+    """Return (root, patterns): a source's common folder, and its patterns relative to this folder.
 
-    `root` is a path or URL that ends before the first wildcard. `patterns` are relative to `root`.
+    `root` is a path or URL that ends before the first wildcard.
 
     Raises:
         SourceError: If the URLs are in different buckets.
@@ -623,7 +623,7 @@ def below_one_folder(source: Source, base: Path) -> tuple[str, list[str]]:
 
 
 def _find_remote(source: Source, root: str, patterns: Sequence[str]) -> dict[str, Seen]:
-    """Return the files below the URL `root` that match the patterns, as name → metadata.
+    """Match the patterns below the URL `root`, and return the files as name → metadata.
 
     Names are relative to `root`. Wildcards match as in Python's `glob`.
 
@@ -664,9 +664,10 @@ def _find_remote(source: Source, root: str, patterns: Sequence[str]) -> dict[str
 
 
 def _in_pairs(source: Source, root: str, files: dict[str, Seen]) -> dict[str, Seen]:
-    """Return `files` with one entry for each Megatron pair: the .bin, with the pair's summed size.
+    """Return `files` with one entry for each Megatron pair.
 
-    If only one file of a pair is in `files`, the other file is looked up below `root`.
+    This entry has the name of the .bin and the summed size of the pair. If only one file of a pair
+    is in `files`, the other file is looked up below `root`.
 
     Raises:
         SourceError: If one file of a pair does not exist.
@@ -703,7 +704,7 @@ def _remote_file(root: str, name: str) -> Seen | None:
 
 
 def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str, Seen]:
-    """Return the files below the folder `root` that match the patterns, as name → metadata.
+    """Match the patterns below the folder `root`, and return the files as name → metadata.
 
     Names are relative to `root`. A folder that Hugging Face `datasets` saved is replaced by its
     files.

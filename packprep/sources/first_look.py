@@ -2,8 +2,9 @@
 
 The inspection checks that the files match their names and contain text. It finds sources that are
 unusable as a whole, because of a wrong text_key or a different kind of file. A single bad document
-is not an error here, because it becomes a reject. The error is raised before anything is written,
-so the user can correct the recipe and use the same output folder.
+is not an error here, because it becomes a reject. If all inspected files are unusable, an error is
+raised before anything is written, so the user can correct the recipe and use the same output
+folder.
 """
 
 import codecs
@@ -97,7 +98,7 @@ _OWN_FILES = (
         "a tokenizer\nhint: give it as tokenizer (--tokenizer), and give texts here",
     ),
 )
-"""Pairs of the keys of a JSON object and a description of files with such objects."""
+"""(keys, description) pairs. A JSON object with all of the keys indicates a file of this kind."""
 _MARKS = {
     b"\xff\xfe\0\0": "UTF-32",
     b"\0\0\xfe\xff": "UTF-32",
@@ -110,7 +111,7 @@ _OTHER_KEY = (
     ' format = "tokens"'
 )
 IN_MESSAGES = "special_text in messages"
-"""A key of _ADVICE: reject reason `special_text` in conversations, where other advice applies."""
+"""The key of _ADVICE for the reject reason `special_text` in conversations instead of texts."""
 _ADVICE = {
     "missing_text": "set text_key (--text-key) to the key that holds the text",
     "not_a_string": _OTHER_KEY,
@@ -166,8 +167,8 @@ def advice_on(reason: str, path: str, begin: bytes) -> str:
 def _advice_on_lines(begin: bytes) -> str:
     """Return advice for lines that are not JSON objects.
 
-    `begin` is the start of the file. The advice to read the file as text is only given if the first
-    line may be prose.
+    `begin` is the start of the file. If the first line may be prose, the result also advises to
+    read the file as text.
     """
     first, line_feed, _ = begin.partition(b"\n")
     if begin.startswith(LFS_POINTER):
@@ -186,7 +187,7 @@ def _advice_on_lines(begin: bytes) -> str:
 def encoding_of(begin: bytes) -> str:
     """Return the encoding that the first bytes of a file indicate, such as "UTF-16LE".
 
-    The result is an empty string if the bytes indicate no encoding other than UTF-8.
+    If they indicate UTF-8 or no encoding, the result is an empty string.
     """
     marked = next((encoding for mark, encoding in _MARKS.items() if begin.startswith(mark)), "")
     even, odd = begin[:64:2], begin[1:64:2]
@@ -226,12 +227,12 @@ class _Look(NamedTuple):
     template: str  # the chat template of the messages
     kinds: tuple[str, ...]  # names of the media kinds
     path: str  # path or URL of the file
-    settings: dict[str, str]  # receives the recipe keys that the advice recommends
-    beyond: "_Beyond"  # counts documents with fields that extend beyond their text
+    settings: dict[str, str]  # receives the recommended recipe settings, as key → value
+    beyond: "_Beyond"  # counts documents with positions after the end of their text
 
     @property
     def fields(self) -> Fields:
-        """Return the fields that the source's records may have."""
+        """Return the source's settings for the fields of its records, without media."""
         return Fields.of(self.source)
 
 
@@ -246,8 +247,8 @@ def first_look(
         source: The source's settings in the recipe.
         files: The files of the source.
         messages: Whether documents may contain messages instead of a text.
-        template: The chat template. The text in a message without "content" is a mistake unless
-            the template contains the text's key.
+        template: The chat template. If a message has no "content" but a text at another key, this
+            is a mistake unless the template contains that key.
         kinds: Names of the media kinds.
 
     Raises:
@@ -262,7 +263,7 @@ def first_look(
         look = _Look(source, messages, template, kinds, path, settings, beyond)
         mistake = _mistake(look, files, i)
         if not mistake and is_url(files.root):
-            return beyond.report(source.name)  # One file is enough, because each needs requests.
+            return beyond.report(source.name)  # One file suffices, because each one needs requests.
         if mistake:
             first, mistaken = first or (f"{path}: {mistake}", settings), mistaken + 1
     if first and mistaken == len(looked_at):
@@ -340,9 +341,9 @@ def _are_objects(begin: bytes, whole: bool) -> bool:
 def begin_of(path: str, size: int, compression: str, has_lines: bool = False) -> tuple[bytes, bool]:
     """Return (data, whole): the first bytes of a file, and whether they are the whole file.
 
-    Compressed files are decompressed. `data` has BYTES bytes, or fewer if the file is smaller. With
-    `has_lines`, it is longer if the first line is longer. It then ends after the first line, but
-    at about LINE_BYTES at the latest.
+    Compressed files are decompressed. `data` has BYTES bytes, or fewer if the file is smaller. If
+    `has_lines` is True and the first line is longer than BYTES, `data` is extended until it
+    contains this line, up to about LINE_BYTES.
     """
 
     def is_enough(data: bytes) -> bool:
@@ -371,8 +372,8 @@ def _value(document: dict[str, Any], text_key: str, key: str) -> Any:
 def _values(document: dict[str, Any], depth: int = 3) -> Iterator[tuple[str, Any]]:
     """Yield (key, value) for each key of a document that could be the recipe's `text_key`.
 
-    For {"a": {"b": 1}}, this is ("a.b", 1). Objects that are nested deeper than `depth` are yielded
-    as values.
+    For {"a": {"b": 1}}, the result is ("a.b", 1). Objects that are nested deeper than `depth` are
+    yielded as values.
     """
     for key, value in document.items():
         if depth and isinstance(value, dict) and value and "." not in key:
@@ -382,9 +383,9 @@ def _values(document: dict[str, Any], depth: int = 3) -> Iterator[tuple[str, Any
 
 
 def _messages_in(document: dict[str, Any]) -> dict[str, str]:
-    """Return the recipe settings that name the keys of a document's messages and tools.
+    """Find messages and tools in a document, and return the recipe settings that name their keys.
 
-    For {"chat": {"messages": […], "tools": […]}}, these are {"messages_key": "chat.messages",
+    For {"chat": {"messages": […], "tools": […]}}, the result is {"messages_key": "chat.messages",
     "tools_key": "chat.tools"}. The result is empty if the document has no messages.
     """
     for key, value in document.items():
@@ -415,7 +416,7 @@ def _of_layout(layout: Layout, fields: Fields, messages: bool, looked_at: int) -
 
     Args:
         layout: The layout of the documents.
-        fields: The names of the source's layout fields.
+        fields: The source's settings for the fields of its records.
         messages: Whether documents may contain messages instead of a text.
         looked_at: Number of inspected documents.
     """
@@ -431,10 +432,10 @@ def _of_layout(layout: Layout, fields: Fields, messages: bool, looked_at: int) -
 
 
 def _instead_of_content(messages: Any, template: str) -> str:
-    """Return the first key of a message that contains a text which the template would ignore.
+    """Find a text that the template would ignore in a message, and return the key of the text.
 
-    Only messages without content and without tool calls are searched. A text is ignored if the
-    template does not contain its key. Without such a text, the result is "".
+    Only messages without content and without tool calls are searched. The template ignores a text
+    if it does not contain the text's key. If no such text is found, the result is "".
     """
     for message in messages if isinstance(messages, list) else ():
         if (
@@ -454,21 +455,22 @@ def _instead_of_content(messages: Any, template: str) -> str:
 
 
 class _Beyond:
-    """A counter of inspected documents with loss_spans or media positions after the text's end.
+    """A counter of documents with loss_spans or media, and of positions after the text's end.
 
-    Such positions are usually a mistake: they count bytes instead of characters.
+    Positions after the end of the text are usually a mistake: they count bytes instead of
+    characters.
     """
 
     def __init__(self) -> None:
-        self.documents: Counter[str] = Counter()  # number of documents with each field
-        self.beyond: Counter[str] = Counter()  # number of these documents to warn about
-        self.first: dict[str, str] = {}  # description of the first such document, by field
+        self.documents: Counter[str] = Counter()  # field → number of documents with this field
+        self.beyond: Counter[str] = Counter()  # field → number of these documents to warn about
+        self.first: dict[str, str] = {}  # field → description of the first document to warn about
 
     def add(self, field: str, end: Any, text: str, path: str) -> None:
         """Count a document with loss_spans or media.
 
-        The document also counts in `beyond` if `end` is after the text's end in characters, but not
-        after its end in bytes.
+        The document also counts in `beyond` if `end` exceeds the text's number of characters by
+        more than 1, but does not exceed its number of bytes.
 
         Args:
             field: Name of the field, LOSS_SPANS or MEDIA.
@@ -515,8 +517,8 @@ class _Beyond:
 def _mistake_beside_texts(lines: Sequence[bytes], look: _Look) -> str:
     """Return a message if a line has media and the recipe has no media kinds, otherwise "".
 
-    Without media kinds, the media would be ignored. The function also counts documents with
-    loss_spans or media in `look.beyond`.
+    Without media kinds, the media would be ignored. In addition, `look.beyond` counts the documents
+    with loss_spans or media.
     """
     text_key, kinds = look.source.text_key, look.kinds
     beside = LOSS_SPANS.encode(), MEDIA.encode()
@@ -545,7 +547,7 @@ def _mistake_beside_texts(lines: Sequence[bytes], look: _Look) -> str:
 
 
 def _mistake_of_line_ends(begin: bytes) -> str:
-    """Return a message if a file is one JSON array or has objects of several lines.
+    """Return a message if a file is one JSON array, or if its objects take several lines.
 
     Otherwise, return "". `begin` is the start of the file.
     """
@@ -612,9 +614,8 @@ def _mistake_of_token_lines(look: _Look, begin: bytes, whole: bool) -> str:
 def _object_of(line: bytes) -> tuple[dict[str, Any] | None, bool]:
     """Return (object, is_counted) for a line. `object` is None if the line is not a JSON object.
 
-    `is_counted` is False for a long line that Python's decoder refuses. It may contain a huge
-    number or deep lists. The reader of the build can read such a line, or rejects it with an exact
-    reason.
+    `is_counted` is False for a long line that Python's decoder refuses. Such a line may contain a
+    huge number or deep lists. The build reads it, or rejects it with an exact reason.
     """
     try:
         document = json.loads(line)
@@ -633,7 +634,7 @@ def _are_ids(key: str, value: Any) -> bool:
 
 
 class _LineCounts:
-    """Counts of a file's first lines without a usable document, one count for each mistake."""
+    """Counters of the mistakes in a file's first lines, up to a line with a usable document."""
 
     def __init__(self) -> None:
         self.looked_at = self.undecodable = self.malformed = 0

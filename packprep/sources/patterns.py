@@ -1,4 +1,4 @@
-"""Match file patterns, locally and at URLs, and explain patterns that match nothing."""
+"""Match file patterns of local paths and URLs, and explain patterns that match nothing."""
 
 import contextlib
 import difflib
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 WILDCARD = re.compile(r"[*?[]")
-_LOOKED_AT, _SHOWN = 10_000, 6  # names per folder in messages about unmatched patterns
+_LOOKED_AT, _SHOWN = 10_000, 6  # numbers of a folder's entries to read and to list in a message
 
 
 def matches(pattern: Sequence[str], name: Sequence[str]) -> bool:
@@ -53,7 +53,7 @@ def _folder_identity(path: str) -> tuple[int, ...] | None:
 
 
 def files_matched(root: str, parts: Sequence[str], hidden: bool = False) -> Iterator[str]:
-    """Yield the names below the folder `root` that match a pattern as in Python's `glob`.
+    """Match a pattern below the folder `root` as in Python's `glob`, and yield the names.
 
     A folder may be reachable by several paths, or contain a link to itself. It is searched once:
     by a path without links if there is one, otherwise by the first path in sorted order. A heap
@@ -102,10 +102,10 @@ def files_matched(root: str, parts: Sequence[str], hidden: bool = False) -> Iter
 
 
 def without_linked_copies(root: str, files: dict[str, T]) -> dict[str, T]:
-    """Return `files` with only one path for each file of a folder with several paths.
+    """Return `files` with only one path for each file, although folders may have several paths.
 
-    A folder has several paths if links lead to it. A path without links is kept if there is one,
-    otherwise the first path in sorted order. Names in `files` are relative to `root`.
+    A folder has several paths if links lead to it. For each file, a path without links is kept if
+    there is one, otherwise the first path in sorted order. Names in `files` are relative to `root`.
     """
     folders = {os.path.dirname(name) for name in files}
     identities = {folder: _folder_identity(os.path.join(root, folder)) for folder in folders}
@@ -128,8 +128,7 @@ def without_linked_copies(root: str, files: dict[str, T]) -> dict[str, T]:
 def nearby(pattern: str) -> str:
     """Return the end of an error message about an absolute pattern that matches nothing.
 
-    It lists entries of the deepest folder in the pattern that exists, and may suggest a similar
-    name.
+    It lists entries of the pattern's deepest existing folder, and may suggest a similar name.
     """
     folder, *below = _deepest_folder(pattern)
     try:

@@ -1,14 +1,14 @@
 """Divide sources into splits and shards, as index arithmetic.
 
 A **split** (`piece` in the code) is the smallest part of a source that can be read independently.
-It is 4 MiB of a line file, a row group, a record batch, a compressed file, or a few adjacent small
+It is a row group, a record batch, a compressed file, 4 MiB of a line file, or a few adjacent small
 text files. Each pass (`use` in the code) reads the splits in the order of a keyed permutation. The
-passes are concatenated into one list. A split's weight is the estimated number of its text bytes
-that the pass keeps.
+passes are concatenated into one list. In each pass, a split has a weight: the estimated number of
+text bytes that the pass keeps from it.
 
 Shard b of B takes the interval [b/B, (b+1)/B) of each source's summed weight. So all sources end
-together, and every shard mixes them at the recipe's shares. The result is the same whichever
-process builds a shard.
+together, and every shard mixes them at the recipe's shares. The result does not depend on the
+process that builds a shard.
 
     pieces of one source, in keyed order   |--5--|-2-|----9----|---6---|-2-|      weights
     shards                                 |     0     |     1     |    2    |
@@ -40,7 +40,7 @@ files. Every process stores twelve bytes per split.
 PIECES_OF_A_USE = 256
 """A pass counts as at least this many splits, because each pass has a fixed cost in time."""
 ALL = 0, 1 << 53
-"""The hash split (`sample`) of a source that keeps all documents: [low, high) in units of 2⁻⁵³,
+"""The hash split (`sample`) that keeps all documents: the interval [low, high) in units of 2⁻⁵³,
 as in `PlannedSource.sample`.
 """
 UNREAD = ""
@@ -119,7 +119,7 @@ class PlannedSource:
         """Return the token store (`documents/store.py`), opened at first use.
 
         Raises:
-            SourceError: If the store's digest differs from the plan's.
+            SourceError: If no version of the store has the digest in the plan.
         """
         assert self._open_store is not None
         found = self._open_store(self.prefix.removeprefix(IN_STORE))
@@ -137,7 +137,7 @@ class PlannedSource:
         return whole + (self.repeat > whole)
 
     def kept_of_use(self, use: int) -> Fraction:
-        """Return the fraction of the documents that pass number `use` reads.
+        """Return the fraction of all documents to read in pass number `use`.
 
         The fraction is 1, except in the last pass if `repeat` is not an integer.
         """
@@ -226,9 +226,10 @@ class PlannedSource:
         return int(ends[-1]) if len(ends) else 0
 
     def places(self, shard: int, shards: int) -> range:
-        """Return the range of entries in the list of the splits of all passes that a shard reads.
+        """Return the range of entries that a shard reads.
 
-        The shard may read only a part of the first entry and of the last entry.
+        Entries are counted in the list of the splits of all passes. The shard may read only a part
+        of the first entry and of the last entry.
         """
         ends = self._list[1]
         begin, end = (b * self.weight // shards for b in (shard, shard + 1))
@@ -241,13 +242,12 @@ class PlannedSource:
     def taken(
         self, shard: int, shards: int, places: Iterable[int]
     ) -> Iterator[tuple[int, int, int, int, int]]:
-        """Yield the part that a shard reads from each entry in `places`.
+        """For each entry in `places`, yield the part that a shard reads.
 
         Args:
             shard: Index of the shard.
             shards: Number of shards.
-            places: Indices into the list of the splits of all passes, from the range that the
-                method `places` returns.
+            places: Numbers of entries, from the range that the method `places` returns.
 
         Yields:
             (piece, use, lo, hi, weight). `piece` is the index of the split, `use` the number of the
@@ -303,14 +303,15 @@ class PlannedSource:
     def at_places(self, places: range) -> tuple[np.ndarray, np.ndarray]:
         """Return (pieces, uses): the split and the pass of each of n entries, int64[n] each.
 
-        `places` is a range from the method `places`, with indices into the list of the splits of
-        all passes.
+        `places` is the range of the entries, from the method `places`.
         """
         pieces = self._list[0][places.start : places.stop].astype(np.int64)
         return pieces, np.arange(places.start, places.stop) // max(1, len(self.pieces))
 
     def shards_of(self, pieces: np.ndarray, shards: int) -> np.ndarray:
-        """Return the shards that read a part of at least one split in `pieces`, in any pass.
+        """Return the shards that read from at least one of the splits in `pieces`.
+
+        All passes are searched.
 
         Args:
             pieces: int64[n], indices of splits.
@@ -339,7 +340,7 @@ class PlannedSource:
         return range(int(found.file[0]), int(found.file[0] + found.files[0]))
 
     def pieces_at(self, i: int, positions: np.ndarray) -> np.ndarray:
-        """Return the splits of file `i` that may contain the documents at `positions`.
+        """For file `i`, return the splits that may contain the documents at `positions`.
 
         `positions`, int64[n], are positions in the file. The result, int64[k], has ascending
         indices of splits in the source.
@@ -354,7 +355,7 @@ class PlannedSource:
         """Return the path or URL of file `i` of the source.
 
         Raises:
-            SourceError: If `prefix` is UNREAD, so the source's files must not be read.
+            SourceError: If `prefix` is UNREAD. The source's files must not be read in this case.
         """
         if self.prefix == UNREAD:
             raise SourceError(

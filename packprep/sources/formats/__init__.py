@@ -86,7 +86,7 @@ class FormatModule(Protocol):
     def pieces(
         self, path: str, size: int, text_key: str, tokens: bool, piece_bytes: int
     ) -> int | list[int]:
-        """Return a list with the approximate content bytes of each split of a file.
+        """Return the approximate content bytes of each split of a file, as a list.
 
         If only the number of splits is known, return this number. Only formats with numbered
         documents provide this function.
@@ -117,7 +117,7 @@ class FormatModule(Protocol):
         """
 
     def pieces_at(self, path: str, size: int, positions: np.ndarray) -> np.ndarray:
-        """Return the splits of a file that contain the documents at `positions`.
+        """For a file, return the splits that contain the documents at `positions`.
 
         `positions` is int64[n]. The result, int64[k], has ascending indices of splits in the file.
         Only indexed formats provide this function.
@@ -134,8 +134,9 @@ class Format:
         name: The format's internal name, as in `Slice.format`.
         suffixes: Endings of file names in lower case. An empty tuple matches all other files.
         file: Name of the module in formats/ that reads the format.
-        position: Meaning of a document's position. "byte" is the offset of its line, and "number"
-            is its number in the file. With "whole", the file is one document at position 0.
+        position: Meaning of a document's position. "byte" is the offset of the document's line, and
+            "number" is the document's number in the file. With "whole", the file is one document at
+            position 0.
         holds: Content of the documents, "texts" or "tokens".
         asked: Value of the recipe's `format` that selects this format, if it differs from `name`.
         only: Description of the readable files, for an error message. It is set for formats that
@@ -226,7 +227,7 @@ FORMATS = {
         ),
     )
 }
-"""Maps names to formats. A file has the first format with an ending of the file's name."""
+"""Maps names to formats. A file has the first format that lists an ending of the file's name."""
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 
@@ -295,8 +296,8 @@ def format_of(name: str, format: str) -> tuple[str, str]:
         The format, as in `Slice.format`, and the compression.
 
     Raises:
-        SourceError: As in `detect_format`, or if the file's name contradicts a recipe's token
-            format.
+        SourceError: As in `detect_format`. Also if `format` is a token format that does not read
+            files with this name.
     """
     found, compression = detect_format(name)
     if format == "auto":
@@ -345,7 +346,7 @@ def count_pieces(
 def bytes_of_pieces(
     path: str, format: str, size: int, text_key: str = "text", piece_bytes: int = PIECE_BYTES
 ) -> int | list[int]:
-    """Return a list with the approximate content bytes of each split, or the number of splits.
+    """Return the approximate content bytes of each split as a list, or the number of splits.
 
     The function is for formats with numbered documents. It reads only the file's footer or headers.
 
@@ -387,12 +388,12 @@ def read(
         text_key: Key or column of the text. Text files ignore it. For a table of tokens it is the
             column of token id lists; "text" then means `input_ids`, or `tokens` without an
             `input_ids` column. For JSON Lines of token ids, it is a key with the same rules.
-        keep: Selects the documents to decode. The others are skipped, and are not rejects. A Choice
-            also receives the documents of the split that precede the work range.
+        keep: Selects the documents to decode. The other documents are skipped, but are not rejects.
+            A `Choice` also receives the documents of the split that precede the work range.
         batch_bytes: Approximate content size of a batch in bytes.
         decoders: State that this process keeps between work ranges. It affects only the speed.
         fields: The other fields to read, such as loss_spans, messages and weight. With None, only
-            texts or token ids are read. A key that equals `text_key` is never another field.
+            texts or token ids are read. The key `text_key` never refers to one of these fields.
 
     Yields:
         Non-empty batches.

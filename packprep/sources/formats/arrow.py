@@ -43,10 +43,10 @@ class BatchIndex(NamedTuple):
     """The locations and sizes of the record batches in an Arrow file."""
 
     is_stream: bool
-    dictionaries: list[int]  # byte of each dictionary's message
-    offsets: list[int]  # byte of each batch's message
+    dictionaries: list[int]  # offset of each dictionary's message
+    offsets: list[int]  # offset of each batch's message
     rows: list[int]  # number of rows of each batch
-    sizes: list[int]  # bytes of each batch's message
+    sizes: list[int]  # size of each batch's message in bytes
 
 
 def pieces(path: str, size: int, text_key: str, tokens: bool, piece_bytes: int) -> list[int]:
@@ -179,7 +179,7 @@ def _validated(column: pa.Array) -> pa.Array:
         pa.large_string(): pa.large_binary(),
         pa.string_view(): pa.binary_view(),
     }
-    # As strings, full validation would refuse the whole column for one text with invalid UTF-8.
+    # Full validation of a string column would refuse all texts if one has invalid UTF-8.
     if column.type in as_bytes:
         column = column.view(as_bytes[column.type])
     column.validate(full=True)
@@ -303,7 +303,7 @@ def _read_message(file: BinaryIO, at: int) -> tuple[bytes, int] | None:
 
 
 def _block_offsets(footer: bytes, at: int) -> list[int]:
-    """Return the offset of each message that the footer lists, in a vector of `Block` structs.
+    """Return the offset of each message in the footer's vector of `Block` structs.
 
     The FlatBuffers offset at `at` refers to the vector. If `at` is 0, the footer has no such
     vector, and the result is [].
@@ -358,7 +358,7 @@ def saved_files(folder: str) -> list[str]:
 
     Raises:
         SourceError: If state.json is damaged or lists a missing file. Also if the dataset has an
-            indices mapping, because it then consists of other rows than its files.
+            indices mapping, because the dataset then has other rows than its files.
     """
     path = Path(folder) / "state.json"
     try:

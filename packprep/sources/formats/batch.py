@@ -87,9 +87,9 @@ class Choice:
 
 PIECE_BYTES = 4 << 20  # bytes per split of an uncompressed line file
 MAX_DOCUMENT_BYTES = 8 << 20
-"""Maximum UTF-8 size of a document's text. A longer text is rejected. To encode prose, the
-reference engine takes about 50 times its bytes in memory. If each byte is a token, it takes 200
-times the bytes.
+"""Maximum UTF-8 size of a document's text. A longer text is rejected. To encode a text of prose,
+the reference engine needs memory of about 50 times the text's size. If each byte of the text is a
+token, it needs 200 times the size.
 """
 MAX_LINE_BYTES = 4 * MAX_DOCUMENT_BYTES
 """Maximum size of a JSON line. Escapes take up to three times the bytes of a non-ASCII text.
@@ -102,15 +102,15 @@ a vocabulary of 50,000 or more, so text shards and token shards have similar siz
 document depends on this value.
 """
 MAX_DETAIL = 200  # maximum characters of a reject's detail
-# Minimum size that a document counts as in a batch. Even a short text consists of several objects.
+# A document counts as at least this many bytes of a batch. Even a short text has several objects.
 _LEAST_BYTES = 64
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 LOSS_SPANS, MESSAGES, MEDIA = "loss_spans", "messages", "media"
-"""Fields of a document with its trained spans, its messages and the positions of its media."""
+"""Names of fields for the trained spans, the messages, and the media of a document."""
 
-# Reasons to reject a document. A reason, a position and a detail are part of a dataset's bytes, so
-# they must not depend on the version of Python or of a library.
+# Reasons to reject a document. A reject's reason, position and detail are in the dataset's bytes,
+# so they must not depend on the version of Python or of a library.
 BAD_REASONS = (
     "malformed_json",
     "missing_text",
@@ -131,8 +131,8 @@ BAD_REASONS = (
 )
 
 Keep = Callable[[int, np.ndarray], np.ndarray] | Choice
-"""Function (file, positions int64[n]) → bool[n] that selects the documents to decode. A Choice
-is instead called with all documents of a split from its start, and with their sizes.
+"""Function (file, positions int64[n]) → bool[n] that selects the documents to decode. A `Choice`
+also takes the sizes of the documents, and is called with all documents from the start of a split.
 """
 
 

@@ -206,7 +206,7 @@ class Cursor:
 
     blocks: Iterator[Block]
     key: Hashable = None  # identity of the stream and of the file's version
-    rest: Block | None = None  # precedes `blocks`
+    rest: Block | None = None  # a block that comes before those in `blocks`
     # Whether the next byte starts a line. If not, the rest of that line is skipped.
     at_line_start: bool = True
     next_label: int = 0  # Lines with earlier labels were consumed.
@@ -242,7 +242,7 @@ class Decoders:
 
     capacity: int = 8
     step_begins: array = field(default_factory=lambda: array("q"))
-    """Position of each step's start in the last taken stream, for the steps that were read."""
+    """Start of each step that was read, as a position in the stream of the last taken cursor."""
     _cursors: OrderedDict[Hashable, Cursor] = field(default_factory=OrderedDict)
     _facts: OrderedDict[Hashable, object] = field(default_factory=OrderedDict)
 
@@ -281,17 +281,17 @@ class Decoders:
     def give_back(self, cursor: Cursor) -> None:
         """Keep a cursor from `take` for the next work range of the same file.
 
-        Do not call this method after an error. Then the next work range gets a new cursor at the
-        start of the file.
+        After an error, do not give the cursor back, so that the next work range gets a new cursor
+        at the start of the file.
         """
         self._cursors[cursor.key] = cursor
         if len(self._cursors) > self.capacity:
             self._cursors.popitem(last=False)
 
     def fact(self, path: str, find: Callable[[], T]) -> T:
-        """Return the result of `find()`, which is kept while the file at `path` is unchanged.
+        """Return the result of `find()`, and keep it while the file at `path` is unchanged.
 
-        `find` reads something from the file, for example the index of its record batches.
+        `find` reads something from this file, for example the index of its record batches.
         """
         key = _identity(path)
         if key not in self._facts:

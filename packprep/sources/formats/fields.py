@@ -1,4 +1,4 @@
-"""Determine the fields to read from a record, and the layout that its fields indicate.
+"""Determine which fields of a record are read, and which layout the record has.
 
 A layout is a form of conversations, or of prompts and answers. A record may also have no layout.
 
@@ -37,7 +37,7 @@ UNREAD_MEDIA = (
 
 
 class Layout(NamedTuple):
-    """A form of records, which is recognized by the fields of a record.
+    """A form of records. The fields of a record show which layout it has.
 
     Attributes:
         name: Value of `messages_format`. For a refused layout, its common name.
@@ -65,8 +65,9 @@ REFUSED_FIELDS = {
         ("training", "train_detail", "loss_mask", "loss_scale", "loss_weight"), _MARK_ADVICE
     ),
 }
-"""Maps fields next to messages to a remedy. These fields tell a model what to read or what to
-train, and packprep does not read them. A record with a value in one of them is rejected.
+"""Maps the name of a refused field to a remedy. A refused field of a record with messages says what
+a model should read or train, but packprep does not read it. If it has a value, the record is
+rejected.
 """
 _COMMON = ("tools", "chat_template_kwargs", "weight")
 _RENAME = "name them prompt and completion, or write messages of role and content"
@@ -130,7 +131,7 @@ def is_message(keys: Collection[str]) -> bool:
 
 @dataclass(frozen=True)
 class Fields:
-    """A source's settings for the fields of its records and for their layout.
+    """A source's settings for the fields and layouts of its records.
 
     Attributes:
         messages_key: Key of the messages.
@@ -208,8 +209,9 @@ class Fields:
     def counted(self, columns: Collection[str]) -> list[str]:
         """Return the keys whose values are summed to get the size of a table row without a text.
 
-        A readable layout counts if all its required keys are in `columns`. The result has the
-        required keys of these layouts. A text counts with its bytes, and a list with its items.
+        A layout is possible if it is readable and all its required keys are in `columns`. The
+        result has the required keys of the possible layouts. The size of a text is its number of
+        bytes, and the size of a list is its number of items.
         """
         layouts = (layout for layout in LAYOUTS if not layout.advice)
         needs = ([self.key_of(field) for field in layout.needs] for layout in layouts)
@@ -255,7 +257,7 @@ class Fields:
 
         Returns:
             A Supervision with the text, the loss_spans, and the layout fields that have a value.
-            Its record also contains media and the fields in REFUSED_FIELDS that have a value.
+            Its `record` also contains the values of media and of fields in REFUSED_FIELDS.
         """
         names = dict.fromkeys((*layout.needs, *layout.may_have, *REFUSED_FIELDS))
         found = [(field, value(self.key_of(field))) for field in names]
@@ -271,7 +273,7 @@ def refused(layout: Layout) -> str:
 
 
 def instead_of_text(layout: Layout) -> str:
-    """Return a message part about records with a layout that were expected to be texts.
+    """Return a message part for records that have a layout, but were expected to be texts.
 
     It names the layout and gives the remedy.
     """
@@ -294,7 +296,7 @@ def of_table(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table row as the record that a JSON line would have.
 
     A weight that is null or NaN is removed, also from a message, a content part and a span. In
-    nested objects, keys with the value null are removed.
+    nested objects, keys with the value null are removed, except the content of a message.
     """
     record = {
         key: without_nulls(value)
@@ -312,9 +314,9 @@ def of_table(row: Mapping[str, Any]) -> dict[str, Any]:
 def without_nulls(value: Any) -> Any:
     """Return a value of an Arrow column without the nested keys that have the value null.
 
-    In Arrow, each object has every key, so null means a missing key. Only the content of a message
-    may be null, and is kept. A weight of a message or of a content part is also removed if it is
-    NaN.
+    In Arrow, each object has every key, so null means a missing key. The exception is the content
+    of a message, which is kept if it is null. A weight of a message or of a content part is also
+    removed if it is NaN.
     """
     if isinstance(value, Mapping):
         is_message = "role" in value or "from" in value or {"type", "text"} <= value.keys()

@@ -141,10 +141,10 @@ def _refuse(_: object) -> NoReturn:
 
 
 def read_integer(digits: str) -> int:
-    """Return the integer with these digits, or 2⁶⁴ with its sign if it is longer than _MAX_DIGITS.
+    """Return the integer with these digits, or 2⁶⁴ or -2⁶⁴ if there are more than _MAX_DIGITS.
 
-    Python refuses to parse very long integers. The replacement is as invalid as the integer: both
-    are outside every text if they are positions.
+    Python refuses to parse very long integers. As a position, the replacement is as invalid as the
+    integer, because both are outside every text.
     """
     return (
         int(digits) if len(digits) <= _MAX_DIGITS else -(1 << 64) if digits[0] == "-" else 1 << 64
@@ -216,7 +216,7 @@ def parse_object(line: bytes, has_numbers: bool) -> dict[str, Any] | tuple[str, 
 
 
 def without_keys(record: dict[str, Any], *wanted: str) -> str:
-    """Return the reject detail of a record that has none of the wanted keys."""
+    """Return the reject detail of a record that has none of the keys in `wanted`."""
     keys = ", ".join(ascii(key[:40]) for key in list(record)[:8])
     names = " or ".join(ascii(key[:40]) for key in wanted)
     return f"no key {names}; the line's keys are: {keys or 'none'}"
@@ -254,7 +254,8 @@ def nested_too_deep(line: bytes) -> bool:
 
 _LEARNT_LINES = 32
 _MAX_FIELDS = 32
-# Maximum bytes of a line's other values. Skipping longer values is faster than decoding them.
+# Maximum bytes of a line's values besides the text. Skipping longer values is faster than decoding
+# them.
 _MAX_OTHER_BYTES = 256
 _CHECKED_BYTES = 16 << 10  # bytes of UTF-8 checked at once, so that the result stays in the cache
 _Scalar = str | int | float | bool | None
@@ -269,7 +270,8 @@ def block_decoder(
     """Return a function that decodes n lines at once.
 
     The returned function takes `data`, `starts` (int64[n]) and `sizes` (int64[n]). Line i is
-    data[starts[i] : starts[i] + sizes[i]]. In `data`, only blank lines may be between two lines.
+    data[starts[i] : starts[i] + sizes[i]]. Between line i and line i + 1, `data` may only have
+    blank lines.
 
     It returns the n texts, or None if the lines must be decoded one by one. For example, a line may
     have no text, be invalid, exceed the maximum size of a text, or contain one of the `fields`.
@@ -331,7 +333,7 @@ def _whole_decoder(
     """Return a decoder that refuses records with keys that do not occur in `lines`.
 
     It also refuses a record with a value at a key in `fields`. Return None if `lines` have many,
-    long or nested values besides the text. Then it is faster to skip these values.
+    long or nested values besides the text, because it is faster to skip such values.
     """
     names: dict[str, None] = {}
     for line in lines:
@@ -397,7 +399,7 @@ class Lines(NamedTuple):
     def stored_sizes(self) -> np.ndarray:
         """Return the size of each line in bytes, int64[n].
 
-        The size of a line with more than MAX_DOCUMENT_BYTES is MAX_DOCUMENT_BYTES + 1.
+        A line with more than MAX_DOCUMENT_BYTES gets the size MAX_DOCUMENT_BYTES + 1.
         """
         least = limits.MAX_DOCUMENT_BYTES + 1
         return np.where(self.sizes < 0, least, np.minimum(self.sizes, least))
@@ -469,8 +471,8 @@ def _add_one_by_one(
 def part_lines(part: Slice, keep: Keep | None, decoders: Decoders) -> Iterator[Lines]:
     """Yield all lines of a work range, including lines that `keep` does not select.
 
-    If `keep` is a Choice, it is first called with the lines of the split before the work range,
-    because it must count them.
+    If `keep` is a `Choice`, it must count all lines of the split. Therefore it is first called with
+    the lines that precede the work range in the split.
     """
     most = limits.MAX_LINE_BYTES
     if not part.compression:
@@ -511,7 +513,7 @@ def line_bytes(part: Slice) -> int:
 
 
 def _choose(choice: Choice, file: int, some: Iterator[Lines]) -> None:
-    """Call `choice` with the lines in `some`, which are before the work range.
+    """Call `choice` with the lines in `some`, all of which precede the work range.
 
     The result is ignored, because the Choice only has to count these lines.
     """
@@ -553,8 +555,8 @@ def take_lines(cursor: Cursor, begin: int, end: int, max_bytes: int) -> Iterator
     Each `Lines` has at least one line. The result omits blank lines, and a byte order mark at the
     start of the stream. A line of more than `max_bytes` has size -1 and no data.
 
-    After all lines were yielded, another call can continue with the same cursor. Its `begin` is the
-    `end` of this call.
+    After all lines were yielded, another call can continue with the same cursor. The `begin` of
+    that call must be the `end` of this call.
     """
     pending: list[bytes] = []  # the parts read so far of an unfinished wanted line
     pending_bytes = pending_at = 0
@@ -612,7 +614,7 @@ def _one_line(parts: list[bytes], n_bytes: int, position: int, max_bytes: int) -
 def _whole_lines(
     data: bytes, position: int, begin: int, end: int, max_bytes: int
 ) -> Iterator[Lines]:
-    """Yield the non-blank lines of data[begin:end]. The last byte is a line end.
+    """Yield the non-blank lines of data[begin:end]. The byte data[end - 1] must be a line end.
 
     Each `Lines` covers only about AT_ONCE_BYTES, to limit the memory for many short lines.
     """

@@ -1,4 +1,4 @@
-"""Read Megatron's indexed datasets in place: a .bin file with token ids, and its .idx file.
+"""Read Megatron's indexed datasets: pairs of a .bin file with token ids and an .idx file.
 
 ```
 .idx   "MMIDIDX\\0\\0"  version u64 = 1  dtype u8  S u64  N u64
@@ -99,7 +99,7 @@ def bytes_per_token(part: Slice, text_key: str) -> float:
 
 
 def pieces_at(path: str, size: int, positions: np.ndarray) -> np.ndarray:
-    """Return the splits of a pair of files that contain the documents at `positions`.
+    """For a pair of files, return the splits that contain the documents at `positions`.
 
     `positions`, int64[n], has the numbers of the documents in the index. The result, int64[k], has
     ascending indices of splits in the pair.
@@ -180,11 +180,11 @@ def read(
 def _entries(
     path: str, index: Index, file: BinaryIO, bounds: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (lengths, pointers) of the sequences of n consecutive documents.
+    """For the sequences of n consecutive documents, return (lengths, pointers).
 
-    Both arrays are int64 with one entry per sequence: its number of ids, and its first byte in the
-    .bin. `bounds`, int64[n + 1], has the number of the first sequence of each document, then the
-    number of the sequence after the last document.
+    For each sequence, `lengths`, int64, has the number of ids, and `pointers`, int64, has the first
+    byte in the .bin. `bounds`, int64[n + 1], has the number of the first sequence of each document,
+    then the number of the sequence after the last document.
 
     Raises:
         SourceError: If a sequence extends beyond the .bin, or has a mode other than 0.

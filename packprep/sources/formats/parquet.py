@@ -185,7 +185,7 @@ def _rows_at_once(
 def _chunks(
     source: "_Source", file: pq.ParquetFile, groups: Iterable[int], names: Sequence[str]
 ) -> Iterator[list[pq.ColumnChunkMetaData]]:
-    """Yield a list for each row group in `groups`: the footer's metadata of some of its columns.
+    """Yield a list for each row group in `groups`: the footer's metadata of some columns.
 
     These are the leaf columns at or below the columns in `names`. For damaged or encrypted
     metadata, pyarrow's RowGroupMetaData aborts the process, but pyarrow's reader raises an
@@ -234,7 +234,7 @@ class _Page(NamedTuple):
     """The location and sizes of a column's page, from the page's header."""
 
     begin: int  # file offset of the byte after the header
-    decoded: int  # uncompressed bytes, an upper bound for a dictionary page's longest value
+    decoded: int  # uncompressed bytes; no value of a dictionary page is longer
     stored: int  # compressed bytes
 
 
@@ -319,7 +319,7 @@ def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, int], int]:
 def _past(data: bytes, at: int, kind: int, depth: int) -> int:
     """Return the offset of the byte after a value that starts at offset `at`.
 
-    `kind` is the Thrift type of the value, which is not an integer.
+    `kind` is the Thrift type of the value, but not one of the integer types.
     """
     if kind in (_TRUE, _FALSE):
         return at

@@ -79,10 +79,7 @@ class Column(NamedTuple):
         return ".".join((schema.names[self.number], *self.inside))
 
     def of(self, values: pa.Array) -> pa.Array:
-        """Return the values at the key.
-
-        `values` are the values of the column at index `number`.
-        """
+        """Return the values of this key, given `values`, the values of its whole column."""
         for name in self.inside:
             values = pc.struct_field(values, [name])
         return values
@@ -204,7 +201,7 @@ def _messages_in(schema: pa.Schema) -> str:
 
 
 def _column(path: str, schema: pa.Schema, key: str, text_key: str) -> Column | None:
-    """Return the location of a key in a schema. The key belongs to a field other than the text.
+    """Return the location of a key in a schema. The key is for a field other than the text.
 
     Return None if the schema does not contain the key, or if the key is `text_key`.
 
@@ -409,7 +406,7 @@ def read_rows(
         columns: Maps each key to its values, all with the same number of rows.
         text_key: Key of the text.
         fields: The other fields to read, or None.
-        first: Number, in the file, of the first row in `columns`.
+        first: The first row in `columns` has this row number in the file.
         keep: Selects the documents to decode, or None for all.
         batch_bytes: Content size in bytes at which a batch is complete.
         wanted_from: Number of the first row to add. The rows before it are only passed to `keep`.
@@ -524,7 +521,7 @@ def _add_rows(
 ) -> Iterator[Batch]:
     """Add rows to a batch, and yield the batch each time it contains `batch_bytes`.
 
-    `rows` contains the texts of the rows, or null. `beside` maps the other keys to their values.
+    `rows` contains the text of each row, or null. `beside` maps the other keys to their values.
     """
     if rows.null_count or not len(rows) or beside:
         yield from _add_one_by_one(batch, rows, beside, fields, positions, batch_bytes)
@@ -581,7 +578,7 @@ def _document(
 ) -> str | Supervision | tuple[str, str]:
     """Return row `i` as a text, a `Supervision`, or a (reject reason, detail) pair.
 
-    `rows` contains the texts of the rows, or null. `beside` maps the other keys to their values.
+    `rows` contains the text of each row, or null. `beside` maps the other keys to their values.
     """
     at = "text"
     try:
@@ -751,7 +748,7 @@ def read_lists(
         file: Index of the file.
         columns: Maps the keys that `find_token_columns` returns to their values.
         text_key: Key of the lists of ids.
-        first: Number, in the file, of the first row in `columns`.
+        first: The first row in `columns` has this row number in the file.
         keep: Selects the documents to decode, or None for all.
         batch_bytes: Approximate content size of a batch in bytes.
         wanted_from: Number of the first row to read. The rows before it are only passed to `keep`.

@@ -48,7 +48,7 @@ from packprep.sources.formats.token_rows import (
 _WEIGHT = "weight"
 _INTEGERS = b"0123456789-, \t\r"
 _NUMBERS = _INTEGERS + b".eE+"
-"""The characters that may occur in a list's brackets, for integers and for any numbers."""
+"""Characters that a list of integers (_INTEGERS) or of any numbers (_NUMBERS) may consist of."""
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 """NumPy parses an integer that does not fit into int64 as one of these values."""
 
@@ -56,7 +56,7 @@ _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 class _Keys(NamedTuple):
     """The keys to read from a record.
 
-    `ids` may have several keys. The token ids are at the first of them that the record contains.
+    `ids` lists possible keys of the token ids. The first of these keys that a record has is read.
     """
 
     ids: tuple[str, ...]

@@ -47,8 +47,8 @@ def masked(
         ids: Integers, [tokens], the concatenated ids of all documents.
         offsets: int64[D + 1], start of each document in `ids`.
         masks: Maps a name in MASKS to the mask's values, [tokens], as integers, bools or floats.
-            For a document without this mask, each value is 1. Without labels, each label is the
-            token's id.
+            For a document without LABELS, the values are the ids of its tokens. For a document
+            without any other mask, they are 1.
         given: Maps the name of a mask that only some documents have to bool[tokens], which is True
             for the tokens of these documents. A mask that is not in `given` is a mask of all
             documents.
@@ -96,7 +96,7 @@ def _trained_by_masks(
 ) -> dict[str, np.ndarray]:
     """Return mask name → bool[tokens], True for the tokens that this mask trains.
 
-    The names are LABELS and those in FLAGS, as far as `masks` contains them.
+    Only LABELS and the names in FLAGS are evaluated.
 
     Args:
         ids: The ids of all documents, [tokens].
