@@ -1,8 +1,8 @@
 """Estimate the text bytes and tokens of a source from a keyed random sample of its documents.
 
 The estimates are text bytes per byte of a split, tokens per text byte, and the lengths of
-documents. The plan uses them to compute the number of shards, the number of passes that give
-each source its `share`, and the weights of splits. It stores the estimates, except the measured
+documents. The plan uses them to compute the number of shards, the number of passes that give each
+source its `share`, and the weights of splits. It also stores the estimates, except the measured
 times. If a source has a `share`, the sample grows until the error of the estimated number of tokens
 is small (`precise`).
 """
@@ -61,10 +61,10 @@ class Estimates:
     supervised: bool  # whether a sampled document limits which of its tokens are trained
     chat: bool  # whether a sampled document has messages
     sampling_error: (
-        float  # standard error of the estimated tokens of all documents, relative to them
+        float  # relative standard error of the estimated number of tokens in all documents
     )
     lengths: np.ndarray  # int64[k]: tokens of the sampled documents
-    length_weights: np.ndarray  # float64[k]: documents that each sampled document represents
+    length_weights: np.ndarray  # float64[k]: number of documents that each sampled one represents
     sizes: np.ndarray  # int64[k]: text bytes of the sampled documents
     read_s_per_byte: float = 0.0  # seconds on one core to read a byte of text, never stored
     tokenize_s_per_byte: float = 0.0  # seconds on one core to tokenize a byte of text
@@ -189,15 +189,16 @@ def _estimates(ratios: dict[str, int], looks: Sequence[Looked], token_s: float) 
 
 
 def highest_ratio(source: PlannedSource) -> int:
-    """Return the maximum that `Estimates.ratios` may contain. Higher ratios are reduced to it.
+    """Return the maximum ratio of `Estimates.ratios`. Higher ratios are reduced to this maximum.
 
-    The weight of a split is its bytes times the ratio. The maximum keeps weights far below 2⁶³.
+    The weight of a split is its bytes times the ratio. With the maximum, weights stay far below
+    2⁶³.
     """
     return min(MAX_RATIO, max(1 << 20, (1 << 56) // int(source.files.sizes.max(initial=1))))
 
 
 def first_texts(source: PlannedSource, supervise: Supervise | None = None) -> Iterator[str]:
-    """Yield texts from a quick sample of a source, with FIRST_CHARACTERS in total at most.
+    """Yield texts from a quick sample of a source, at most FIRST_CHARACTERS characters in total.
 
     The last text may be cut. Files of tokens are skipped. `supervise` renders supervised documents.
     With None, only plain texts are read.
@@ -261,8 +262,8 @@ class _Windows(NamedTuple):
     texts: list[str]
     conversations: dict[int, Conversation]  # by number of the text
     number: np.ndarray  # int64[n]: index in `texts`; -1 for the last text of the previous call
-    scale: np.ndarray  # float64[n]: size of each document relative to its text in `texts`
-    slots: np.ndarray  # float64[n]: media positions beyond one position per medium
+    scale: np.ndarray  # float64[n]: length of each document / length of its text in `texts`
+    slots: np.ndarray  # float64[n]: number of media positions minus number of media
 
 
 def _window_of(place: Place) -> tuple[str, Conversation | None]:
@@ -283,8 +284,9 @@ def _window_of(place: Place) -> tuple[str, Conversation | None]:
 class _TokenCounter:
     """A counter of the tokens of sampled documents.
 
-    If consecutive sampled positions are in the same conversation, it is tokenized once, because it
-    may have many spans. `tokens` is the number of tokens that all calls produced so far.
+    If consecutive sampled positions are in the same conversation, the conversation is tokenized
+    once, because it may have many spans. `tokens` is the number of tokens that all calls produced
+    so far.
     """
 
     def __init__(
@@ -307,7 +309,7 @@ class _TokenCounter:
         self.tokens = 0
         self._engine, self._vocabulary, self._settings = engine, vocabulary, settings
         self._clock, self._notes, self._is_warm = clock, notes, False
-        # The last conversation of the previous call and its number of tokens.
+        # The last conversation of the previous call, and the conversation's number of tokens.
         self._last: Any = None
         self._last_tokens = 0
 

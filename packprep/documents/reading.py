@@ -149,7 +149,7 @@ class Rejected:
     _reasons: array = field(default_factory=lambda: array("I"))
     _ends: array = field(default_factory=lambda: array("q"))
     _details: bytearray = field(default_factory=bytearray)
-    # Maps a file to the name of its source and its own name.
+    # Maps a file's index to (name of its source, name of the file).
     _names: dict[int, tuple[str, str]] = field(default_factory=dict)
     _known: dict[str, int] = field(default_factory=dict)  # Maps a reason to its number.
 
@@ -296,9 +296,9 @@ def keeper(source: PlannedSource, use: int, piece: int) -> Keep | None:
     """Return the selector of the documents that a pass keeps from a split, or None to keep all.
 
     The hash split (`sample`) and a fractional `repeat` leave out documents. With a fractional
-    `repeat`, the selector of the last pass is a `Choice`. A split of text files is an exception,
-    because the plan contains the sizes of its documents. Then `keeper` calls the Choice itself, and
-    returns a function that looks up the results.
+    `repeat`, the selector of the last pass is a `Choice`. For a split of text files, the plan
+    contains the sizes of the documents. Therefore `keeper` calls this Choice itself, and returns a
+    function that looks up the results.
 
     Args:
         source: The planned source.
@@ -349,8 +349,8 @@ def kept_by_plan(source: PlannedSource, use: int, file: int, positions: np.ndarr
     """Return which documents of a file pass `use` may keep, bool[n]. The file is not read.
 
     The hash split (`sample`) and the sizes of text files are known from the plan. If
-    `chosen_by_size` is True for the file, the pass keeps only a part of the documents with True.
-    The sizes of the documents in the file determine which.
+    `chosen_by_size` is True for the file, the pass keeps only some of the documents that are True
+    in the result. Which of them it keeps depends on their sizes in the file.
     """
     piece = next(iter(source.pieces.of_file(file - source.first_file)), None)
     keep = None if piece is None else keeper(source, use, piece)
@@ -458,7 +458,7 @@ class TextReader:
         return tokens, trained | (trained_by_weight(weights, lengths) if weights else {})
 
     def _token_weights(self, batch: Batch, tokens: Tokens, i: int) -> np.ndarray:
-        """Return the weight of each of document `i`'s n content tokens, then the weight of its eos.
+        """Return the weights of the n content tokens of document `i`, then the weight of its eos.
 
         The result is float32[n + 1].
         """
@@ -521,9 +521,9 @@ class TextReader:
     def _difference(
         self, text: str, conversation: Conversation | None, tokens: Tokens, i: int
     ) -> EngineDifference | None:
-        """Return the first difference between the engine's ids of document `i` and the reference's.
+        """Return the first difference between the engine and the reference in a document's ids.
 
-        Return None if the ids are equal. `text` is the text of the document, and `tokens` has the
+        Return None if the ids are equal. `text` is the text of document `i`, and `tokens` has the
         engine's ids of all documents in the batch.
         """
         engine, how = self.engine, (self.settings.special_text, self.vocabulary)
@@ -718,8 +718,9 @@ def read_documents(
         builder: An empty builder that collects the documents.
         reader: The reader for the work ranges.
         slices: (source, work range) pairs.
-        only: Maps a file's index in the plan to the positions of its documents to read. Other
-            files are skipped. None reads the documents that `sample` and `repeat` keep.
+        only: Maps the index of a file in the plan to the positions of the documents that are read
+            from this file. Other files are skipped. None reads the documents that `sample` and
+            `repeat` keep.
         most_bytes: Maximum number of text bytes, or None for no limit.
         progress: Called with the numbers of documents, text bytes, tokens and rejects of each
             batch.
@@ -755,8 +756,8 @@ def _marked(
 ) -> dict[int, str]:
     """Return the documents with an id that only a task may write, as document number → detail.
 
-    `detail` is the text for the reject. A document is limited if it has `Trained.limited`. Limited
-    documents draw from fewer tasks, so fewer ids are forbidden in them.
+    `detail` is the text for the reject. A document is limited if `Trained.limited` is True for it.
+    Limited documents draw from fewer tasks, so fewer ids are forbidden in them.
 
     Args:
         tokens: The documents.
@@ -882,7 +883,7 @@ def _differs(
 
 
 def fail_on_bad(records: Iterable[dict[str, Any]], path: str) -> None:
-    """Check that no rejected document of a file is bad, in the sense of `is_bad`.
+    """Check that `is_bad` is False for the reasons of all rejected documents of a file.
 
     Args:
         records: Records of rejected documents, as for the rejects file.

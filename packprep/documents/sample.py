@@ -73,7 +73,7 @@ class Looked(NamedTuple):
 
     held: float  # content bytes of all splits of the files, as the plan records them
     text_bytes: float  # estimated text bytes of all documents in the files
-    error: float  # standard error of the estimated tokens of all documents
+    error: float  # standard error of the estimated number of tokens in all documents
     sizes: np.ndarray  # int64 or float64[k]: text bytes of each sampled document
     tokens: np.ndarray  # float64[k]: tokens of each sampled document
     weights: np.ndarray  # float64[k]: number of documents that each sampled document represents
@@ -87,7 +87,7 @@ class Looked(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A document at a sampled position, and the position."""
+    """A sampled document and the sampled position in it."""
 
     text: str
     conversation: Any  # a Conversation, or None for an unsupervised document
@@ -163,8 +163,8 @@ def first_looks(
 def _chosen(source: PlannedSource, pieces: np.ndarray, key: np.uint64, whole: bool) -> list[int]:
     """Return the indices of the splits to sample: the first ones in a random order.
 
-    The order depends on `key`. At most PIECES splits are returned. With `whole`, their number has
-    no limit, but together they have about READ_BYTES.
+    The order depends on `key`. With `whole`, the splits have about READ_BYTES in total. Without
+    `whole`, at most PIECES splits are returned.
     """
     if not len(pieces):
         return []
@@ -209,7 +209,7 @@ class _ReadLine(NamedTuple):
 class _LineReader:
     """A reader that decodes the lines at sampled positions and counts them in the tally.
 
-    If consecutive positions are in the same line, it is decoded and counted once.
+    If consecutive positions are in the same line, the line is decoded and counted once.
     """
 
     def __init__(self, sampling: Sampling, format: str):
@@ -384,8 +384,8 @@ def _windows(
         key: Random key of the sample.
         round_: Number of the round.
     """
-    # The plan says whether the files were at a URL. Files that were moved since give the same
-    # sample.
+    # The plan says whether the files were at a URL. Therefore the sample stays the same if they are
+    # moved.
     remote = source.planned_at_url
     windows, n_bytes, places = (
         (REMOTE_WINDOWS, REMOTE_WINDOW_BYTES, REMOTE_PLACES)
@@ -514,7 +514,7 @@ def _at_places(
             ends = all_bytes + np.cumsum(sizes)
             text_bytes[k] += int(sizes.sum())
             all_bytes = sum(text_bytes)
-            # Without a distance, each document is used whole and represents itself.
+            # With a distance of 0, each document is used completely and represents only itself.
             chosen = np.arange(len(texts))
             fractions, weights = np.full(len(texts), -1.0), np.ones(len(texts))
             if distance:
@@ -565,7 +565,7 @@ def _fields(source: PlannedSource, supervise: Supervise | None) -> Fields | None
 def _decoder(
     source: PlannedSource, supervise: Supervise | None, format: str
 ) -> Callable[[bytes], Outcome]:
-    """Return a function that decodes one line of the source's files with the given format."""
+    """For the source's files of one format, return a function that decodes one line."""
     return FORMATS[format].module.line_decoder(source.source.text_key, _fields(source, supervise))
 
 
@@ -650,7 +650,8 @@ def look_at_pieces(sampling: Sampling, compressed: bool, whole: bool) -> Looked:
 def held_by(source: PlannedSource, pieces: Sequence[int] | np.ndarray) -> float:
     """Return the summed bytes of the splits with the indices in `pieces`.
 
-    A split counts with its content size if `source.files` has it, otherwise with its stored size.
+    A split counts with its content size if `source.files` has this size, otherwise with its stored
+    bytes.
     """
     splits = source.pieces.at(np.asarray(pieces, np.int64))
     return float(source.files.held(splits.file, splits.part, splits.bytes).sum())
@@ -672,8 +673,9 @@ def _note(
             order of `key`.
 
     Returns:
-        The estimate of each file that was read, made as for the other files. A comparison with the
-        measured sizes shows the error. The list is empty if all files were read.
+        For each file that was read, the estimate that would be recorded if this file had not been
+        read. A comparison with the measured sizes shows the error. The list is empty if all files
+        were read.
     """
     ordered = pieces[permute(np.arange(len(pieces)), len(pieces), key)].astype(np.int64)
     in_order: list[int] = source.pieces.at(ordered).file.tolist()
@@ -693,7 +695,7 @@ def _note(
 
 
 _ALL = 1 << 20
-"""The start of a split is a fraction of the split in units of 1 / _ALL."""
+"""A fraction of a split is an integer in units of 1 / _ALL."""
 
 
 def _parts_of_begin(stored: int) -> int:
@@ -732,10 +734,10 @@ def _begin(
 
 
 def _some(looks: Iterator[Look]) -> tuple[Look, float]:
-    """Return (documents, fraction): the first documents of `looks`, to limit the memory.
+    """Return (documents, fraction) for the first documents of `looks`.
 
-    They have about HELD_BYTES of text and HELD_DOCUMENTS documents at most. `fraction` is the part
-    of the text bytes in `looks` that these documents have.
+    To limit the memory, `documents` ends after about HELD_BYTES of text or HELD_DOCUMENTS
+    documents. `fraction` is the text bytes of `documents`, divided by all text bytes in `looks`.
     """
     texts: list[str] = []
     conversations: list[Any] = []
@@ -758,8 +760,8 @@ def _texts_of(
 ) -> tuple[Look, float]:
     """Decode at most the first HELD_DOCUMENTS of `lines`, and return (documents, fraction).
 
-    `fraction` is the part of the bytes in `lines` that was decoded. If there is a `tally`, it
-    counts the documents and rejects.
+    `fraction` is the decoded part of the bytes in `lines`. If there is a `tally`, it counts the
+    documents and rejects.
     """
     *first_lines, rest = lines.removeprefix(BOM).split(b"\n", HELD_DOCUMENTS)
     share = 1 - len(rest) / len(lines) if len(first_lines) == HELD_DOCUMENTS else 1.0
@@ -815,9 +817,9 @@ def _error_of_ratio(values: Sequence[float], looked_at: Sequence[float]) -> floa
 
 
 class _TokenPiece(NamedTuple):
-    """Counts of the documents that were read from a split of a token source or from its start."""
+    """Counts of documents that were read from a token source: from a whole split or its start."""
 
-    held: float  # bytes of the split that the documents take
+    held: float  # bytes that these documents take in the split
     ids: int  # number of token ids that were read
     lengths: list[np.ndarray]  # int64[n] per batch: content tokens of each document
     documents: int
@@ -920,7 +922,7 @@ def _read_tokens(
 
 
 def _held_by_tokens(source: PlannedSource, piece: int, part: Slice, tokens: int) -> float:
-    """Return the bytes in the split that belong to the documents which were read from its start.
+    """Return how many bytes the documents at the start of a split take.
 
     Args:
         source: The planned source.

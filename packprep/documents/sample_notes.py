@@ -22,9 +22,9 @@ class SampleNotes:
     """Counts of problems in a source's sampled texts that would harm training."""
 
     tokens: int = 0
-    unknown: int = 0  # tokens for text that the tokenizer does not know
+    unknown: int = 0  # number of tokens that are the unknown token
     conversations: int = 0
-    two_bos: int = 0  # conversations with a bos of the template after the bos of packprep
+    two_bos: int = 0  # conversations in which packprep and the template both add a bos
     spans: int = 0  # trained spans
     split_starts: int = 0  # spans that start inside a token, so that this token is not trained
     answers: int = 0  # trained spans of conversations

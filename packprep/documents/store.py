@@ -103,7 +103,7 @@ from packprep.tokenizer.roles import Vocabulary
 
 STORE = "store"
 STEP_BYTES = 1 << 14
-"""Compressed bytes per unit of a compressed file. All datasets use multiples as step sizes."""
+"""Compressed bytes per unit of a compressed file. Datasets use multiples of it as step sizes."""
 METADATA = {"format": "packprep", "kind": STORE, "version": "1"}
 
 _TYPES = {
@@ -648,10 +648,10 @@ class TokenStore:
         self.folder, self.plan = folder, plan
         self.digest = manifest["digest"]
         self.digests = (self.digest, *(entry["digest"] for entry in replaced(manifest)))
-        """Digests of this store and of its earlier versions, before documents were removed."""
+        """Digests of this store, and of its versions before documents were removed."""
         self._entries = manifest["shards"]
         self._sources = {source.name: source for source in plan.sources}
-        # Keyed by the digest of a vocabulary.
+        # Maps the digest of a vocabulary to the result of `_special`.
         self._specials: dict[str, tuple[np.ndarray, list[str]]] = {}
         self._checked: dict[
             int, Hashable
@@ -663,10 +663,10 @@ class TokenStore:
     def read(
         self, source: PlannedSource, part: Slice, keep: Keep | None, vocabulary: Vocabulary
     ) -> Iterator[ReadDocuments]:
-        """Yield the documents of a work range of a dataset's source from the store.
+        """Read a work range of a dataset's source from the store, and yield the documents.
 
         They are the same documents as in the source's file. The store must have a source with the
-        same name as the dataset's source.
+        same name as `source`.
 
         Args:
             source: The dataset's source.
@@ -748,7 +748,7 @@ class TokenStore:
         )
 
     def _special(self, vocabulary: Vocabulary) -> tuple[np.ndarray, list[str]]:
-        """Return (ids, texts) for tokens that are special in one of two vocabularies only.
+        """Compare the special tokens of two vocabularies, and return (ids, texts).
 
         `ids`, int64[k], has the ascending ids of the tokens that are special in `vocabulary` but
         not in the store's vocabulary. `texts` has the texts of the tokens that are special in the

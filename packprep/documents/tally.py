@@ -73,10 +73,11 @@ class Tally:
         self.totals = self.totals[0] + documents, self.totals[1] + bad_documents
 
     def join(self, kind: "Tally", used: float) -> None:
-        """Add the counts in `kind`, the tally of a source's files of one format.
+        """Add the counts in `kind`, which is the tally for files of one format.
 
-        `used` is the estimated number of usable documents in these files. If only a part of the
-        documents was sampled, the totals of `kind` are scaled so that they agree with `used`.
+        `used` is the estimated number of usable documents in the source's files of this format. If
+        only a part of the documents was sampled, the totals of `kind` are scaled so that they agree
+        with `used`.
         """
         documents, bad = kind.totals
         scale = used / (documents - bad) if documents > bad and not kind.is_whole else 1.0
