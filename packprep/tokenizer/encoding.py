@@ -29,8 +29,9 @@ class Tokens(NamedTuple):
         rejected: A tuple (index of the document, reason, detail) for each rejected document, sorted
             by index. The reason is one of TEXT_REASONS or "lone_surrogate". A rejected document has
             no tokens.
-        characters: int64[total, 2]. Row k is the range [begin, end) of characters in the document
-            that token k represents. None if `tokenize` was called without `characters`.
+        characters: int64[total, 2]. Row k is a range (begin, end): token k represents the
+            characters begin … end − 1 of its document. None if `tokenize` was called without
+            `characters`.
     """
 
     ids: np.ndarray
@@ -71,7 +72,7 @@ def tokenize(
         The tokens and the rejected documents.
 
     Raises:
-        EngineFault: If the engine fails on a text and its reference does not.
+        EngineFault: If the engine fails on a text that its reference accepts.
     """
     assert characters or chat is None
     plain = None if special_text == "special" else _plain_text(vocabulary)
@@ -134,13 +135,13 @@ def _failing(
 ) -> _Rejected:
     """Encode each text separately, and return the texts that the engine fails on.
 
-    Before, the engine failed with `error` when it encoded all texts together. Texts in `rejected`
-    are skipped. The result maps the index of the document to (reason, detail).
+    This function is called after the engine failed with `error` on all texts together. Texts in
+    `rejected` are skipped. The result maps the index of the document to (reason, detail).
 
     Raises:
         EngineFault: If the engine fails on a text that its reference accepts.
-        PlanError: If the engine replaces the plan's engine, which is not available, and fails on a
-            text. The plan's engine may accept this text.
+        PlanError: If the engine fails on a text, but is only a replacement for the plan's engine.
+            The plan's engine may accept this text.
         MemoryError: If memory ran out, which is not the text's fault.
         OSError: If the system failed, which is not the text's fault.
     """
@@ -184,8 +185,9 @@ def _turned_away(
 ) -> _Rejected:
     """Return the texts to reject: index of the document → (reason, detail).
 
-    They have a lone surrogate, or the text of a special token. For chats, only the strings from
-    messages are searched for special tokens. Without `plain`, all special tokens are allowed.
+    These texts contain a lone surrogate, or the text of a special token. For chats, only the
+    strings from messages are searched for special tokens. Without `plain`, all special tokens are
+    allowed.
     """
     rejected = _with_half_characters(texts)
     if plain is None:
@@ -245,8 +247,8 @@ class _PlainText:
 
     def places(self, ids: np.ndarray, in_chat: bool) -> np.ndarray:
         """Return the indices of the forbidden ids in `ids`, int64[k]."""
-        # Most vocabularies have the forbidden ids at the top. Then the minimum and maximum of the
-        # ids replace a lookup of each id.
+        # Most vocabularies have the forbidden ids at one end. It is faster to compare the minimum
+        # and maximum of `ids` with `ordinary` than to look up each id.
         first, end = self.ordinary
         if not len(ids) or ((not first or ids.min() >= first) and ids.max() < end):
             return np.zeros(0, np.int64)

@@ -227,12 +227,13 @@ def _refuse_unlisted(
     Args:
         data: The bytes of the tokenizer.json.
         name: The tokenizer's name, for messages.
-        place: The folder or Hub name of the tokenizer. The hint passes it to Transformers.
+        place: The folder or Hub name of the tokenizer. The hint of the error passes it to
+            Transformers.
         read: Takes the name of a file next to the tokenizer.json. Returns its bytes, or None if the
             file does not exist.
 
     Raises:
-        VocabularyError: If the neighbouring files declare added tokens that tokenizer.json lacks.
+        VocabularyError: If the files next to tokenizer.json declare added tokens that it lacks.
     """
     files = {
         file: hints_in(file, found) for file in _ADDING_FILES if (found := read(file)) is not None
@@ -333,7 +334,7 @@ class TokenTable:
     texts: dict[int, str]  # id → text of the same tokens
     added: dict[str, Token]  # text → entry of added_tokens
     n_ids: int  # greatest id + 1
-    notes: tuple[str, ...]  # settings of the file that packprep ignores
+    notes: tuple[str, ...]  # settings in the file that have no effect in packprep
 
 
 def bytes_tokenizer_json() -> bytes:
@@ -410,7 +411,7 @@ def outline_of(data: bytes) -> Outline:
     """
     try:
         return msgspec.json.decode(data, type=Outline)
-    except ValueError:  # The message of `json` has the location.
+    except ValueError:  # This call uses `json`, which names the location of an error.
         parsed = parse_tokenizer_json(data, "tokenizer.json")
         return Outline(**{name: parsed.get(name) for name in Outline.__struct_fields__})
 
@@ -427,7 +428,7 @@ def _parse(data: bytes) -> Mapping[str, Any]:
     try:
         try:
             parsed = msgspec.json.decode(data)
-        except ValueError:  # The message of `json` has the location.
+        except ValueError:  # `json` names the location of an error.
             parsed = json.loads(data)
             json.dumps(parsed, ensure_ascii=False).encode()  # fails for lone surrogates
     except (ValueError, RecursionError) as error:
@@ -462,8 +463,8 @@ def _parse(data: bytes) -> Mapping[str, Any]:
 def steps_of(part: Any, key: str) -> Iterator[Any]:
     """Yield the steps of a normalizer, pre-tokenizer or decoder, with sequences flattened.
 
-    `key` is the key under which a Sequence lists its steps, such as "normalizers". Without
-    `part`, nothing is yielded.
+    `key` is the key under which a Sequence lists its steps, such as "normalizers". Yield nothing if
+    `part` is None.
     """
     if isinstance(part, dict) and part.get("type") == "Sequence":
         for inner in part.get(key) or ():
@@ -477,7 +478,7 @@ def read_tokens(data: bytes, name: str) -> TokenTable:
     """Return the tokens of a tokenizer.json after checking their ids with `tokenizers`.
 
     `tokenizers` numbers added tokens itself, upward from the size of the vocabulary, and ignores
-    the ids in the file. If the vocabulary has a hole, `tokenizers` may encode <|endoftext|> as
+    the ids in the file. If the vocabulary skips an id, `tokenizers` may encode <|endoftext|> as
     100256 although the file and the model use 100257.
 
     Raises:
@@ -531,9 +532,10 @@ def read_tokens(data: bytes, name: str) -> TokenTable:
 
 
 def first_put_by_processor(data: bytes) -> int | None:
-    """Return the first id that a tokenizer.json's post-processor adds to an empty text, or None.
+    """Return the first id that a post-processor adds to an empty text, or None if it adds none.
 
-    This is usually the id that the post-processor puts before a text, such as bos.
+    `data` is the tokenizer.json with the post-processor. The id is usually the first id of every
+    text, such as bos.
     """
     from tokenizers import Tokenizer
 
@@ -565,9 +567,9 @@ def library_version() -> str:
 def tokens_in_file(data: bytes, name: str) -> TokenTable:
     """Return the tokens of a tokenizer.json, without loading `tokenizers` if possible.
 
-    The tokens come directly from the file, without the checks in `read_tokens`. The vocabulary of
-    some models, such as Unigram, is not a table of token → id. For them, return the result of
-    `read_tokens`.
+    The tokens come directly from the file, without the checks in `read_tokens`. Some models, such
+    as Unigram, have a vocabulary that is not a table of token → id. For such a model, return the
+    result of `read_tokens`.
 
     Raises:
         VocabularyError: If the file is not usable.
@@ -666,7 +668,7 @@ def plain_tokenizer_json(
         {**parsed["model"], "dropout": None} if "dropout" in parsed["model"] else parsed["model"]
     )
     vocabulary, merges = model.get("vocab"), model.get("merges")
-    if isinstance(vocabulary, dict):  # Libraries build trees from it, faster if it is sorted.
+    if isinstance(vocabulary, dict):  # Libraries load a sorted vocabulary faster.
         model = {**model, "vocab": dict(sorted(vocabulary.items()))}
     if isinstance(merges, list) and all(
         isinstance(pair, list)
@@ -693,8 +695,8 @@ def added_tokens(data: bytes) -> list[tuple[str, int]]:
 def texts_of_ids(data: bytes, ids: Collection[int]) -> dict[int, str]:
     """Return id → text for the given ids, except ids without a token.
 
-    The texts are read from the file, without loading `tokenizers`. `read_tokens` checks that both
-    agree when the vocabulary is resolved.
+    The texts are read from the file, without loading `tokenizers`. When the vocabulary is resolved,
+    `read_tokens` checks that the ids in the file are the ids that `tokenizers` uses.
     """
     wanted, parsed = set(ids), parse_tokenizer_json(data, "tokenizer.json")
     vocabulary = parsed["model"].get("vocab") or {}
@@ -742,10 +744,11 @@ def _some(items: Sequence[str]) -> str:
 @functools.lru_cache(maxsize=4)
 @remembered(bytes, lambda data, vocab_size: (digest_of(data), vocab_size))
 def continuing_tokens(data: bytes, vocab_size: int) -> bytes:
-    """Return a byte for each of `vocab_size` ids: 1 if the token starts inside a UTF-8 character.
+    """Return one byte per id: 1 if the token starts inside a UTF-8 character, otherwise 0.
 
     A text must not be cut before such a token. Only byte-level vocabularies and byte fallback have
-    such tokens. Return empty bytes for vocabularies without them.
+    such tokens. The result has `vocab_size` bytes, or is empty for a vocabulary without such
+    tokens.
 
     Raises:
         VocabularyError: If the file has no usable vocabulary, an id is not below `vocab_size`, or

@@ -50,8 +50,8 @@ def missing_roles(
         tokens: The tokens of the tokenizer.
         missing: The roles without a token.
         playing: Ids that have a role.
-        spare_sentinels: The ids of sentinels that may get another role, because the recipe does not
-            list them but a pattern found them. Sentinels at the end get other roles first.
+        spare_sentinels: The ids of sentinels that may get another role, because a pattern found
+            them and the recipe does not list them. The last of these ids get other roles first.
         vocab_size: The maximum size of the vocabulary, 0 for no limit.
     """
     reserved = _reserved(tokens, playing)
@@ -105,9 +105,9 @@ def missing_roles(
 def _reserved(tokens: TokenTable, playing: Collection[int]) -> list[int]:
     """Return the ids of reserved tokens without a role, ascending.
 
-    The text of a reserved token matches RESERVED, for example because it contains "unused". This
-    may also be an ordinary word of the vocabulary. Therefore the token must in addition look
-    special, such as <unused_1>, or be an added token.
+    A reserved token matches RESERVED, for example because it contains "unused". The word "unused"
+    may also be ordinary text. Therefore the token must look special, such as <unused_1>, or be an
+    added token.
     """
     return sorted(
         id

@@ -205,7 +205,7 @@ def nasty_texts(
     in 64 contains a lone surrogate.
 
     Args:
-        key: Seeds the random generator of each text, together with its number.
+        key: Seeds the random generator of each text, together with the number of the text.
         begin: Number of the first text.
         end: Number after the last text.
         added: Texts of added tokens.
@@ -308,10 +308,10 @@ def prove(engine: Engine, texts: Sequence[str], special_text: str, vocabulary: V
 
 
 def _proven_for(engine: Engine, special_text: str, vocabulary: Vocabulary) -> tuple | None:
-    """Return the cache key of `prove_on_nasty_text`, or None if the result cannot be cached.
+    """Return the cache key of `prove_on_nasty_text`, or None if its result cannot be cached.
 
     The key contains the vocabulary, `special_text`, and the version and library files of the engine
-    and of its reference. An engine without library files cannot be cached.
+    and of its reference. The result for an engine without library files cannot be cached.
     """
     if not engine.library or engine.reference is None:
         return None
@@ -354,9 +354,9 @@ def prove_on_nasty_text(engine: Engine, special_text: str, vocabulary: Vocabular
 def _characters_proven_for(
     engine: Engine, special_text: str, vocabulary: Vocabulary
 ) -> tuple | None:
-    """Return the cache key of `characters_are_proven`, or None if the result cannot be cached.
+    """Return the cache key of `characters_are_proven`, or None if its result cannot be cached.
 
-    It is the result of `_proven_for`, followed by the digest of the code in byte_tokens.py.
+    The key is the result of `_proven_for`, followed by the digest of the code in byte_tokens.py.
     """
     files = _proven_for(engine, special_text, vocabulary)
     return None if files is None else (*files, code_digest(byte_tokens.__file__))
@@ -402,7 +402,8 @@ def _is_whole(text: str) -> bool:
 def texts_of_tokens(reference: Reference, vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
     """Return the texts of added tokens, and the texts of the model's other tokens.
 
-    Both lists are evenly spaced samples, of at most _ADDED and at most _PIECES tokens.
+    Both lists are evenly spaced samples. The first has at most _ADDED texts, the second at most
+    _PIECES.
     """
     table = tokens_in_file(vocabulary.tokenizer_json, "tokenizer.json")
     added = sorted(table.added)
@@ -415,9 +416,9 @@ def texts_with_added(vocabulary: Vocabulary) -> list[str]:
 
     A text of the first kind has the token next to letters, spaces and itself. In a text of the
     second kind, the end of one token is the start of another. For example, <|a|> and |>b give
-    "<|a|>b". For each end of a token, at most one special and one ordinary second token are used.
-    In this example, an engine that does not search for the special token <|a|> finds the ordinary
-    token |>b.
+    "<|a|>b". Each end of a token is combined with at most one special and one ordinary second
+    token. In the example, an engine that does not search for the special token <|a|> finds the
+    ordinary token |>b.
     """
     table = tokens_in_file(vocabulary.tokenizer_json, "tokenizer.json")
     added = [token for token in table.added.values() if len(token.text) <= _LONGEST]
@@ -466,7 +467,8 @@ def difference(
     """Compare the result of `engine` for one text with the result of the reference.
 
     The engine's result is document i of `tokens`. If `text` has more than MAX_CHARACTERS
-    characters, both engines tokenize its start, and only these results are compared.
+    characters, the engine and the reference tokenize only its first MAX_CHARACTERS characters, and
+    these two results are compared.
 
     Returns:
         The first difference, or None.

@@ -70,7 +70,7 @@ def refuse_two_roles(players: Players, own: Collection[str], tokens: TokenTable)
         if may_share(set(keys)):
             continue
         if "eos" in keys and "pad" in own:
-            keys = [key for key in keys if key != "pad"]  # Drop pad because it only follows eos.
+            keys = [key for key in keys if key != "pad"]  # pad may be eos, so do not name it.
         roles = [f"{key} (the tokenizer's own)" if key in own else key for key in keys]
         raise VocabularyError(
             f"[specials]: {tokens.texts[id]} (id {id}) would be {' and '.join(roles)}, but a"
@@ -266,7 +266,7 @@ class _Parts:
 
 
 def resolve_vocabulary(tokenizer: str, base: Path, specials: Specials, needs: Needs) -> Vocabulary:
-    """Return the vocabulary of a recipe's tokenizer with the special tokens that are needed.
+    """Return the vocabulary of a recipe's tokenizer, with all special tokens that the recipe needs.
 
     With missing = "add", needed tokens that do not exist are added. Their ids count upward from the
     end of the vocabulary.
@@ -637,8 +637,8 @@ def _sentinels(
 ) -> tuple[tuple[int, ...], list[Missing], list[str]]:
     """Return (ids of the sentinels in order, missing sentinels, notes for the user).
 
-    If sentinels are missing, the list has one `Missing` for all of them. `taken` maps the id of a
-    token to its role, for tokens that already have another role.
+    The list of missing sentinels is empty or has one `Missing` for all of them. `taken` maps the id
+    of a token to its role, for tokens that already have another role.
     """
     wish = specials.sentinels
     if wish is None or isinstance(wish, str):

@@ -25,7 +25,7 @@ from packprep.tokenizer.file import bytes_tokenizer_json, outline_of, steps_of, 
 MOST_CHARACTERS = 1 << 16
 """Maximum number of characters that a decoder may make of a token.
 
-A "Replace" step that may exceed it is skipped.
+A "Replace" step that may exceed this limit is skipped.
 """
 TEXT, SPECIAL, BYTES = "text", "special", "bytes"
 
@@ -34,8 +34,8 @@ class TextPiece(NamedTuple):
     """A token, or consecutive tokens that share a character and can only be shown together.
 
     Attributes:
-        text: The decoded text for TEXT. The token's own text for SPECIAL. Escaped bytes such as
-            "\\xe2\\x82" for BYTES, because these bytes are not valid UTF-8.
+        text: For the kind TEXT, the decoded text. For SPECIAL, the text of the special token. For
+            BYTES, escaped bytes such as "\\xe2\\x82", because the bytes are not valid UTF-8.
         ids: The token ids.
         kind: TEXT, SPECIAL or BYTES.
     """
@@ -68,7 +68,7 @@ class TokenTexts:
         )
         self._added = {entry["id"]: entry["content"] for entry in added}
         self._special = {entry["id"] for entry in added if entry.get("special")} | set(special_ids)
-        # `tokenizers` also accepts a step without a type. It has no effect here.
+        # `tokenizers` also accepts a step without a type. Such a step has no effect here.
         self._steps = [step for step in steps_of(outline.decoder, "decoders") if "type" in step]
         kinds = {step["type"] for step in self._steps}
         before = [
@@ -199,7 +199,10 @@ def _decoded(step: dict[str, Any], token: str) -> str:
 
 
 class ByteTable:
-    """The bytes of a whole vocabulary, with special tokens as their own text, for fast decoding."""
+    """A table with the bytes of each token of a vocabulary, for fast decoding.
+
+    The bytes of a special token are its own text.
+    """
 
     def __init__(self, texts: TokenTexts, vocab_size: int):
         means = [texts.meaning(id) for id in range(vocab_size)]
@@ -220,7 +223,7 @@ class ByteTable:
 
 
 def texts_of_dataset(directory: Path, manifest: Manifest) -> TokenTexts:
-    """Return the texts of the tokens of a dataset in `directory`.
+    """Return a `TokenTexts` for the tokenizer of the dataset in `directory`.
 
     Raises:
         DatasetError: If the tokenizer file is missing, or its digest is not the manifest's.

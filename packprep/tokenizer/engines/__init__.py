@@ -182,8 +182,9 @@ _loading: dict[tuple[EngineKind, Vocabulary, str], Future[Engine]] = {}
 def engine_in_words(engine: Engine, requested: str, vocabulary: Vocabulary) -> str:
     """Describe an engine for messages.
 
-    The text has the engine's name and its speed in MB/s. It also says why no faster engine is used,
-    and how to get a faster engine, if there is one. `requested` is the recipe's `engine`.
+    The text has the engine's name and its speed in MB/s, and usually the reason why no faster
+    engine is used. If a faster engine only has to be installed, the text says how. `requested` is
+    the recipe's `engine`.
     """
     rate = f"tokenizing about {engine.rate} MB/s of text per core"
     said = f"engine {engine.name} {engine.version}, {rate}"

@@ -101,7 +101,8 @@ def _drop_overlapping(texts: dict[int, bytes], parsed: Mapping[str, Any]) -> Non
     """Remove from `texts` the added tokens that start or end with a space.
 
     Do this only if some added token strips spaces. A space next to such a token could be stripped,
-    or it could belong to the neighbouring token. The reference encodes texts with removed tokens.
+    or it could belong to the neighbouring token. The reference encodes the texts that contain a
+    removed token.
     """
     added = parsed["added_tokens"]
     if any(token.get("lstrip") or token.get("rstrip") for token in added):
@@ -111,7 +112,7 @@ def _drop_overlapping(texts: dict[int, bytes], parsed: Mapping[str, Any]) -> Non
 
 
 class _Stripping(NamedTuple):
-    """The added tokens of a tokenizer that has added tokens which strip spaces.
+    """The added tokens of a tokenizer. At least one of these tokens strips spaces.
 
     Attributes:
         pattern: A pattern that matches the text of any added token.
@@ -229,8 +230,8 @@ class ByteTokens:
         """Create the table.
 
         Args:
-            texts: id → bytes of the token. The bytes of a token that is missing here differ from
-                the bytes of every text, so that the reference encodes the texts with this token.
+            texts: id → bytes of the token. A token that is missing here gets bytes that no text
+                contains, so that the reference encodes the texts with this token.
             added: The ids of added tokens.
             added_space: NOWHERE, AT_TEXT_START or AT_SECTION_STARTS.
             stripping: The result of `_stripping`.
@@ -238,7 +239,7 @@ class ByteTokens:
         size = max([*texts, *added], default=-1) + 1
         # The last entry is for ids beyond the vocabulary. No text in UTF-8 has a byte 0xFF.
         self._texts = np.full(size + 1, b"\xff\xff", np.object_)
-        # Number of characters that start in each token, and whether it starts inside a character.
+        # For each token: how many characters start in it, and whether it starts inside a character.
         self._starts = np.zeros(size + 1, np.int64)
         self._is_inside = np.zeros(size + 1, np.bool_)
         if ids := [id for id, text in texts.items() if text]:
@@ -293,9 +294,10 @@ class ByteTokens:
             offsets: int64[n + 1], the start of each text in `ids`.
 
         Returns:
-            Two arrays. The first, int64[total, 2], has the range [begin, end) of characters in the
-            text that each token represents. The second, int64[k], has the index of each text with
-            bytes that differ from the bytes of its tokens. The ranges of these texts are wrong.
+            Two arrays. Row k of the first, int64[total, 2], is a range (begin, end): token k
+            represents the characters begin … end − 1 of its text. The second, int64[m], has the
+            indices of the texts with bytes that differ from the bytes of their tokens. The ranges
+            of these texts are wrong.
         """
         ids = np.minimum(ids.astype(np.int64), len(self._texts) - 1)
         after_space = self._after_added_space(texts, ids, offsets)
@@ -325,8 +327,8 @@ class ByteTokens:
     ) -> bool:
         """Add the stripped spaces of a text to the characters of its tokens.
 
-        Return False, and leave `characters` unchanged, if the text without the stripped spaces
-        differs from the bytes of its tokens.
+        Return whether this is possible. If the text without the stripped spaces differs from the
+        bytes of its tokens, return False and leave `characters` unchanged.
 
         Args:
             text: The text.

@@ -53,7 +53,8 @@ class Engine(Protocol):
         """Encode texts into ids, offsets and characters.
 
         The ids are int32[total] and the offsets int64[n + 1]. The characters are int64[total, 2].
-        Row k is the range [begin, end) of characters in the text that token k represents.
+        Row k is a range (begin, end): token k represents the characters begin … end − 1 of its
+        text.
 
         Args:
             texts: n texts without lone surrogates.
@@ -68,7 +69,7 @@ class Engine(Protocol):
 
 
 class Reference(Engine, Protocol):
-    """A trusted engine that knows the texts of tokens."""
+    """A trusted engine that can also decode tokens."""
 
     def texts_of(self, ids: Sequence[int]) -> list[str]:
         """Return the decoded text of each token, with U+FFFD for invalid UTF-8."""

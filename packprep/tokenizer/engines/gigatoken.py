@@ -101,7 +101,7 @@ class GigatokenEngine(CharactersFromBytes):
         return self._byte_tokens.encode_with_characters(texts, encoded, (), self.reference, chat)
 
     def tokens_of(self, ids: Iterable[int]) -> dict[int, str]:
-        """Return the tokens of ids from the reference."""
+        """Return the result of the reference's `tokens_of`."""
         return self.reference.tokens_of(ids)
 
 

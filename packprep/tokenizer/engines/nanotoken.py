@@ -38,7 +38,7 @@ class WordPieceEngine:
             import nanotoken as library
         except ImportError as error:
             raise EngineRefusal(f"it cannot be imported ({error})") from error
-        # The library searches for special tokens only if their text means the token.
+        # The library searches texts for special tokens only if special_text is "special".
         plain = plain_of(vocabulary, special_text, with_special=special_text == "special")
         self.version, self.library = (
             installed_version(NAME) or "",
@@ -67,7 +67,7 @@ class WordPieceEngine:
         return self.reference.encode_with_characters(texts, chat)
 
     def tokens_of(self, ids: Iterable[int]) -> dict[int, str]:
-        """Return the tokens of ids from the reference."""
+        """Return the result of the reference's `tokens_of`."""
         return self.reference.tokens_of(ids)
 
 

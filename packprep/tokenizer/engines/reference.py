@@ -16,7 +16,7 @@ from packprep.tokenizer.file import outline_of, plain_tokenizer_json, steps_of
 from packprep.tokenizer.roles import Vocabulary
 
 MOST_CHARACTERS, MOST_GROWTH = 1 << 20, 16
-"""A normalizer may expand a text to the greater of this size and this multiple of its length."""
+"""A normalizer may expand a text to max(MOST_CHARACTERS, MOST_GROWTH · len(text)) characters."""
 
 
 class NormalizerLimit(Exception):
@@ -29,7 +29,7 @@ class NormalizerLimit(Exception):
 
 
 def most_of_one(step: Any) -> int:
-    """Return the maximum number of characters that a normalizer or decoder step makes from one.
+    """Return the most characters that a normalizer or decoder step can make from one character.
 
     Only the steps "Prepend" and "Replace", which insert a text from the file, can make more than
     one character from one character.
@@ -75,9 +75,9 @@ class NormalForms:
 class _Step(NamedTuple):
     table: Mapping[str, Any]
     normalizer: Any
-    # `normalizer` with an empty replacement for its pattern. None for steps that do not replace.
+    # `normalizer`, but it replaces the pattern with "". None for steps that do not replace.
     without: Any
-    with_one: Any  # like `without`, but with one character as replacement
+    with_one: Any  # like `without`, but it replaces the pattern with one character
 
     def length(self, form: str) -> int:
         """Return the length that the text `form` has after this step, without making that text.
@@ -85,7 +85,7 @@ class _Step(NamedTuple):
         For "Prepend", return an upper bound. For steps other than "Prepend" and "Replace", return
         the length of `form`.
         """
-        if self.table["type"] == "Prepend":  # It is prepended to each part between added tokens.
+        if self.table["type"] == "Prepend":  # Each part between added tokens gets the prefix.
             return len(form) * (1 + len(self.table["prepend"]))
         if self.without is None:
             return len(form)
@@ -114,9 +114,9 @@ class ReferenceEngine:
     """The `tokenizers` library without post-processor, truncation, padding and dropout.
 
     `in_place_of` is text for messages. It names the plan's engine that this engine replaces, and
-    the reason. It is empty if this engine replaces no other engine. If a replacement fails on a
-    text, the build stops, because the plan's engine may accept the text. Only a text beyond the
-    normalizer's limit is rejected without stopping the build.
+    the reason. It is empty if this engine replaces no other engine. If this engine is a replacement
+    and fails on a text, the build stops, because the plan's engine may accept the text. Only a text
+    beyond the normalizer's limit is rejected without stopping the build.
     """
 
     name = "reference"

@@ -1,4 +1,4 @@
-"""Check the components of a tokenizer.json that decide which fast engines may be tried on it.
+"""Check a tokenizer.json's components, to decide which fast engines may be tried on it.
 
 Each `not_…` function returns None if the tokenizer has the shape in the function's name. Otherwise
 it returns the reason, in words that can follow "because".
@@ -110,7 +110,7 @@ def _not_bpe(parsed: Mapping[str, Any], without: tuple[str, ...]) -> str | None:
         if model.get(key):
             return f"its model has {key} = {model[key]!r}"
     grown = math.prod(map(most_of_one, steps_of(parsed.get("decoder"), "decoders")))
-    # The comparison with the reference uses decoded tokens as texts, so their size is limited.
+    # Decoded tokens are test texts for the comparison with the reference, so their size is limited.
     if grown > MOST_GROWTH:
         return f"its decoder may make {grown} characters of one"
     return None
