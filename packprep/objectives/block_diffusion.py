@@ -12,7 +12,7 @@ A noised block attends to its own slots and to the clean blocks before it.
 BD3-LM (Arriola et al. 2025) draws one level per block from a clipped range, with loss weight 1 /
 level. Blocks are counted from the segment's first slot, which may be bos or the mode token. The
 last block may be shorter. `BlockSchedule` of `dataset/epochs/noise.py` also has the schedules of
-other models. Each line gives the parameters, the model, and the code that they reproduce:
+other models. Each line gives parameters, the model that they reproduce, and the code of this model:
 
     noise "position"        Nemotron-Labs-Diffusion, by NeMo Automodel 0.7.0's corrupt_blockwise
     noise "all", shift      I-DLM (Yu et al. 2026), by its corrupt_all_masked and IDLMLoss
@@ -111,7 +111,7 @@ def resolve(parameters: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
 
 
 def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
-    """Return the wanted and the realized mean share of noised tokens, which are equal.
+    """Return the wanted and the realized mean share of noised tokens. Both shares are equal.
 
     Args:
         task: The task.

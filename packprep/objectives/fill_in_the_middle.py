@@ -23,10 +23,10 @@ from packprep.randomness import CUT_POINTS, REDRAWN_CUT_POINTS
 
 
 class _Cutting(NamedTuple):
-    """A task's parameters for cutting segments, and the ids that it writes."""
+    """A task's parameters for cutting segments, and the ids that the task writes."""
 
-    rate: np.uint64  # share of the segments that are rearranged, in 2⁻³²
-    spm_rate: np.uint64  # share of rearranged segments that start with the suffix, in 2⁻³²
+    rate: np.uint64  # share of the segments that are rearranged, in units of 2⁻³²
+    spm_rate: np.uint64  # share of those that start with the suffix, in units of 2⁻³²
     continues: np.ndarray  # uint8[vocab_size]: 1 for a token that begins inside a character
     prefix_id: int
     middle_id: int
@@ -37,7 +37,7 @@ class _Body(NamedTuple):
     """A rearranged body in the flat rows. All numbers are int64."""
 
     first_slot: Any
-    n: Any  # tokens
+    n: Any  # number of tokens
     begin: Any  # first token of the middle
     end: Any  # first token after the middle
 
@@ -68,7 +68,7 @@ def _moved_back(tokens, begin, cut, n, continues):
 def _cuts(key, n, spm_rate, epoch):
     """Return two different cuts in ascending order, and whether the suffix comes first.
 
-    The cuts are uniform over the pairs of numbers 0 … n.
+    The pair is uniform over all pairs of different numbers from 0 to n.
     """
     purpose = CUT_POINTS if epoch == 0 else REDRAWN_CUT_POINTS
     cut, other_cut = integer(key, purpose, 4, n + 1, epoch), integer(key, purpose, 8, n, epoch)
@@ -105,7 +105,7 @@ def _render(tokens, columns, cutting, rows):
 
 @kernel(inline=True)
 def _token(rows, body, i):
-    """Return the token with index i of the original text, from its rearranged body."""
+    """Return token i of the original order, read from the rearranged body."""
     slot, n, begin, end = body
     if i < begin:
         return rows[slot + 1 + i]
@@ -136,8 +136,9 @@ def _restore(rows, columns, cutting, out, fits):
     """Read the tokens of bodies from the flat rows.
 
     The cuts of a body are not stored. Because text_safe only moves cuts back, they are searched
-    backwards from the drawn cuts. A pair of cuts is right if the special tokens are at its slots
-    and text_safe would move the drawn cuts to it. The first such pair is used.
+    backwards from the drawn cuts. A pair of cuts is right if the slots at these cuts have the
+    special tokens, and text_safe would move the drawn cuts to this pair. The first such pair is
+    used.
     """
     bodies, continues = columns.bodies, cutting.continues
     for i in range(bodies.n.shape[0]):

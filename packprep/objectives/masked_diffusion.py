@@ -36,8 +36,8 @@ def check(parameters: Mapping[str, Any], where: str) -> None:
         where: The task's name, for error messages.
 
     Raises:
-        RecipeError: If noise_range ends at 0, or if exact_count is set and noise_range starts at 0
-            or `stratified` is set.
+        RecipeError: If noise_range ends at 0. It is also raised if exact_count is combined with
+            `stratified`, or with a noise_range that starts at 0.
     """
     low, high = parameters["noise_range"]
     if high == 0:

@@ -24,18 +24,18 @@ _LOW = np.uint64(0xFFFFFFFF)
 _ONE = np.uint64(ONE)
 _UNBLOCKED = np.int64(1 << 40)  # a block length that no segment reaches, for noise without blocks
 _TICK = 2.0**-24
-# These are bits of a float64: the fraction, and the exponent of ½ … 1.
+# Bit patterns of a float64: all bits of the fraction, and the exponent of numbers in [½, 1).
 _MANTISSA, _HALF = ((1 << 52) - 1, 1022 << 52)
 
 
 class _Replacement(NamedTuple):
-    """The choices for a noised slot: the mask, an ordinary token, or its unchanged token."""
+    """Settings for noised slots: each gets the mask, gets an ordinary token, or stays unchanged."""
 
     mask_below: Any  # uint64: a word below this value writes the mask
-    ordinary_below: Any  # uint64: another word below this value writes an ordinary token
+    ordinary_below: Any  # uint64: any other word below it writes an ordinary token
     has_mask: bool
     mask_id: Any  # in the dtype of the rows; 0 without a mask
-    ordinary: np.ndarray  # int32[v]
+    ordinary: np.ndarray  # int32[v]: the ordinary ids
 
 
 class _Buffers(NamedTuple):
@@ -120,7 +120,7 @@ def _hit_below(key, count, before, block_length, threshold, epoch, buffers):
 def _hit_exact_count(key, count, ratio, epoch, buffers):
     """Set hit[j] = 1 for the k allowed candidates with the smallest random words.
 
-    With a allowed candidates, k is max(⌊a · ratio⌋, 1). Return k / a, or 1 if a is 0.
+    With n allowed candidates, k is max(⌊n · ratio⌋, 1). Return k / n, or 1 if n is 0.
     """
     words, hit, allowed, order = buffers.words, buffers.hit, buffers.allowed, buffers.order
     philox_blocks(key, NOISE_LOW, epoch, (count + 3) >> 2, words)
@@ -160,7 +160,7 @@ def _hit_exact_count(key, count, ratio, epoch, buffers):
 
 @kernel(inline=True)
 def _mark_trainable(begin, count, trainable, allowed):
-    """Set allowed[j] = 1 if candidate j may be trained. If `trainable` is empty, all may be."""
+    """Set allowed[j] = 1 if candidate j may be trained. If `trainable` is empty, set all to 1."""
     first_slot = np.uint64(begin)
     if trainable.shape[0] == 0:
         allowed[:count] = 1
@@ -218,7 +218,7 @@ def _mask(target, ratio, threshold, replacement, epoch, share):
     """Write the noise of the function `mask`.
 
     With `exact_count`, `ratio` has a ratio per segment, and `share` receives the share of hits.
-    Otherwise both arrays are empty, and `threshold` decides.
+    Otherwise both arrays are empty, and `threshold` decides which candidates are noised.
     """
     segments, tokens, loss_mask = target.segments, target.tokens, target.loss_mask
     buffers = _buffers(_largest(segments.count), 0)
@@ -525,9 +525,9 @@ def _replacement(
 
 
 def _with_flags(target: Target) -> Target:
-    """Return the target with an empty array as `trainable` if it has no flags.
+    """Return the target, with an empty array in place of a `trainable` that is None.
 
-    The type of `trainable` is then always the same, so each kernel is compiled only once.
+    Because `trainable` always has the same type, each kernel is compiled only once.
     """
     return target if target.trainable is not None else target._replace(trainable=_NO_FLAGS)
 

@@ -88,7 +88,7 @@ class Task:
 
     @property
     def in_place(self) -> bool:
-        """True for a same-position task: it noises tokens, and the labels are the originals."""
+        """True for a same-position task: it noises tokens and predicts the original tokens."""
         return self.objective.noise is not None
 
     @property
@@ -232,8 +232,8 @@ class Objective:
         body_prefix: (task, bodies) → int64[m], the number of slots of each body that are in the
             prefix. None: 0.
         token_slots: (task, bodies) → int64[m, 2], the pivot and the shift of each body. Token i of
-            the body is at slot i before the pivot, and at slot i + shift from the pivot on. Needed
-            with `supervised` if the body has more slots than tokens. None: no shift.
+            the body is at slot i if i < pivot, otherwise at slot i + shift. Needed with
+            `supervised` if the body has more slots than tokens. None: no shift.
         noise: Draws the noise and writes it to the rows. It is a schedule's `draw` in
             `dataset/epochs/noise.py`, with a compiled writer.
         mean_weight: (task) → the expected loss weight of a trained slot. None: 1.
@@ -241,8 +241,8 @@ class Objective:
         most_tokens: (task) → the most tokens that a segment can have, however long the rows are.
             None: no limit.
         sentinels: (parameters, n) → how many sentinels a segment of n tokens can use.
-        added: "sentinel" or "fim". The ledger counts the slots that a body has beyond its tokens
-            under this name.
+        added: "sentinel" or "fim". Under this name, the ledger counts the slots that a body has
+            beyond its tokens.
         roles: (parameters) → the special tokens that the vocabulary must have.
         forecast: (task, n) → figures that the plan prints for segments of n tokens: name → (wanted,
             realised).

@@ -5,7 +5,7 @@ Attention is bidirectional in the prefix, and the loss is on the continuation.
 tokens       10  11  12  13            pivot 2, sentinel = true, sentinel 100
 slots        10  11 100  12  13        the sentinel is the first target
 loss_mask     0   1   1   1   0
-prefix 2                               with eos_after_inputs 3: eos stands before the sentinel
+prefix 2                               3 with eos_after_inputs, which adds eos before the sentinel
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ def most_body_slots(task: Task, n: int) -> int:
 
 
 def most_sides(task: Task, n: int) -> tuple[int, int]:
-    """Return the most slots of a body in the prefix and after it.
+    """Return the most slots that a body can have in the prefix, and after the prefix.
 
     Each part has at most n − 1 tokens. The eos adds a slot to the prefix, and the sentinel adds a
     slot to the continuation.

@@ -8,7 +8,7 @@
 
 This is the scheme of Raffel et al. 2020 (T5) and Tay et al. 2022 (UL2). Counts are computed in
 float64. There are at most as many spans as text tokens, and no sentinel is used twice. random_roll
-rotates the mask, which may cut one span in two.
+rotates the noise mask. The rotation may cut one span in two.
 """
 
 from collections.abc import Mapping
@@ -43,11 +43,11 @@ _1 = np.uint64(1)
 
 
 class _Spans(NamedTuple):
-    """A task's parameters for drawing spans, and the ids that it writes."""
+    """A task's parameters for drawing spans, and the ids that the task writes."""
 
     density: float
     mean_length: float
-    most_spans: int  # number of sentinels, minus 1 under a roll, which may cut a span in two
+    most_spans: int  # number of sentinels, minus 1 with random_roll (it may cut a span)
     roll: bool
     sentinels: np.ndarray  # int32[k]
     eos: int  # id of the eos that ends the inputs, or −1 without one
@@ -74,7 +74,7 @@ class _Buffers(NamedTuple):
 class _Runs(NamedTuple):
     """The runs of one segment, alternately text and noise. All numbers are int64."""
 
-    count: Any  # text runs and noise runs
+    count: Any  # number of text runs and noise runs
     first_is_noise: Any  # 0 or 1
     noise_runs: Any
     noise_tokens: Any
@@ -169,7 +169,7 @@ def _split_by_roll(n, n_noise, n_spans, key):
 
 @kernel
 def _noise_and_runs(bodies, spans, noise, runs):
-    """Write each body's number of noise tokens to `noise`, and of noise runs to `runs`."""
+    """Write the number of noise tokens of each body to `noise`, and of noise runs to `runs`."""
     n = bodies.n
     for i in range(n.shape[0]):
         noise[i], runs[i] = _span_counts(n[i], spans.density, spans.mean_length, spans.most_spans)
@@ -251,7 +251,7 @@ def most_sides(task: Task, n: int) -> tuple[int, int]:
 def most_tokens(task: Task) -> int:
     """Return the most tokens that a segment can have with at most one span per sentinel.
 
-    Return _NO_LIMIT if any number is possible, for example because too_many_spans is "lower".
+    Return _NO_LIMIT if there is no limit, for example because too_many_spans is "lower".
     """
     density, mean, max_spans = _spans_of(task)[:3]
     if task.parameters["too_many_spans"] == "lower":
@@ -278,8 +278,8 @@ def _compose(total, parts, stream, buffers, lengths, first):
 
     All C(total − 1, parts − 1) ways to cut are equally likely. Length i is written to
     lengths[first + 2i]. Floyd's sampling (Bentley and Floyd 1987) draws distinct cut points from
-    1 … total − 1. Each chosen cut point is flagged in a separate byte. If
-    the flags were bits of one word, each step would wait for the previous step.
+    1 … total − 1. Each chosen cut point is flagged in a separate byte. If the flags were bits of
+    one word, each step would wait for the previous step.
     """
     if parts == 1:
         lengths[first] = total
@@ -291,7 +291,7 @@ def _compose(total, parts, stream, buffers, lengths, first):
         last = np.uint64(total - parts + 1 + i)
         first_word = np.uint64(words[i])
         cut = np.uint64(1 + below(first_word, stream.key, stream.purpose, i, last, stream.epoch))
-        cut ^= (cut ^ last) & -np.uint64(chosen[cut])  # `last` if the cut is taken
+        cut ^= (cut ^ last) & -np.uint64(chosen[cut])  # `last` if this point is chosen already
         chosen[cut] = 1
     # List the flagged cut points. The loop always writes eight, because the CPU cannot predict
     # their number. The next eight overwrite the surplus.
@@ -346,17 +346,17 @@ def _draw_runs(n, key, epoch, spans, buffers):
 def _roll(n, runs, key, epoch, buffers):
     """Rotate the runs of `buffers.unrolled`, write them to `buffers.lengths`, and return `_Runs`.
 
-    The rotation may start at each of n positions. There are two lists of positions. At the `inside`
-    positions strictly inside a noise run, the rotation cuts this run. At the other n − inside
-    positions, it cuts no noise run. A drawn offset below `inside` is an index into the first list.
-    For any other offset, offset − inside is an index into the second list.
+    The rotation may start at each of n positions, which form two lists. The first has the `inside`
+    positions strictly inside a noise run, where the rotation cuts this run. The second has the
+    other positions, where no noise run is cut. A drawn offset below `inside` is an index into the
+    first list. For any other offset, offset − inside is an index into the second list.
     """
     unrolled, lengths = buffers.unrolled, buffers.lengths
     offset = integer(key, ROLL, 0, n, 0)
     inside = runs.noise_tokens - runs.noise_runs
     cuts_span = offset < inside
     remaining = offset if cuts_span else offset - inside
-    if epoch != 0:  # The new offset is of the same kind, so that the segment keeps its length.
+    if epoch != 0:  # The new position is from the same list, so that the segment keeps its length.
         kind_size = inside if cuts_span else n - inside
         remaining = integer(key, REDRAWN_ROLL, 0, kind_size, epoch)
     # Find the run where the rotation starts, and the number of its tokens before the start.
@@ -523,7 +523,7 @@ def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -
 
 @kernel
 def _write_masked(tokens, lengths, runs, sentinels, out, sides):
-    """Call `_write_runs` from Python, for a segment with tokens from index 0 on."""
+    """Call `_write_runs` from Python, for a segment that begins at index 0 of `tokens`."""
     _write_runs(tokens, 0, lengths, runs, sentinels, out, sides)
 
 

@@ -32,7 +32,7 @@ TOO_SHORT = "too_short"
 SHORTEST = 3
 """Segments with fewer content tokens go to the implicit task `too_short`.
 
-It is causal and has no mode token.
+This task is causal and has no mode token.
 """
 
 
@@ -184,10 +184,10 @@ def resolve(
 
 
 def _check_sentinels(task: Task) -> None:
-    """Check that the shortest segments of the task do not need more sentinels than there are.
+    """Check that there are enough sentinels for the shortest segments of the task.
 
     Raises:
-        RecipeError: If they need more.
+        RecipeError: If these segments need more sentinels.
     """
     if not task.objective.sentinels:
         return
@@ -303,7 +303,7 @@ def pieces_of_a_row(recipe: Recipe, task: Task) -> int:
 
     The sentinels, max_tokens or the objective may limit the length of a chunk. If the longest chunk
     would leave a sixteenth of the row or more empty, several chunks share the row. Their number is
-    the smallest number that can fill the row.
+    the smallest number that can fill the row, but at most max_segments_per_row.
 
     Args:
         recipe: A completed recipe.
@@ -502,8 +502,8 @@ def check_loss_weighting(recipe: Recipe, source: int, is_supervised: bool) -> No
             loss_spans or masks.
 
     Raises:
-        RecipeError: If loss_weighting is not "token", and the source is not supervised or draws a
-            task with an expected loss that depends on the noise.
+        RecipeError: If loss_weighting is not "token", and one of two problems exists: the source is
+            not supervised, or the expected loss of a task that it draws depends on the noise.
     """
     weighting = recipe.documents.loss_weighting
     if weighting == "token":
@@ -531,10 +531,10 @@ FAR_WEIGHTS = 100.0
 
 
 def unequal_weights(tasks: Sequence[Task]) -> list[str]:
-    """Return a warning if a task's mean loss weight is far below the weight of another task.
+    """Return [warning] if the mean loss weights of two tasks differ by more than FAR_WEIGHTS.
 
-    The limit is the factor FAR_WEIGHTS. Beyond it, the task with the smallest weight would train
-    almost nothing. The result is a list with one warning, or an empty list.
+    Otherwise return []. FAR_WEIGHTS is a factor. Beyond this factor, the task with the smallest
+    weight would train almost nothing.
     """
     weights = {
         t.name: t.objective.mean_weight(t) if t.objective.mean_weight else 1.0

@@ -166,7 +166,7 @@ def check(parameters: Mapping[str, Any], where: str) -> None:
 
 
 def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
-    """Return the wanted and the realized mean flip rate over the levels, which are equal.
+    """Return the wanted and the realized flip rate, as means over the levels. Both are equal.
 
     Args:
         task: The task.
