@@ -1,7 +1,7 @@
 """Readers of conversations and other supervised documents.
 
-They find a document's text, its trained characters and its media spans. After tokenization, they
-find its trained tokens.
+The readers find a document's text, its trained characters and its media spans. After tokenization,
+they find the trained tokens of the document.
 
 ```
 record ─► layouts ─► messages ─► turns, parts ─► supervision ─► text, trained spans

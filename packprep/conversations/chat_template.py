@@ -171,7 +171,7 @@ def _with_tool_use(default: str, tool_use: str | None) -> str:
             " {% generation %} blocks, which mark the trained text\nhint: write one of them into a"
             " file, and name it in documents.chat_template"
         )
-    # Jinja takes one newline off a template's end; inside an {% if %} it would stay.
+    # Jinja removes a newline at the end of a template. Inside {% if %}, it would stay.
     tool_use, default = (text.removesuffix("\n") for text in (tool_use, default))
     return f"{{% if tools is not none %}}{tool_use}{{%+ else %}}{default}{{%+ endif %}}"
 
@@ -188,7 +188,7 @@ def _of_processor(tokenizer: str, base: Path) -> list[Mapping[str, Any]]:
 def unused_templates(tokenizer: str, base: Path) -> str:
     """Return an error message that lists the named chat templates next to a tokenizer.
 
-    The message says that none of them is used. It is "" if no template has a name.
+    The message says that none of them is used. Return "" if no template has a name.
     """
     files = {name: read_beside(tokenizer, base, name) for name in HINT_FILES}
     configs = [hints_in(name, data) for name, data in files.items() if data is not None]
@@ -232,8 +232,8 @@ def _token_texts(
 
 
 def _with_tokens(source: str, texts: Mapping[str, str]) -> str:
-    # The newline belongs to the block (trim_blocks). The template's text then starts a line
-    # (lstrip_blocks).
+    # Jinja removes the newline after each block (trim_blocks). The template's text must start a
+    # line for lstrip_blocks.
     sets = (
         f"{{% set {name} = {json.dumps(text, ensure_ascii=False)} %}}\n"
         for name, text in texts.items()
@@ -340,7 +340,8 @@ def compile_template(source: str, date: str = "") -> ChatTemplate:
         date: Today's date for the template, as YYYY-MM-DD.
 
     Raises:
-        RecipeError: If the text is invalid Jinja, or asks for the date and `date` is empty.
+        RecipeError: If the text is invalid Jinja, or if it asks for the date although `date` is
+            empty.
     """
     import jinja2
     import jinja2.meta
@@ -424,7 +425,7 @@ _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Su
 
 
 def _written_day(day: datetime.date, form: str) -> str:
-    """Write a day in a format of C's strftime, in English, with the time 00:00.
+    """Return a day as an English text, in a format of C's strftime. The time is 00:00.
 
     Raises:
         ValueError: If the format depends on more than the day.

@@ -348,7 +348,7 @@ def _take_part_marks(message: dict[str, Any], what: str, kinds: Sequence[str]) -
 
 
 _UNREAD_MARKS = ("train_detail", "loss_mask", "loss_scale", "masked", "trainable")
-"""Other tools' marks of a message that packprep does not read."""
+"""Marks that only other tools read. packprep rejects a conversation with such a mark."""
 _MARK_KEYS = {"train", "training", "loss", "weight", "loss_weight", *_UNREAD_MARKS}
 
 
@@ -422,7 +422,7 @@ def _calls(value: str) -> list[dict[str, Any]] | None:
 
 
 def _check(message: dict[str, Any], what: str, kinds: Sequence[str]) -> None:
-    """Raise _Bad if a field that templates read in a message has a wrong type."""
+    """Raise _Bad if a message has a wrong type in a field that templates read."""
     if not isinstance(message.get("role"), str) or not message["role"]:
         raise _Bad(f"{what}: role is {_kind(message.get('role'))}; a text is wanted")
     for key in ("name", "tool_call_id", "reasoning_content", "thinking"):

@@ -22,10 +22,10 @@ def check_written(
     tools: Sequence[Any] | None,
     text: str,
 ) -> None:
-    """Raise LeftOut if `text` does not depend on a part of the record that the template must write.
+    """Raise LeftOut if the template leaves a part of the record out of `text`.
 
-    These parts are the tools, the tool calls, the reasoning, and the content of each message.
-    Without this check, a model would be trained without a part of the record.
+    The checked parts are the tools, the tool calls, the reasoning, and the content of each message.
+    A model must not be trained without such a part.
     """
 
     def leaves_out(what: str, others: Sequence[dict[str, Any]], **more: Any) -> None:
@@ -59,7 +59,7 @@ def _writes_any(text: str, said: Sequence[str]) -> bool:
     """Return whether a text contains at least one text of `said`, or the answer in such a text.
 
     `said` has the texts of a message's content. The answer is a long string outside <think> and
-    </think>. It suffices, because a template may drop the reasoning before an answer.
+    </think>. The answer suffices, because a template may drop the reasoning before an answer.
     """
     if any(part in text for part in said):
         return True

@@ -74,7 +74,7 @@ class Markup(NamedTuple):
     def _boundary_of_answer(
         self, literal: str, ends: Sequence[str], before: str
     ) -> Boundary | None:
-        """Return where an assistant's message begins in `literal`, or None if it is not shown.
+        """Return where an assistant's message begins in `literal`, or None if this is uncertain.
 
         After the generation prompt, the template may write more text before the first string.
         """
@@ -95,11 +95,13 @@ class Markup(NamedTuple):
         return Boundary(begin, begin + count)
 
     def ends_answer(self, literal: str) -> bool:
-        """Return whether `literal`, after the last string, is only the end of an answer."""
+        """Return whether `literal`, which follows the last string, is only the end of an answer."""
         return _is_end(literal, self.last_ends)
 
     def asks(self, text: str, before: str) -> bool:
-        """Return whether a text ends with an end from `ends`, followed by `prompt`.
+        """Return whether a text ends with `prompt`, and before it with the end of a message.
+
+        This end must be one of `ends` for the role `before`.
 
         Args:
             text: The template's text of some messages, with the generation prompt.
@@ -110,10 +112,10 @@ class Markup(NamedTuple):
 
 
 def _is_end(literal: str, ends: Sequence[str]) -> bool:
-    """Return whether `literal` consists of a text from `ends`, or ends with it.
+    """Return whether `literal` is one of `ends`, or finishes with one of them.
 
-    Before this end, only the rest of a tool call is possible. If the template had inserted another
-    message, the same end would occur twice, and the result is False.
+    If `literal` is longer than this end, only the rest of a tool call may precede the end. If the
+    template had inserted another message, the end would occur twice, and the result is False.
     """
     return literal in ends or any(
         end.strip() and literal.endswith(end) and literal.count(end.strip()) == 1 for end in ends

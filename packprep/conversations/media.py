@@ -32,7 +32,7 @@ from packprep.tokenizer.roles import Vocabulary
 
 BAD_MEDIA = "bad_media"
 OF_PART = ("ref", "tokens")
-"""Keys of a message's part that its template does not see."""
+"""Keys of a media part. They are removed, so that the template does not see them."""
 
 
 class MediaPlace(NamedTuple):
@@ -54,14 +54,15 @@ class BadMedia(Exception):
 class MediaPlaces(NamedTuple):
     """The k media spans of one document, or of several documents in order.
 
-    Each array has k entries. Positions are token numbers in the span's document.
+    Positions are token numbers in the span's document. The first four arrays have one entry per
+    span. The ref of span i is refs[ref_offsets[i] : ref_offsets[i + 1]].
     """
 
     spans: (
         np.ndarray
-    )  # int64[k, 2]: ranges with begin and end tokens, which are never cut, noised or trained
+    )  # int64[k, 2]: token ranges, including begin and end tokens; never cut, noised or trained
     first: np.ndarray  # int64: the first slot
-    tokens: np.ndarray  # int64: slots
+    tokens: np.ndarray  # int64: number of slots
     kind: np.ndarray  # int64: index of the kind among the sorted names of kinds
     ref_offsets: np.ndarray  # int64[k + 1]
     refs: np.ndarray  # uint8: the refs in UTF-8, concatenated
@@ -202,12 +203,12 @@ def content_of(places: Sequence[MediaPlace]) -> bytes:
 
 
 def pieces_of(text: str, places: Sequence[MediaPlace]) -> list[str]:
-    """Return the pieces of a text that its k media spans separate: k + 1 texts."""
+    """Split a text at its k media spans, and return the k + 1 pieces."""
     bounds = [0, *(place.at for place in places), len(text)]
     return [text[begin:end] for begin, end in zip(bounds, bounds[1:], strict=False)]
 
 
-# Places among tokens
+# Media spans among tokens
 
 
 _BESIDE = ("Look", " at 2 cats, ", "und\n  dies", "x ")
@@ -216,12 +217,13 @@ _BESIDE = ("Look", " at 2 cats, ", "und\n  dies", "x ")
 
 @lru_cache(maxsize=4)
 def refuse_other_beginnings(engine: Any, vocabulary: Vocabulary) -> None:
-    """Check that the tokenizer gives texts next to a media kind's special tokens the usual ids.
+    """Check that texts have the same ids next to a media kind's special tokens as elsewhere.
 
     Otherwise a text with media spans cannot be tokenized as a model's processor tokenizes it.
 
     Raises:
-        RecipeError: If such a text gets other ids than the same text encoded separately.
+        RecipeError: If a text next to such tokens gets other ids than the same text encoded
+            separately.
     """
     for kind, ids in vocabulary.media.items():
         own = [id for id in ids if id >= 0]
@@ -445,11 +447,13 @@ def _has_begin_and_end(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return two arrays for k slot tokens, bool[k].
 
-    The first says whether the slot token directly follows the begin token of its kind in the same
-    document. The second says whether it directly precedes the end token.
+    The first says whether the token before the slot token is the begin token of its media kind. The
+    second says whether the token after it is the end token. Both tokens must be in the same
+    document as the slot token.
     """
     ids = _ids_of_kinds(places, vocabulary)
-    padded_ids = np.concatenate(([-2], tokens.ids, [-2]))  # Tokens around slot s are s and s + 2.
+    # padded_ids[s] is the token before token s, and padded_ids[s + 2] is the token after it.
+    padded_ids = np.concatenate(([-2], tokens.ids, [-2]))
     has_begin = (padded_ids[slots] == ids[:, 0]) & (slots > tokens.offsets[document])
     has_end = (padded_ids[slots + 2] == ids[:, 2]) & (slots + 1 < tokens.offsets[document + 1])
     return has_begin, has_end

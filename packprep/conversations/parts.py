@@ -34,7 +34,7 @@ _CLOSING = re.compile(rf"\s*({_TAG})\s*")
 _NAME = r"(?:seed:)?(?:think|thinking|THINK)"
 _EMPTY = re.compile(rf"[<\[◁]({_NAME})[>\]▷]\s*[<\[◁]/\1[>\]▷]\s*")
 _BEGUN = re.compile(rf"[<\[◁]{_NAME}[>\]▷]\s*\Z")
-_MOST_BEGUN = 100  # number of characters before a turn in which a reasoning's tag is searched
+_MOST_BEGUN = 100  # A reasoning's tag is searched in this many characters before a turn.
 
 
 class UncertainPart(Exception):
@@ -141,11 +141,11 @@ def changed_ranges(
     changes: Sequence[Change],
     weights: Sequence[float],
 ) -> list[tuple[int, int, float]]:
-    """Apply the changes of one list to weighted ranges of characters.
+    """Apply one list of changes from `find_changes` to weighted ranges of characters.
 
     Args:
         ranges: (begin, end, weight), ascending.
-        changes: One list of `find_changes`.
+        changes: The list of changes.
         weights: The weight of each message.
 
     Returns:
@@ -207,9 +207,9 @@ def _reasoning(rendered: Rendered, k: int) -> Iterator[tuple[int, int]]:
 def _inside_tags(texts: Sequence[str | None]) -> tuple[set[Place], bool | None]:
     """Return the strings between <think> and </think>, and whether the content starts inside.
 
-    The second value is True if the first tag of the content is </think>. Then the generation prompt
-    has the <think>, and the content starts inside the reasoning. The second value is None if some
-    tag has no partner.
+    The second value is True if the first tag of the content is </think>. In this case, the
+    generation prompt has the <think>, and the content starts inside the reasoning. The second value
+    is None if the tags do not form pairs of <think> and </think>.
     """
     inside: set[Place] = set()
     before: list[Place] = []
@@ -286,7 +286,8 @@ def _part(rendered: Rendered, k: int, j: int) -> tuple[int, int]:
     The range is (0, 0) if the template leaves the part out because it is reasoning.
 
     Raises:
-        UncertainPart: If the text otherwise does not have the part exactly once.
+        UncertainPart: If the template does not write the part exactly once, and does not leave it
+            out as reasoning.
     """
     texts = texts_in_parts(rendered.dialogue.messages[k])
     what = f"part {j}"

@@ -35,7 +35,7 @@ SYSTEM = ("system", "developer")
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 TAGS = re.compile(r"(\s*</?think>\s*)")  # Templates split a content at these tags.
 _FIRST_NUMBER = 83_152_971 * 10**6
-"""The first of the unlikely numbers that replace numbers in the arguments of calls."""
+"""The first placeholder for an integer in the arguments of a tool call."""
 _NUMBER = "8(?<![0-9]8)3152971([0-9]{6})(?![0-9])"  # Patterns that begin with a letter are fast.
 _MOST_ENDS = 64  # maximum number of possible ends per string that `_fitted` tries
 
@@ -78,7 +78,7 @@ class Render(Protocol):
 
 
 class Remember(Protocol):
-    """A function that calls `ChatTemplate.remembered`. Its keys include tools and variables."""
+    """A function that calls `ChatTemplate.remembered`, and adds tools and variables to the key."""
 
     def __call__(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the result of `make`, or of an earlier call with the same key."""
@@ -145,7 +145,7 @@ class PlacedString(NamedTuple):
 
     place   the string's position in the message
     once    whether the text has the string exactly once per message that has it
-    before  the end of the previous string in the text, of any message; 0 for the first string
+    before  the end of the string (of any message) before it in the text; 0 for the first string
     begin   the string's first character
     end     the end of the string
     after   the start of the next string in the text; the text's length for the last string
@@ -175,7 +175,7 @@ class _Places(NamedTuple):
 
 
 class ShownBoundary(NamedTuple):
-    """The start of a message that was found by comparing renderings.
+    """The start of a message, found by comparing renderings.
 
     Attributes:
         literal: The template's text between the last string of the previous message and the first
@@ -217,7 +217,7 @@ class Placeholders:
             render: Renders messages.
             messages: The messages.
             marks: Two characters that no message contains.
-            replaced: Whether to replace the strings of each message.
+            replaced: For each message, whether to replace its strings.
             calls: Whether to replace the names in tool calls.
             blanks: Whether to replace blank strings, except blank strings of an assistant.
             remember: Caches renderings. None: messages are rendered every time.
@@ -242,7 +242,8 @@ class Placeholders:
         ]
         self._in_parts = any(isinstance(message.get("content"), list) for message in messages)
         self.replaces_all = all(replaced) and calls
-        # This message after the first k messages shows how they end before another message.
+        # Rendering this message after the first k messages shows how these messages end if
+        # another message follows.
         self._another = {"role": "user", "content": self._written(f"{marks[0]}0{marks[1]}")}
         self._keys = [repr(message) for message in (*self.messages, self._another)]
         in_json = (re.escape(json.dumps(mark)[1:-1]) for mark in marks)
@@ -321,8 +322,9 @@ class Placeholders:
     def _new(self, k: int, string: str, key: str, source: Place | None = None) -> str:
         """Return the placeholder for a string of message k, or a blank string unchanged.
 
-        Equal strings have the same placeholder if their messages have the same role, except an
-        assistant's strings. Some templates compare messages.
+        If equal strings have the same key in messages of the same role, they get the same
+        placeholder, because some templates compare messages. But each string of an assistant gets a
+        new placeholder.
         """
         if not string.strip() and not (self._blanks and self._roles[k] != "assistant"):
             return string  # Templates check whether a string is blank.
@@ -362,7 +364,7 @@ class Placeholders:
             return False
         self._text, self._literals, self._numbers, self._owner = text, literals, numbers, owners
         self._placed = ends
-        self._starts = [0, *(end for _, end in ends)]  # of the literals in the text
+        self._starts = [0, *(end for _, end in ends)]  # of each literal in the text
         # message number → index in the text of its first placeholder
         self._shown = {owner: j for j, owner in reversed(list(enumerate(owners)))}
         self._first = {owner: ends[j][0] for owner, j in self._shown.items()}
@@ -389,8 +391,9 @@ class Placeholders:
     def _in_order(self, numbers: Sequence[int]) -> list[int] | None:
         """Return the message number of each placeholder in the text.
 
-        Return None if the messages are out of order. A template may write a system message inside
-        another message. Its placeholders then count as placeholders of the other message.
+        Return None if the messages are out of order. If a template writes a system message inside
+        another message, the placeholders of the system message count as placeholders of the other
+        message.
         """
         seen: dict[int, int] = {}
         owners: list[int] = []
@@ -495,7 +498,7 @@ class Placeholders:
         return self._heads[role]
 
     def _heads_with(self, role: str) -> dict[str, str]:
-        """Return role → result of `head_of`, for the roles that are known and for `role`."""
+        """Return role → result of `head_of`, for `role` and the roles of earlier calls."""
         head = attempted(partial(self._rendered_head, role)) or ""
         return {**self._heads, role: head}
 
@@ -683,7 +686,7 @@ class Placeholders:
                     heads.setdefault(self._roles[k], set()).add(self._literals[literal][begin:])
         for k in self._first.keys() - found.keys() - {0}:
             # The messages before message k may end differently if they are rendered without it.
-            # Then other messages of its role show how it begins.
+            # In this case, other messages with the role of message k show how it begins.
             head = heads.get(self._roles[k], set())
             if (
                 len(head) == 1
@@ -694,12 +697,15 @@ class Placeholders:
         return dict(sorted(found.items()))
 
     def answer(self, k: int) -> int | None:
-        """Return the first trained character of message k, an assistant's, or None if uncertain."""
+        """Return where the trained characters of message k begin, or None if uncertain.
+
+        Message k must be an assistant's.
+        """
         literal, _, answer = self._places(k)
         return None if answer is None else self._starts[literal] + answer
 
     def said(self, k: int) -> int | None:
-        """Return the first character of message k's first string, or None if it has no string."""
+        """Return where the first string of message k begins, or None if it has no string."""
         return self._first.get(k)
 
     @cached_property
@@ -784,7 +790,7 @@ def _fitted(
         dict[int, tuple[int, int]]
     ] = []  # end of a literal → (begin, end) of the string before it
     ends = [len(literals[0])]
-    others: list[set[int]] = []  # ends of a literal before which the string may stand elsewhere
+    others: list[set[int]] = []  # ends of a literal with several ranges for the string before it
     for string, literal in zip(strings, literals[1:], strict=True):
         found: dict[int, tuple[int, int]] = {}
         reached_again: set[int] = set()

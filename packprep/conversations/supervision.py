@@ -1,4 +1,4 @@
-"""Read supervised documents into texts and their trained characters.
+"""Find the text and the trained characters of supervised documents.
 
 ```
 messages    user: 2+2?   assistant: 4
@@ -50,7 +50,7 @@ from packprep.sources.formats.fields import Fields, bad_weight, weight_of, whole
 T = TypeVar("T")
 ASKING = ("user", "tool")
 """The roles of messages that an assistant answers."""
-MAX_SPANS = 1 << 16  # of one document
+MAX_SPANS = 1 << 16  # maximum number of loss_spans of a document
 _MOST_SAID = 4096
 DEFAULTS = DocumentKeys()
 
@@ -67,7 +67,7 @@ class Conversation:
             uncertain start are missing.
         roles: The role of the first message and of the message at each boundary, or () if they are
             unknown.
-        chat: Whether a chat template wrote the text. Then special tokens in the text are real,
+        chat: Whether a chat template wrote the text. If so, special tokens in the text are real,
             except in `strings`.
         system_end: Number of characters of the leading system message and its markup, or 0.
         strings: The strings that come from messages. They must not contain special tokens.
@@ -81,8 +81,8 @@ class Conversation:
             system_end. They take time to find and are needed only if the document is cut.
         history: Number of leading characters that repeat an earlier text of the same document.
         parts: One conversation per text, if the document has several texts, otherwise (). With
-            parts, `spans` has the spans of all parts, in characters of the part's text, and there
-            are no boundaries.
+            parts, `spans` has the spans of all parts, each relative to the text of its part, and
+            there are no boundaries.
     """
 
     text: str
@@ -231,7 +231,7 @@ def conversation(
         template: The result of `find_template`.
         settings: The recipe's table `documents`.
         with_boundaries: Whether to find where messages begin. If false, the result may have the
-            function `whole`, which finds it later.
+            function `whole`, which finds the boundaries later.
 
     Raises:
         RecipeError: If the document has messages, but there is no template.

@@ -64,7 +64,7 @@ class Training(NamedTuple):
     turns: np.ndarray
     cut_offsets: np.ndarray  # int64[D + 1]
     cuts: np.ndarray  # int64[c]: the first tokens of messages after the first, ascending
-    ranks: np.ndarray  # uint8[c]: NEVER … NEW_TEXT, END_OF_HISTORY added
+    ranks: np.ndarray  # uint8[c]: from NEVER to NEW_TEXT, perhaps plus END_OF_HISTORY
     # int64[D]: number of leading tokens (system message and tools) that later chunks repeat
     system: np.ndarray
     eos_weight: np.ndarray  # float32[D]: the weight of the end of the text; 0 if it is untrained
@@ -212,7 +212,7 @@ def _cut_positions(
     system: int,
     begins: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the turn of each span, and the cuts of a document with their ranks, as in `Trained`.
+    """Return (turns, cuts, ranks) of a document, as in `Trained`.
 
     If roles are known, a cut at a user's message is BEST. A cut is NEVER made between a trained
     turn and the message that it answers, which is the nearest earlier message of a user or a tool.
@@ -244,7 +244,7 @@ def _cut_positions(
     turns[:, 0] = spans[np.searchsorted(message_of_span, message_of_span), 0]
     asking = np.array([k for k, role in enumerate(roles) if role in ASKING], np.int64)
     if len(asking):
-        question = np.searchsorted(asking, message_of_span) - 1  # −1: nothing is asked before
+        question = np.searchsorted(asking, message_of_span) - 1  # −1: no message asks before
         ends = np.append(first_tokens, n)[asking[question]]
         turns[:, 1] = np.where(question < 0, n, np.maximum(ends, 1))
     next_span = np.searchsorted(spans[:, 0], cuts)
@@ -281,7 +281,7 @@ def _all_trained(
 
 
 def trained_by_weight(weights: Mapping[int, float], lengths: np.ndarray) -> dict[int, Trained]:
-    """Return the trained tokens of token documents that have only a weight, by document number.
+    """For token documents with only a weight, return document number → trained tokens.
 
     Args:
         weights: Document number → weight.

@@ -98,7 +98,7 @@ def find_turns(
     Args:
         template: The compiled template.
         dialogue: The dialogue.
-        variables: Variables that the template reads next to messages and tools.
+        variables: Variables that the template reads in addition to messages and tools.
         settings: The recipe's table `documents`.
         with_begins: Whether to find where messages begin. If false, `begins` of the result may be
             empty.
@@ -160,7 +160,7 @@ def dialogues_with_own_history(
 
 
 def _trained_from(dialogue: Dialogue, first: int, count: int, wanted: Sequence[bool]) -> Dialogue:
-    """Return a dialogue's first `count` messages. Messages before number `first` are untrained."""
+    """Return a dialogue with the first `count` messages. Messages before `first` are untrained."""
     return replace(
         dialogue,
         messages=dialogue.messages[:count],
@@ -217,7 +217,7 @@ def _rendered_messages(
     settings: DocumentKeys,
     messages: list[dict[str, Any]],
 ) -> tuple["_Chat", list[tuple[int, int]] | None]:
-    """Return the result of `_rendered_chat` for `messages`, which are a form of the dialogue's."""
+    """Return the result of `_rendered_chat` for the dialogue with `messages` as its messages."""
     from packprep.conversations.template_limits import TemplateLimit
 
     tools = dialogue.tools
@@ -382,17 +382,17 @@ class _Chat:
     """A rendered conversation, with helpers that render it again to find its turns."""
 
     template: ChatTemplate
-    render: Render  # with tools and variables
+    render: Render  # renders messages with the tools and variables
     messages: list[dict[str, Any]]
     tools: list[Any] | None
     taken: tuple[str, ...]  # all strings of the record, and the template's source
     wanted: list[bool]  # whether each message is trained
     text: str
-    dialogue: Dialogue  # as the record has it
+    dialogue: Dialogue  # with the messages of the record
 
     @cached_property
     def laid(self) -> Placeholders | None:
-        """Return placeholders that fit the text, or None."""
+        """Return placeholders that fit the text, or None if none fit."""
         return _laid(self)
 
     @cached_property
@@ -469,7 +469,7 @@ def _found(chat: _Chat, blocks: list[tuple[int, int]] | None) -> Turns:
 
 
 class _Told(NamedTuple):
-    """The positions of messages that a comparison of renderings has found.
+    """The positions of messages, found by comparing renderings.
 
     begins  as in `Turns`
     spans   trained ranges; None if they are not needed or not certain
@@ -613,9 +613,9 @@ class _Begins(dict[int, int]):
 
 
 def _by_markup(chat: _Chat) -> list[Span] | None:
-    """Return the trained ranges of the wanted messages, or None if the markup does not show all.
+    """Return the ranges of all trained messages, or None if the markup does not show all of them.
 
-    All wanted messages must be an assistant's.
+    All trained messages must be an assistant's.
     """
     from packprep.conversations.template_limits import TemplateLimit
 
@@ -658,9 +658,9 @@ def _by_prefixes(
     begins: Mapping[int, int],
     wanted: Sequence[bool],
 ) -> list[Span]:
-    """Return the trained ranges of the wanted messages, which must all be an assistant's.
+    """Return the ranges of all trained messages, which must be an assistant's.
 
-    `prefix` renders the first k messages.
+    `prefix` renders the first k messages. `wanted` says whether each message is trained.
     """
     spans = []
     for k in (k for k, want in enumerate(wanted) if want):
@@ -683,11 +683,14 @@ def _by_prefixes(
 
 
 def _laid(chat: _Chat) -> Placeholders | None:
-    """Return placeholders that fit the text, or None.
+    """Return placeholders that fit the text, or None if none fit.
 
-    The first attempt replaces all strings with placeholders, including blank strings. The next
-    attempts keep the strings of untrained messages that are not an assistant's. The last attempt
-    also keeps the names of tool calls, because some templates compare these names.
+    Up to four attempts replace fewer and fewer strings:
+
+    1. all strings, except blank strings of an assistant
+    2. all strings that are not blank
+    3. only the strings of an assistant's messages, and of messages with trained text
+    4. the strings of attempt 3, except names in tool calls, because some templates compare them
     """
     render, marks, remember = chat.anew(), free_characters(chat.taken, 2), chat.remember()
     everybody = [True] * len(chat.messages)
@@ -727,12 +730,12 @@ def _ascending(begins: Mapping[int, int]) -> dict[int, int]:
 
 
 def _by_placeholders(chat: _Chat, laid: Placeholders, begins: Mapping[int, int]) -> list[Span]:
-    """Return the trained ranges of the wanted messages of any role."""
+    """Return the trained ranges of all messages that are to be trained, whatever their role."""
     spans: list[Span] = []
     count, after = len(chat.messages), 0
     for k in (k for k, want in enumerate(chat.wanted) if want):
         if k < after:
-            continue  # It is trained with the message before it.
+            continue  # This message is trained with the message before it.
         after = k + 1
         while after < count and after not in begins and chat.wanted[after]:
             after += 1
@@ -792,11 +795,16 @@ def _owned(
     messages: Sequence[Mapping[str, Any]],
     wanted: Sequence[bool] | None = None,
 ) -> list[Span]:
-    """Return (begin, end, message number) for each block that belongs to a wanted message."""
+    """Return (begin, end, message number) for each block of a trained assistant's message.
+
+    `wanted` says whether each message is trained. If it is None, all blocks are returned.
+    """
     speakers = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
     if len(blocks) == len(speakers) or not speakers:
         owners = speakers
-    else:  # A block belongs to the first assistant's message from the last known start on.
+    else:
+        # Find the last message that is known to begin before the block. If it is an assistant's,
+        # the block belongs to it. Otherwise the block belongs to the next assistant's message.
         owners = []
         for begin, _ in blocks:
             first = max((k for k, at in begins.items() if at <= begin), default=0)
