@@ -1,5 +1,7 @@
 """Fixtures of the whole suite, and hypothesis made repeatable."""
 
+import gc
+import os
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +13,9 @@ import packprep
 from packprep.building.run import Outcome
 from tests import made
 
+# Each core runs a process of tests, also of this one's children. More threads of torch would only
+# wait for one another, and burn the other processes' time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("packprep", derandomize=True, deadline=None)
 settings.load_profile("packprep")
 
@@ -60,6 +65,16 @@ def pytest_collection_modifyitems(items) -> None:
         if test in seen and not item.get_closest_marker("every_case"):
             item.add_marker("long")
         seen.add(test)
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what is imported from garbage collection.
+
+    The libraries of trainers are a million objects. Every full collection would visit them, and
+    each forked child would copy their pages.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
