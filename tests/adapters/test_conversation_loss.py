@@ -134,20 +134,22 @@ def masked_by_transformers(folder):
     return tokenizer, found
 
 
-def one_by_one(model, folder):
+@pytest.fixture(scope="module")
+def one_by_one(model, packed):
     """(loss, trained tokens): the mean over all trained tokens of conversations that Transformers
     renders and masks."""
     total, trained = 0.0, 0
-    for example in masked_by_transformers(folder)[1]:
+    for example in masked_by_transformers(packed)[1]:
         ids, labels = (torch.tensor([example[key]]) for key in ("input_ids", "labels"))
         own = int((labels != -100).sum())
-        total += model(input_ids=ids, labels=labels).loss.item() * own
+        with torch.no_grad():
+            total += model(input_ids=ids, labels=labels).loss.item() * own
         trained += own
     return total / trained, trained
 
 
 @pytest.mark.parametrize("labels", ["shift_labels", "shifted_by_model"])
-def test_the_loss_of_packed_conversations_is_that_of_each_alone(packed, model, labels):
+def test_the_loss_of_packed_conversations_is_that_of_each_alone(packed, model, one_by_one, labels):
     dataset = open_dataset(packed / "packed")
     batch = next(loader(packed / "packed", len(dataset)))
     assert (
@@ -158,7 +160,7 @@ def test_the_loss_of_packed_conversations_is_that_of_each_alone(packed, model, l
     )
     with torch.no_grad():
         loss = model(**model_inputs(batch, dataset, model, labels=labels)).loss.item()
-        expected, trained = one_by_one(model, packed)
+    expected, trained = one_by_one
     assert int(batch["loss_mask"].sum()) == trained
     assert loss == pytest.approx(expected, rel=1e-6)
 
@@ -181,11 +183,10 @@ def test_the_loss_is_that_of_the_batches_that_transformers_collates(packed, mode
     assert loss == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_mask_of_other_tokens_gives_another_loss(packed, model):
+def test_a_mask_of_other_tokens_gives_another_loss(packed, model, one_by_one):
     dataset = open_dataset(packed / "packed")
     batch = next(loader(packed / "packed", len(dataset)))
     batch["loss_mask"] = (batch["segment_ids"] > 0).to(batch["loss_mask"].dtype)
     with torch.no_grad():
         loss = model(**model_inputs(batch, dataset, model)).loss.item()
-        expected, _ = one_by_one(model, packed)
-    assert abs(loss - expected) > 1e-4
+    assert abs(loss - one_by_one[0]) > 1e-4
