@@ -7,6 +7,7 @@ are allowed: at most MOST_FLAGS for each 1,000 words.
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -45,10 +46,13 @@ def pages() -> Iterator[tuple[str, str]]:
         yield path.relative_to(ROOT).as_posix(), path.read_text("utf-8")
 
 
-def trees() -> Iterator[tuple[str, ast.Module]]:
-    """Yield (place, syntax tree) of each module of the package."""
-    for path in sorted((ROOT / "packprep").rglob("*.py")):
-        yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text("utf-8"))
+@cache
+def trees() -> list[tuple[str, ast.Module]]:
+    """Return (place, syntax tree) of each module of the package, parsed once."""
+    return [
+        (path.relative_to(ROOT).as_posix(), ast.parse(path.read_text("utf-8")))
+        for path in sorted((ROOT / "packprep").rglob("*.py"))
+    ]
 
 
 def docstrings() -> Iterator[tuple[str, str]]:
