@@ -12,7 +12,7 @@ from packprep.dataset.shard import shard_in
 from packprep.errors import RecipeError
 from packprep.recipe import as_toml, read_recipe
 from tests import made
-from tests.command_line import inside, packprep, refused
+from tests.command_line import inside, refused
 from tests.conversations.chats_made import CHATML
 from tests.twin.check import verify_with_twin
 
@@ -66,17 +66,23 @@ def pieces(out):
     return found
 
 
-def test_each_document_is_whole_in_the_first_length_that_holds_it_and_in_no_other(corpus, tmp_path):
+@pytest.fixture(scope="module")
+def whole(corpus, tmp_path_factory):
+    """(datasets of ul2r in all lengths, by the command; tokens of each use in rows of 1024)."""
     folder, sources = corpus
-    written(folder, recipe(sources))
-    assert (
-        inside("build", folder / "recipe.toml", "--out", tmp_path / "all", "--workers", 1).status
-        == 0
-    )
+    base = tmp_path_factory.mktemp("whole")
+    build = "build", written(base, recipe(sources)).rename(folder / "whole.toml")
+    assert inside(*build, "--out", base / "all", "--workers", 1).status == 0
     alone = {**recipe(sources), "seq_lengths": None, "seq_length": 1024}
-    made.build({key: value for key, value in alone.items() if value}, folder, tmp_path / "alone")
-    tokens = {use: sum(n for _, n in parts) for use, parts in pieces(tmp_path / "alone").items()}
-    found = [pieces(tmp_path / "all" / f"seq_{length}") for length in LENGTHS]
+    made.build({key: value for key, value in alone.items() if value}, folder, base / "alone")
+    found = pieces(base / "alone").items()
+    return base / "all", {use: sum(n for _, n in parts) for use, parts in found}
+
+
+def test_each_document_is_whole_in_the_first_length_that_holds_it_and_in_no_other(corpus, whole):
+    folder, sources = corpus
+    out, tokens = whole
+    found = [pieces(out / f"seq_{length}") for length in LENGTHS]
     assert sum(map(len, found)) == len(tokens) > 500 and set().union(*found) == set(tokens)
     for shorter, length, own in zip([0, *LENGTHS], LENGTHS, found, strict=False):
         assert len(own) > 20
@@ -84,13 +90,11 @@ def test_each_document_is_whole_in_the_first_length_that_holds_it_and_in_no_othe
             assert sum(n for _, n in parts) == tokens[use]
             assert len(parts) == 1 or length == LENGTHS[-1]
             assert tokens[use] > shorter / 2  # sentinels take the rest of a row
-    verified = packprep("verify", tmp_path / "all", "--json", at=folder)
+    verified = inside("verify", out, "--json", "--workers", 1)
     assert [report["faults"] for report in verified.json] == [0, 0, 0, 0]
     for length in LENGTHS:
-        assert verify_with_twin(tmp_path / "all" / f"seq_{length}")["faults"] == 0
-    ledgers = [
-        open_dataset(tmp_path / "all" / f"seq_{n}").manifest["ledger"]["sources"] for n in LENGTHS
-    ]
+        assert verify_with_twin(out / f"seq_{length}")["faults"] == 0
+    ledgers = [open_dataset(out / f"seq_{n}").manifest["ledger"]["sources"] for n in LENGTHS]
     for source in sources:
         kept, read = (
             sum(ledger[source["name"]]["tokens"][what] for ledger in ledgers)
@@ -100,13 +104,11 @@ def test_each_document_is_whole_in_the_first_length_that_holds_it_and_in_no_othe
 
 
 @pytest.mark.parametrize("tasks", ["causal", pytest.param("ul2r", marks=pytest.mark.long)])
-def test_pieces_of_a_decomposed_document_tile_it_over_the_datasets(corpus, tmp_path, tasks):
+def test_pieces_of_a_decomposed_document_tile_it_over_the_datasets(corpus, whole, tmp_path, tasks):
     folder, sources = corpus
+    _, tokens = whole
     table = recipe(sources, "decompose", tasks=[{"preset": tasks}])
     made.build_lengths(table, folder, tmp_path / "all")
-    alone = {**recipe(sources), "seq_lengths": None, "seq_length": 1024}
-    made.build({key: value for key, value in alone.items() if value}, folder, tmp_path / "alone")
-    tokens = {use: sum(n for _, n in parts) for use, parts in pieces(tmp_path / "alone").items()}
     together = defaultdict(list)
     for length in LENGTHS:
         for use, parts in pieces(tmp_path / "all" / f"seq_{length}").items():
@@ -171,10 +173,8 @@ run.make_shard = killing
 """
 
 
-def test_an_epoch_of_the_mixture_is_one_of_the_corpus(corpus, tmp_path):
-    folder, sources = corpus
-    made.build_lengths(recipe(sources), folder, tmp_path / "all")
-    mixed = open_dataset(tmp_path / "all")
+def test_an_epoch_of_the_mixture_is_one_of_the_corpus(whole):
+    mixed = open_dataset(whole[0])
     assert mixed.seq_lengths == tuple(LENGTHS) and "shares at" not in str(mixed)
     batch_size = {64: 16, 256: 4, 1024: 1}
     slots = sum(len(dataset) * dataset.seq_length for dataset in mixed.datasets)
