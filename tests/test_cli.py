@@ -162,9 +162,9 @@ def test_the_first_build_prints_how_document_1_was_read_and_the_second_that_noth
     corpus, tmp_path
 ):
     arguments = ("build", corpus / "recipe.toml", "--out", tmp_path / "out")
-    first = packprep(*arguments)
+    first = inside(*arguments)
     before = contents(tmp_path / "out")
-    second = packprep(*arguments)
+    second = inside(*arguments)
     assert "packprep: document 1: " in first.err and "document 1" not in second.err
     assert "nothing to make: all 5 shards are done" in second.err
     assert first.status == second.status == 0 and contents(tmp_path / "out") == before
@@ -174,7 +174,7 @@ def test_a_build_goes_on_where_it_stopped(corpus, dataset, tmp_path):
     out = shutil.copytree(dataset, tmp_path / "out")
     for name in ("dataset.json", "receipts/000/000001.json", "shards/000/000003.safetensors"):
         (out / name).unlink()
-    said = packprep("build", corpus / "recipe.toml", "--out", out)
+    said = inside("build", corpus / "recipe.toml", "--out", out)
     assert said.status == 0 and "2 of all 5 shards to make" in said.err
     assert contents(out) == contents(dataset)
 
@@ -183,9 +183,9 @@ def test_a_build_goes_on_where_it_stopped(corpus, dataset, tmp_path):
 def test_a_build_without_a_manifest_is_published_by_the_same_command(corpus, dataset, tmp_path):
     out = shutil.copytree(dataset, tmp_path / "out")
     (out / "dataset.json").unlink()
-    said = packprep("status", out)
+    said = inside("status", out)
     assert said.status == 1 and "complete, but not published" in said.out
-    assert packprep("build", corpus / "recipe.toml", "--out", out).status == 0
+    assert inside("build", corpus / "recipe.toml", "--out", out).status == 0
     assert contents(out) == contents(dataset)
 
 
@@ -214,7 +214,7 @@ def test_a_build_goes_on_with_its_own_recipe_only(corpus, dataset, arguments, wo
 @pytest.mark.long
 def test_a_build_does_not_go_on_with_other_inputs(own, tmp_path):
     out = tmp_path / "out"
-    assert packprep("build", own / "recipe.toml", "--out", out).status == 0
+    assert inside("build", own / "recipe.toml", "--out", out).status == 0
     (own / "web/c.jsonl").write_text('{"text": "new"}\n')
     message = refused("build", own / "recipe.toml", "--out", out)
     assert "input 'c.jsonl' of source 'web': no file in the plan, 16 bytes now" in message
@@ -242,16 +242,16 @@ def test_a_profile_is_printed_and_never_written(corpus, dataset, tmp_path):
 
 @pytest.mark.long
 def test_json_is_all_that_stdout_holds(corpus, dataset, tmp_path):
-    built = packprep("build", corpus / "recipe.toml", "--out", tmp_path / "out", "--json")
+    built = inside("build", corpus / "recipe.toml", "--out", tmp_path / "out", "--json")
     assert built.json["shards"] == SHARDS and built.json["published"] is True
     assert (
-        packprep("build", corpus / "recipe.toml", "--out", tmp_path / "out", "--json").json["made"]
+        inside("build", corpus / "recipe.toml", "--out", tmp_path / "out", "--json").json["made"]
         == 0
     )
-    assert packprep("plan", corpus / "recipe.toml", "--json").json["shards"] == SHARDS
-    assert packprep("status", dataset, "--json").json["done"] == SHARDS
-    assert packprep("verify", dataset, "--json").json["faults"] == 0
-    assert packprep("inspect", dataset, "--json").json["shards"] == SHARDS
+    assert inside("plan", corpus / "recipe.toml", "--json").json["shards"] == SHARDS
+    assert inside("status", dataset, "--json").json["done"] == SHARDS
+    assert inside("verify", dataset, "--json").json["faults"] == 0
+    assert inside("inspect", dataset, "--json").json["shards"] == SHARDS
 
 
 @pytest.mark.long
@@ -348,7 +348,7 @@ def test_set_takes_toml_or_else_a_text(corpus, tmp_path):
         "output.token_dtype = int32",
     ]
     arguments = [word for setting in settings for word in ("--set", setting)]
-    said = packprep("build", corpus / "recipe.toml", "--out", tmp_path / "out", *arguments)
+    said = inside("build", corpus / "recipe.toml", "--out", tmp_path / "out", *arguments)
     assert said.status == 0, said
     recipe = json.loads((tmp_path / "out/dataset.json").read_text())["recipe"]
     assert recipe["seed"] == 5 and recipe["packing"]["algorithm"] == "next_fit"
@@ -361,7 +361,7 @@ def test_set_takes_toml_or_else_a_text(corpus, tmp_path):
 
 def test_options_override_the_recipe(corpus, tmp_path):
     options = ["--seq-length", "128", "--seed", "3", "--tasks", "causal", "--tokenizer", "bytes"]
-    said = packprep("build", corpus / "recipe.toml", "--out", tmp_path / "out", *options)
+    said = inside("build", corpus / "recipe.toml", "--out", tmp_path / "out", *options)
     assert said.status == 0 and "tokenizer:" not in said.err
     recipe = json.loads((tmp_path / "out/dataset.json").read_text())["recipe"]
     assert (recipe["seq_length"], recipe["seed"], recipe["tasks"][0]["name"]) == (128, 3, "causal")
@@ -382,7 +382,7 @@ def test_text_key_is_that_of_every_source(own):
         256,
         "--json",
     ]
-    assert packprep(*arguments).json["documents"]["rejected"] == {}
+    assert inside(*arguments).json["documents"]["rejected"] == {}
 
 
 def test_text_key_with_sources_that_are_none(own):
@@ -468,13 +468,13 @@ def test_a_source_that_cannot_be(corpus, dataset, pair, words):
 
 def test_plan_says_what_a_build_would_make_and_writes_nothing(corpus):
     before = contents(corpus)
-    said = packprep("plan", corpus / "recipe.toml")
+    said = inside("plan", corpus / "recipe.toml")
     assert (
         said.status == 0
         and said.out.startswith(f"{SHARDS} shards of about")
         and contents(corpus) == before
     )
-    figures = packprep("plan", corpus / "recipe.toml", "--json").json
+    figures = inside("plan", corpus / "recipe.toml", "--json").json
     assert [source["name"] for source in figures["sources"]] == ["web", "notes"]
     assert sum(source["share"] for source in figures["sources"]) == pytest.approx(1)
     for key in ("documents", "tokens", "rows", "output_bytes", "worker_bytes"):
@@ -578,11 +578,11 @@ def test_verify_a_damaged_dataset(dataset, tmp_path):
     out = shutil.copytree(dataset, tmp_path / "out")
     path = out / "shards/000/000001.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\7")
-    said = packprep("verify", out)
+    said = inside("verify", out)
     assert said.status == 1 and said.out.startswith(
         "P1 shards/000/000001.safetensors: its digest is "
     )
-    report = packprep("verify", out, "--json")
+    report = inside("verify", out, "--json")
     assert (
         report.status == 1
         and report.json["listed"][0]["promise"] == "P1"

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from packprep.recipe import presets
-from tests.command_line import inside, packprep, refused
+from tests.command_line import inside, refused
 from tests.made import texts, write, write_lines
 from tests.tokenizer import tokenizers_made
 
@@ -18,7 +18,8 @@ def init(folder, *arguments):
     said = inside("init", *arguments, "--out", folder / "recipe.toml")
     assert said.status == 0 and "warning" not in said.err, said
     text = (folder / "recipe.toml").read_text()
-    built = packprep("build", folder / "recipe.toml", "--out", folder / "out", "--json")
+    build = "build", folder / "recipe.toml", "--out", folder / "out", "--json"
+    built = inside(*build, "--workers", 1)
     assert built.status == 0 and built.json["made"] > 0, built
     warnings = [
         line.removeprefix("packprep: ") for line in built.err.splitlines() if "warning: " in line
