@@ -1,15 +1,20 @@
 """The judge of losses: under small templates it finds packprep's loss to be TRL's, and sees another
 mask."""
 
+import importlib
+
 import pytest
-
-pytest.importorskip("trl", reason="trl is not installed: pip install '.[trainers]'")
-
-import losses
 
 from tests.conversations import chats_made
 
 pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def losses():
+    """Return the benchmark. It imports a trainer, which takes seconds of every collection."""
+    pytest.importorskip("trl", reason="trl is not installed: pip install '.[trainers]'")
+    return importlib.import_module("losses")
 
 
 @pytest.mark.long
@@ -21,14 +26,14 @@ pytestmark = pytest.mark.long
         (chats_made.THINKING, "completion"),
     ],
 )
-def test_the_loss_over_rows_is_that_of_trl(template, kind):
+def test_the_loss_over_rows_is_that_of_trl(losses, template, kind):
     records, own, trls = losses.both_losses(template, kind, 16, 0)
     assert records >= 4 and own.trained == trls.trained > 100
     assert own.mean == pytest.approx(trls.mean, rel=losses.TOLERANCE)
 
 
 @pytest.mark.long
-def test_another_mask_is_seen(monkeypatch, tmp_path, capsys):
+def test_another_mask_is_seen(losses, monkeypatch, tmp_path, capsys):
     in_order = losses.loader
 
     def shifted(*arguments, **options):
@@ -42,5 +47,5 @@ def test_another_mask_is_seen(monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.campaign
-def test_the_loss_over_rows_is_that_of_trl_under_all_of_its_templates():
+def test_the_loss_over_rows_is_that_of_trl_under_all_of_its_templates(losses):
     assert losses.main([]) == 0
