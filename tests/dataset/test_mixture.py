@@ -326,7 +326,8 @@ def test_balanced_a_mixture_gives_as_many_samples_as_without_balance(window):
         mixed.batches(8, samples=end + 1, **balance)
 
 
-def test_balanced_states_go_on_with_other_max_epochs_where_the_rows_before_are_the_same():
+@pytest.mark.parametrize("every", [5, 1])
+def test_balanced_states_go_on_with_other_max_epochs_where_the_rows_before_are_the_same(every):
     mixed, unbound, longer = costly([None, 2]), costly(None), costly([None, 4])
     balance = {"balance": ("attention", 8), "window": 64}
     end, run = mixed.exhausted_at(), mixed.batches(4, **balance)
@@ -334,6 +335,9 @@ def test_balanced_states_go_on_with_other_max_epochs_where_the_rows_before_are_t
     for step in range(end // 4):
         state = json.loads(json.dumps(run.state_dict()))
         assert state["balance"]["end"] == end
+        if step % every:
+            next(run)
+            continue
         for other in (unbound, longer):
             again = other.batches(4, **balance)
             back = mixed.batches(4, **balance)
