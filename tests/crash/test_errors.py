@@ -41,15 +41,15 @@ def check_refusal(ended, out: Path, said: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("number", ERRORS, ids=lambda number: errno.errorcode[number])
 def test_fault_24_an_error_of_any_call_stops_the_build_says_why_and_it_goes_on_later(
-    plain, folder, number, workers, record_property
+    plain, folder, number, workers, every, record_property
 ):
     calls = disturbed.run(plain.command(folder / "out", workers), folder / "out").calls
-    points = disturbed.different(calls)[
-        :: (1 if number == errno.EIO else 2) * (1 if workers == 1 else 4)
-    ]
+    step = every * (1 if number == errno.EIO else 2) * (1 if workers == 1 else 4)
+    points = disturbed.different(calls)[::step]
     survived = []
 
     def harmless(call):

@@ -16,6 +16,7 @@ from tests.crash import disturbed
 from tests.crash.disturbed import check_goes_on, check_truth
 
 PARTS = 6
+LONG_PARTS = (0, 3)  # every third call; a campaign strikes the others too
 
 
 def is_of_both(calls, name):
@@ -38,7 +39,13 @@ def test_the_points_are_all_calls_of_all_kinds(plain, folder):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(part, marks=() if part in LONG_PARTS else pytest.mark.campaign)
+        for part in range(PARTS)
+    ],
+)
 def test_fault_23_a_build_killed_at_any_call_goes_on_to_the_same_bytes(
     plain, folder, part, record_property
 ):
@@ -54,13 +61,14 @@ def test_fault_23_a_build_killed_at_any_call_goes_on_to_the_same_bytes(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("where", ["first", "worker"])
 def test_fault_23_a_process_of_two_workers_build_killed_at_any_call(
-    plain, folder, where, record_property
+    plain, folder, where, every, record_property
 ):
     command = plain.command(folder / "out", 2)
     points = disturbed.different(disturbed.run(command, folder / "out", where=where).calls)
-    points = points if where == "first" else points[::5]
+    points = points[::every] if where == "first" else points[:: 5 * every]
     for at in points:
         out = folder / f"out{at}"
         killed = disturbed.run(plain.command(out, 2), out, at, where=where)
@@ -78,16 +86,17 @@ def test_fault_23_a_process_of_two_workers_build_killed_at_any_call(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("step", [15, pytest.param(5, marks=pytest.mark.campaign)])
 def test_a_build_that_is_killed_again_and_again_ends_with_the_same_bytes(
-    plain, folder, record_property
+    plain, folder, step, record_property
 ):
     out, killed, done = folder / "out", 0, 0
-    while disturbed.run(plain.command(out), out, 5 + 5 * killed).status == -signal.SIGKILL:
+    while disturbed.run(plain.command(out), out, 5 + step * killed).status == -signal.SIGKILL:
         before, done = done, check_truth(plain, out)
         assert done >= before
         killed += 1
     check_goes_on(plain, out)
-    assert killed >= 10
+    assert killed >= 50 // step
     record_property("kill points", killed)
 
 

@@ -50,14 +50,15 @@ def test_two_commands_at_the_same_time_give_the_bytes_of_one(plain, folder, work
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_two_builds_interleaved_call_by_call(plain, folder, workers, record_property):
+def test_two_builds_interleaved_call_by_call(plain, folder, workers, every, record_property):
     """One is stopped before a call, the other makes the whole dataset and tidies up, the first goes
     on."""
     points = disturbed.different(
         disturbed.run(plain.command(folder / "out"), folder / "out").calls
     )[:: 3 - workers]
-    points = points if workers == 1 else points[::4]
+    points = points[::every] if workers == 1 else points[:: 4 * every]
     for at in points:
         out = folder / f"out{at}"
         first = disturbed.start(plain.command(out), out, [at], strike=disturbed.STOP)
