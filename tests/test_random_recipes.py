@@ -9,7 +9,7 @@ import pytest
 from tests.made import ROOT, environment
 from tests.random_recipes import recipe_of, try_recipe, write_corpus
 
-PARTS, EACH = 5, 10
+PARTS, EACH = 3, 10
 
 
 @pytest.fixture(scope="module")

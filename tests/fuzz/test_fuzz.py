@@ -16,7 +16,7 @@ from tests.verification.hostile import in_child
 
 pytestmark = pytest.mark.long
 
-EXECUTIONS, OF_BUILDS = 150, 40
+EXECUTIONS, OF_BUILDS = 75, 20
 MOST_BYTES = 1 << 30
 
 
