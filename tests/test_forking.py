@@ -17,7 +17,7 @@ from packprep.kernel import kernel
 from tests.dataset.synthetic import make_dataset
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-FORKS = 24
+FORKS = 12
 
 
 def ended(child, seconds=20):
