@@ -885,24 +885,30 @@ def test_a_build_does_its_work_whatever_its_streams_are(corpus, tmp_path, redire
     assert packprep("verify", out).status == 0
 
 
-@pytest.mark.parametrize("redirected", [">&-", "2>&-", ">/dev/full", "<&- >&- 2>&-"])
+COMMANDS = [
+    ("verify {dataset}", True),
+    ("tokenize {corpus}/recipe.toml --out {tmp}/store", True),
+    ("export {dataset} --to parquet --out {tmp}/export", True),
+    ("init {corpus} --out {tmp}/r.toml", True),
+    ("slurm {corpus}/recipe.toml --out {tmp}/out --array 2", True),
+    ("inspect {dataset} --card {tmp}/card.md", True),
+    ("warm {corpus}/recipe.toml", True),
+    ("plan {corpus}/recipe.toml", False),
+    ("inspect {dataset} --row 0", False),
+    ("status {dataset}", False),
+    ("schema", False),
+    ("doctor", False),
+    ("--help", False),
+    ("--version", False),
+]
+
+
 @pytest.mark.parametrize(
-    "command, work",
+    "command, work, redirected",
     [
-        ("verify {dataset}", True),
-        ("tokenize {corpus}/recipe.toml --out {tmp}/store", True),
-        ("export {dataset} --to parquet --out {tmp}/export", True),
-        ("init {corpus} --out {tmp}/r.toml", True),
-        ("slurm {corpus}/recipe.toml --out {tmp}/out --array 2", True),
-        ("inspect {dataset} --card {tmp}/card.md", True),
-        ("warm {corpus}/recipe.toml", True),
-        ("plan {corpus}/recipe.toml", False),
-        ("inspect {dataset} --row 0", False),
-        ("status {dataset}", False),
-        ("schema", False),
-        ("doctor", False),
-        ("--help", False),
-        ("--version", False),
+        *((*command, to) for command in COMMANDS for to in (">&-", ">/dev/full")),
+        # What is closed besides is opened before a command is known.
+        *((*command, to) for command in COMMANDS[:2] for to in ("2>&-", "<&- >&- 2>&-")),
     ],
 )
 def test_a_closed_stream_or_a_full_disk_behind_it_is_no_traceback(

@@ -108,8 +108,17 @@ def grain_of(plan, ending):
     return 2 * longest + max(steps, 256 << 10 if ending == ".jsonl.zst" else 0)  # blocks of zstd
 
 
-@pytest.mark.parametrize("total_tokens", [None, 2_000_000, 12_000_000])
-@pytest.mark.parametrize("ending", list(WRITE))
+@pytest.mark.parametrize(
+    "ending, total_tokens",
+    [
+        *((ending, None) for ending in WRITE),
+        *(
+            (ending, total)
+            for ending in (".jsonl", ".jsonl.zst")
+            for total in (2 * 10**6, 12 * 10**6)
+        ),
+    ],
+)
 def test_every_source_has_its_share_of_the_whole_and_of_every_shard(
     corpora, tmp_path, ending, total_tokens
 ):
@@ -175,8 +184,10 @@ def test_what_was_resolved_and_what_was_achieved_is_reported(corpora, tmp_path):
         assert abs(source["share"] - share) < 0.002 and source["repeat"] <= 1
 
 
-@pytest.mark.parametrize("ending", list(WRITE))
-@pytest.mark.parametrize("repeat", [1.0, 2.0, 0.25, 2.5])
+@pytest.mark.parametrize(
+    "repeat, ending",
+    [(1.0, ".jsonl"), (2.0, ".jsonl"), (0.25, ".jsonl"), *((2.5, ending) for ending in WRITE)],
+)
 def test_repeat_is_exact_for_every_document(corpora, tmp_path, ending, repeat):
     sources = [{"name": name, "paths": [f"{name}/*"], "repeat": repeat} for name in SHARES]
     tasks = [{"name": "c", "objective": "causal"}]
