@@ -1,8 +1,10 @@
 """Fixtures of the whole suite, and hypothesis made repeatable."""
 
 import gc
+import importlib.metadata
 import os
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +18,8 @@ from tests import made
 # Each core runs a process of tests, also of this one's children. More threads of torch would only
 # wait for one another, and burn the other processes' time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Each build asks for the versions of 15 packages, whose metadata take a seventh of a small build.
+importlib.metadata.version = cache(importlib.metadata.version)
 settings.register_profile("packprep", derandomize=True, deadline=None)
 settings.load_profile("packprep")
 

@@ -487,9 +487,12 @@ def try_recipe(seed: int, corpus: Path) -> str:
 
 def _build_in_two_parts(table: dict[str, Any], corpus: Path, out: Path) -> None:
     """Build half of the shards, as one of two array tasks does, and then resume."""
-    build = made.build if "seq_length" in table else made.build_lengths
-    build(table, corpus, out, array=(0, 2))
-    build(table, corpus, out)
+    if "seq_length" in table:
+        made.build(table, corpus, out, array=(0, 2), progress=made.Silent())  # with its forecast
+        made.build(table, corpus, out)
+    else:
+        made.build_lengths(table, corpus, out, array=(0, 2))
+        made.build_lengths(table, corpus, out)
 
 
 def _verify(
