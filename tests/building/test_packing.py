@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from packprep.building.packing import assign, pack, pack_sides, placement
@@ -8,6 +8,7 @@ from packprep.building.segments import cut
 from packprep.errors import RecipeError
 from packprep.randomness import bits64, text_key
 from tests import golden, made
+from tests.properties import few_and_many
 from tests.twin import chance, cutting, shard
 
 BY_LENGTH = ("best_fit", "first_fit", "next_fit")
@@ -24,19 +25,16 @@ def loads(draw):
     return draw(st.lists(one, max_size=150)), capacity
 
 
-@pytest.mark.parametrize("examples", [150, 600])
-def test_pack_equals_its_twin(examples):
-    @given(loads(), st.sampled_from(BY_LENGTH), st.sampled_from([0, 1, 2, 3, 7, 65535]))
-    @settings(max_examples=examples)
-    def equals(load, algorithm, max_segments):
-        lengths, capacity = load
-        row, offset = pack(np.array(lengths, np.int64), capacity, algorithm, max_segments)
-        assert row.dtype == offset.dtype == np.int64
-        assert (row.tolist(), offset.tolist()) == cutting.pack(
-            lengths, capacity, algorithm, max_segments
-        )
-
-    equals()
+@few_and_many(
+    150, 600, loads(), st.sampled_from(BY_LENGTH), st.sampled_from([0, 1, 2, 3, 7, 65535])
+)
+def test_pack_equals_its_twin(load, algorithm, max_segments):
+    lengths, capacity = load
+    row, offset = pack(np.array(lengths, np.int64), capacity, algorithm, max_segments)
+    assert row.dtype == offset.dtype == np.int64
+    assert (row.tolist(), offset.tolist()) == cutting.pack(
+        lengths, capacity, algorithm, max_segments
+    )
 
 
 @pytest.mark.parametrize("algorithm", BY_LENGTH)
@@ -59,8 +57,7 @@ def loads_of_two_sides(draw):
     return [a for a, _ in some], [b for _, b in some], room
 
 
-@given(loads_of_two_sides(), st.sampled_from([1, 2, 7, 65535]))
-@settings(max_examples=600)
+@few_and_many(150, 600, loads_of_two_sides(), st.sampled_from([1, 2, 7, 65535]))
 def test_packing_of_two_sides_equals_its_twin_and_fits(load, max_segments):
     inputs, targets, room = load
     row = pack_sides(np.array(inputs, np.int64), np.array(targets, np.int64), room, max_segments)

@@ -10,6 +10,7 @@ from packprep.conversations.supervision import Conversation
 from packprep.conversations.training import trained_tokens, training_columns
 from packprep.errors import RecipeError
 from tests import made
+from tests.properties import few_and_many
 from tests.twin import chance, cutting, objectives, tokens
 from tests.twin.reading import Text
 
@@ -84,8 +85,9 @@ def without_segments(segments, sizes):
     return len(sizes) - len(np.unique(segments.document))
 
 
-@given(recipes(), st.lists(st.integers(1, 400), min_size=1, max_size=10), st.integers(0, 2**32))
-@settings(max_examples=60)
+@few_and_many(
+    30, 60, recipes(), st.lists(st.integers(1, 400), min_size=1, max_size=10), st.integers(0, 2**32)
+)
 def test_cut_equals_its_twin(configuration, sizes, seed):
     table, sentinels = configuration
     try:
@@ -113,8 +115,7 @@ def columns_of(segments):
     return [getattr(segments, name).tolist() for name in Cuts._fields]
 
 
-@given(recipes(), st.integers(1, 10), st.randoms(use_true_random=False))
-@settings(max_examples=60)
+@few_and_many(30, 60, recipes(), st.integers(1, 10), st.randoms(use_true_random=False))
 def test_cut_equals_its_twin_where_documents_say_what_is_trained(configuration, count, chance_of):
     table, sentinels = configuration
     taken = {"causal", "prefix_lm", "masked_diffusion"}
@@ -338,10 +339,13 @@ def of_concat(table, sizes, seed):
     return recipe, tasks, documents, *rows_of_concat(recipe, tasks, documents)
 
 
-@given(
-    concat_recipes(), st.lists(st.integers(1, 120), min_size=1, max_size=30), st.integers(0, 2**32)
+@few_and_many(
+    70,
+    200,
+    concat_recipes(),
+    st.lists(st.integers(1, 120), min_size=1, max_size=30),
+    st.integers(0, 2**32),
 )
-@settings(max_examples=200)
 def test_concat_equals_its_twin(table, sizes, seed):
     made_of = of_concat(table, sizes, seed)
     if made_of is None:

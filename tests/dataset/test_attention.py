@@ -2,12 +2,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from packprep.dataset import attention
 from packprep.errors import ArgumentError
 from tests.golden import cases
+from tests.properties import few_and_many
 
 
 def golden(fn):
@@ -304,8 +305,7 @@ def brute_pair(ids_q, ids_kv, pos_q, pos_kv, max_segments, causal, window):
     return result[0][0], result[1][0], result[0][1], result[1][1]
 
 
-@settings(max_examples=300)
-@given(st.data())
+@few_and_many(80, 300, st.data())
 def test_thd_pair_is_what_a_mask_would_say(data):
     causal = data.draw(st.sampled_from([None, "top_left", "bottom_right"]))
     window = data.draw(st.none() | st.tuples(st.integers(-1, 4), st.integers(-1, 4)))
@@ -507,8 +507,7 @@ def test_bottom_right_alignment_is_right_and_top_left_is_not(inputs, expected):
     assert wrong == expected["bottom_right_wrong_entries"] == 0
 
 
-@settings(max_examples=200)
-@given(st.data())
+@few_and_many(80, 200, st.data())
 def test_a_window_sees_exactly_what_its_queries_see_in_the_whole_row(data):
     lengths, offsets, padded, total, ids = data.draw(layouts())
     if total == 0:
@@ -543,8 +542,7 @@ def test_a_window_sees_exactly_what_its_queries_see_in_the_whole_row(data):
         )
 
 
-@settings(max_examples=200)
-@given(st.data())
+@few_and_many(80, 200, st.data())
 def test_cut_points_are_ends_that_micro_sequence_takes(data):
     lengths, offsets, padded, total, _ = data.draw(layouts())
     prefix = prefixes(data.draw, lengths)

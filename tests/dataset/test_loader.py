@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import packprep
@@ -28,6 +27,7 @@ from tests.dataset.synthetic import (
     slots_of_tasks,
     tasks,
 )
+from tests.properties import few_and_many
 
 VARIANTS = {
     "plain": {},
@@ -839,8 +839,7 @@ class Numbered(loader.Dataset):
         return {"tokens": np.asarray(indices, np.int64)}
 
 
-@settings(max_examples=80, deadline=None)
-@given(st.data())
+@few_and_many(30, 80, st.data())
 def test_every_row_comes_exactly_once_in_each_epoch_over_ranks_restarts_and_changed_sizes(data):
     n = data.draw(st.integers(1, 60), "n")
     seed, shuffle = (

@@ -5,13 +5,13 @@ import sys
 import threading
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packprep.conversations.supervision import conversation
 from packprep.sources.formats import BAD_REASONS
 from packprep.sources.formats.fields import Fields
 from packprep.sources.formats.jsonl import MAX_NESTING, decode_slowly, line_decoder, nested_too_deep
+from tests.properties import few_and_many
 from tests.twin.records import MAX_DEPTH
 
 decode = line_decoder("text")
@@ -190,15 +190,9 @@ def test_any_string_can_be_the_text_key(key):
 CHANGES = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=2)
 
 
-@pytest.mark.parametrize("examples", [100, 300])
-def test_the_fast_path_and_the_exact_path_agree_on_any_bytes(examples):
-    @settings(max_examples=examples)
-    @given(values, st.booleans(), CHANGES)
-    def agree(value, ensure_ascii, changes):
-        text = json.dumps(value, ensure_ascii=ensure_ascii)
-        line = bytearray(text.encode("utf-8", "surrogatepass"))
-        for at, byte in changes:
-            line[at % len(line)] = byte
-        assert decode(bytes(line)) == decode_slowly(bytes(line), "text")
-
-    agree()
+@few_and_many(100, 300, values, st.booleans(), CHANGES)
+def test_the_fast_path_and_the_exact_path_agree_on_any_bytes(value, ensure_ascii, changes):
+    line = bytearray(json.dumps(value, ensure_ascii=ensure_ascii).encode("utf-8", "surrogatepass"))
+    for at, byte in changes:
+        line[at % len(line)] = byte
+    assert decode(bytes(line)) == decode_slowly(bytes(line), "text")
