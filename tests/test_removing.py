@@ -244,6 +244,7 @@ def test_exports_have_no_removed_document(built, tmp_path):
     )
 
 
+@pytest.mark.long
 def test_a_token_store_loses_documents_and_datasets_of_it_are_those_that_lose_them(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", made.texts(120, 1))
     made.write_parquet(tmp_path / "b.parquet", made.texts(80, 2))
@@ -288,6 +289,7 @@ def test_a_token_store_loses_documents_and_datasets_of_it_are_those_that_lose_th
     assert {fault["promise"] for fault in faults} == {"P17"}  # which is to lose them too
 
 
+@pytest.mark.long
 def test_media_of_a_removed_document_go_with_it(tmp_path):
     """From a dataset, from a store, and from what is built of that: its places and refs, and its
     slots in the ledger."""

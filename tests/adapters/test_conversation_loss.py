@@ -165,6 +165,7 @@ def test_the_loss_of_packed_conversations_is_that_of_each_alone(packed, model, o
     assert loss == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("collator", ["padded", "flattened"])
 def test_the_loss_is_that_of_the_batches_that_transformers_collates(packed, model, collator):
     dataset = open_dataset(packed / "packed")

@@ -291,6 +291,7 @@ def test_a_packed_row_equals_its_documents_alone_under_dot_product_attention(gap
     assert_packed_equals_unpacked(packed(128, segments, gap=gap), by_dense, layers, 2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gap, layers", [(0, 1), (5, 2)])
 def test_a_packed_row_equals_its_documents_alone_under_splash_attention(gap, layers):
     segments = [(kind, 150, 0) for kind in ("prefix", "bidirectional", "causal")]

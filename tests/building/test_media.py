@@ -44,6 +44,7 @@ def test_replay_twin_and_later_epochs_give_the_same_rows(corpus, changes):
     verified(out, 40, epoch=2)
 
 
+@pytest.mark.long
 def test_a_token_store_gives_the_bytes_of_the_text(corpus):
     out = built(corpus, "text", tokenizer="bpe")
     made.build(media_made.table(tokenizer="bpe"), corpus, corpus / "store", is_store=True)

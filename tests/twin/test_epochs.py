@@ -43,6 +43,7 @@ def test_every_kind_of_task(every_kind, epochs):
     holds(every_kind, epochs)
 
 
+@pytest.mark.long
 def test_some_segments_of_every_kind_of_task(every_kind):
     holds(every_kind, (3,), 40)
 
@@ -127,6 +128,7 @@ def test_documents_that_say_what_is_trained(tmp_path, weights):
     holds(tmp_path / "out", (5,), 30)
 
 
+@pytest.mark.long
 def test_conversations(tmp_path):
     lines = []
     for i in range(40):

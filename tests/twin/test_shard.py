@@ -46,6 +46,7 @@ def test_so_many_segments_as_asked_for(every_kind):
     assert holds(every_kind, 60)["twin"] == 60
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [

@@ -211,6 +211,7 @@ def assert_found(reports: list[dict], mutation: Mutation) -> None:
         assert all(fault["message"].startswith("twin: ") for fault in with_twin["listed"])
 
 
+@pytest.mark.long
 def test_the_package_as_it_is_has_no_fault(tmp_path):
     """The control: what is copied, run as plain Python, and not changed."""
     corpus, package = write_corpus(tmp_path), package_copy(tmp_path / "copy")

@@ -171,6 +171,7 @@ def test_whatever_is_damaged_there_is_a_report_of_it(own, tmp_path, damage, titl
     assert text.count("Ledger") > 0
 
 
+@pytest.mark.long
 def test_rows_of_a_shard_that_cannot_be_read_say_so(own, tmp_path):
     (own / "shards/000/000002.safetensors").write_bytes(b"short")
     report(own, tmp_path / "a.html")
@@ -178,6 +179,7 @@ def test_rows_of_a_shard_that_cannot_be_read_say_so(own, tmp_path):
     assert unreadable and all("000002" in row["shard"] for row in unreadable)
 
 
+@pytest.mark.long
 def test_a_damaged_ledger_hides_nothing(own, tmp_path):
     manifest = json.loads((own / "dataset.json").read_text())
     del manifest["ledger"]["row_slots"]
