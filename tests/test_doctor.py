@@ -195,6 +195,7 @@ def test_a_folder_that_cannot_be_used_fails_and_says_why(recipe, tmp_path, monke
     )
 
 
+@pytest.mark.long
 def test_a_folder_of_several_lengths_is_in_order_as_long_as_the_build_takes_it(recipe, tmp_path):
     several = recipe.with_name("several.toml")
     whole = re.sub(r"(?m)^seq_length = .*$", "", recipe.read_text())

@@ -343,6 +343,7 @@ def test_an_id_that_is_none_rejects_its_document_with_place_and_id(tmp_path, for
         made.build(made.table("b.bin"), tmp_path, tmp_path / "many")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "documents",
     [

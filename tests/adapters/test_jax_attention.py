@@ -82,6 +82,7 @@ def test_block_masks_leave_out_no_pair_and_call_full_only_what_is_full(row, bloc
     assert np.array_equal(got == 2, every & (got != 0))
 
 
+@pytest.mark.long
 def test_block_masks_of_segments_that_end_with_blocks_hold_nothing_else():
     # the prefix is of 3 slots
     segments = [("causal", 8, 0), ("bidirectional", 8, 0), ("prefix", 8, 0)]

@@ -119,6 +119,7 @@ def test_no_piece_trains_an_answer_whose_question_is_not_in_it(tmp_path, long_an
     assert seen > 100 and apart < ledger["tokens"]["answers_apart"] <= apart + left_out
 
 
+@pytest.mark.long
 def test_a_mix_of_tasks_is_recomputed_by_the_twin(tmp_path):
     chance = random.Random("mix")
     conversations = [conversation(f"s{chance.choice(SHAPES)}", chance, 300) for _ in range(20)]

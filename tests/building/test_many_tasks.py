@@ -74,6 +74,7 @@ def test_what_64_tasks_began_three_finish(small, tmp_path, hurried):
     assert made.contents(out) == expected
 
 
+@pytest.mark.long
 def test_what_64_tasks_began_one_process_finishes_where_the_files_lie_elsewhere(
     small, tmp_path, hurried
 ):

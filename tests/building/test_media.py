@@ -145,6 +145,7 @@ def test_a_cut_falls_before_a_place_or_behind_one_that_begins_its_piece(tmp_path
     assert pieces(5, 7) == ([], ["untrained"])
 
 
+@pytest.mark.long
 def test_rows_of_two_sides_have_media_at_slots_of_the_row(corpus, tmp_path):
     """Users' pictures on the encoder's side, those behind an answer or behind text on the
     decoder's. What is too short for two sides is left out."""
@@ -233,6 +234,7 @@ def test_what_cannot_be_is_refused_by_a_message(corpus, tmp_path, changes, words
     assert words in str(raised.value)
 
 
+@pytest.mark.long
 def test_tables_hold_media_too(corpus):
     """Lists of structs, in Parquet texts and in Arrow chats: the tokens and places of the lines, by
     replay and twin."""

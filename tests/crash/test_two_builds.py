@@ -90,6 +90,7 @@ def test_builds_side_by_side_with_small_offsets(plain, folder, delay_s):
     assert made.contents(out) == plain.expected
 
 
+@pytest.mark.long
 def test_a_build_again_writes_no_file(plain, folder):
     out = folder / "out"
     check_goes_on(plain, out)

@@ -668,6 +668,7 @@ def test_a_sentinel_that_is_not_there_is_said(folder, tmp_path, capsys):
     assert "its sentinels do not match its header" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_as_it_is_typed(folder):
     said = command_line.packprep("inspect", folder / "ul2r", "--row", 0, "--segment", 1)
     assert said.status == 0 and said.out.startswith("row 0 of ")

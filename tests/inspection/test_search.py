@@ -170,6 +170,7 @@ def test_a_damaged_shard_is_named(small, tmp_path, column, dtype, value, message
         describe_matches(tmp_path / "copy", "the", 10)
 
 
+@pytest.mark.long
 def test_as_it_is_typed(small):
     said = command_line.packprep("inspect", small, "--grep", "corpus", "--limit", 1)
     assert (

@@ -106,6 +106,7 @@ def test_a_build_into_a_url_has_the_bytes_of_a_local_one(plain, url, workers):
     )
 
 
+@pytest.mark.long
 def test_datasets_of_several_lengths_at_a_url_are_the_local_ones(tmp_path, url):
     several = disturbed.project(tmp_path, seq_lengths=[128, 512], seq_length=128)
     several.recipe.write_text(several.recipe.read_text().replace("seq_length = 128\n", ""))

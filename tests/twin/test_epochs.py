@@ -93,6 +93,7 @@ def test_every_rule_of_cutting_and_packing(tmp_path, changes):
     holds(built(tmp_path, **changes))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("weights", [False, True])
 def test_documents_that_say_what_is_trained(tmp_path, weights):
     draws, lines = random.Random(8), []

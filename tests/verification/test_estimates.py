@@ -183,6 +183,7 @@ def test_a_build_from_urls_has_no_fault_wherever_its_files_lie_now(
     assert faults_of(tmp_path / "out", ALL, s0=tmp_path / "moved") == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["one.jsonl.gz", "one.jsonl", "one.parquet"])
 def test_a_token_store_and_its_datasets_have_no_fault(tmp_path, small_sample, name):
     forms = write_forms(tmp_path)
@@ -202,6 +203,7 @@ def test_a_token_store_and_its_datasets_have_no_fault(tmp_path, small_sample, na
     assert faults_of(tmp_path / "shares", ALL, s0=tmp_path) == []
 
 
+@pytest.mark.long
 def test_each_of_several_lengths_has_no_fault(tmp_path, small_sample):
     forms = write_forms(tmp_path)
     table = table_of([{**forms["one.jsonl.zst"], "share": 1}, {**forms["one.parquet"], "share": 1}])

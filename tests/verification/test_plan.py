@@ -92,6 +92,7 @@ def forged(dataset, folder, change):
     return folder
 
 
+@pytest.mark.long
 def test_honest_datasets_have_no_faults(dataset, shared):
     for directory in (dataset, shared):
         assert faults_of(directory, ALL) == []
