@@ -1,7 +1,7 @@
-"""Compile functions with `@kernel`, and provide compiled random numbers, copies and bit operations.
+"""Compile functions with `@kernel`, and give kernels random numbers, copies and bit operations.
 
-Importing this package does not import numba. The first call of a kernel imports numba, so commands
-without kernels do not wait for it.
+Importing this package does not import numba. The first call of a kernel imports numba. Commands
+without kernels therefore do not wait for this import.
 """
 
 from packprep.kernel import memory

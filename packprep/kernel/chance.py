@@ -1,4 +1,4 @@
-"""Compiled versions of the functions in `randomness.py`."""
+"""Random numbers for kernels: compiled versions of functions in `randomness.py`."""
 
 import numpy as np
 
@@ -12,9 +12,10 @@ _LOW, _32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 @kernel(inline=True)
 def philox(key, c0, c1, c2, c3):
-    """Return the four words of a block, as `randomness.philox` computes them for arrays.
+    """Return the four words of one Philox block, with the counter (c0, c1, c2, c3).
 
-    All arguments are uint64 scalars. The words are uint64 below 2³².
+    All arguments are uint64 scalars. The words are uint64 below 2³². `randomness.philox` does the
+    same for arrays.
     """
     k0, k1 = key & _LOW, key >> _32
     for _ in range(10):
@@ -26,7 +27,10 @@ def philox(key, c0, c1, c2, c3):
 
 @kernel(inline=True)
 def word(key, purpose, index, epoch, attempt):
-    """Return one word, uint64 below 2³², as `randomness.words` computes it for one index."""
+    """Return one random word, a uint64 below 2³².
+
+    It is the word that `randomness.words` returns for `index`.
+    """
     i = np.uint64(index)
     w0, w1, w2, w3 = philox(
         key, i >> np.uint64(2), np.uint64(attempt), np.uint64(purpose), np.uint64(epoch)
@@ -43,14 +47,14 @@ def word(key, purpose, index, epoch, attempt):
 
 @kernel(inline=True)
 def bits64(key, purpose, index, epoch):
-    """Return one uint64, as `randomness.bits64` computes it for one index."""
+    """Return one random uint64, the same as `randomness.bits64` for `index`."""
     w0, w1, _, _ = philox(key, np.uint64(index), np.uint64(0), np.uint64(purpose), np.uint64(epoch))
     return w0 | (w1 << _32)
 
 
 @kernel(inline=True)
 def below(first_word, key, purpose, index, bound, epoch):
-    """Return one int64 in 0 … bound − 1, as `randomness.integers` computes it for one index.
+    """Return one random int64 in 0 … bound − 1, the same as `randomness.integers` for `index`.
 
     `first_word` is the result of `word` with attempt 0.
     """
@@ -68,13 +72,13 @@ def below(first_word, key, purpose, index, bound, epoch):
 
 @kernel(inline=True)
 def integer(key, purpose, index, bound, epoch):
-    """Return one int64 in 0 … bound − 1, as `randomness.integers` computes it for one index."""
+    """Return one random int64 in 0 … bound − 1, the same as `randomness.integers` for `index`."""
     return below(word(key, purpose, index, epoch, 0), key, purpose, index, bound, epoch)
 
 
 @kernel(inline=True)
 def segment_key(file_key, document, repeat, start):
-    """Return the key of one segment, as `randomness.segment_key` computes it."""
+    """Return the key of one segment, the same as `randomness.segment_key`."""
     d = np.uint64(document)
     w0, w1, _, _ = philox(
         file_key,
@@ -88,10 +92,11 @@ def segment_key(file_key, document, repeat, start):
 
 @kernel(inline=True)
 def draw_task(key, thresholds):
-    """Return the index of the task of a segment, drawn by the segment's key.
+    """Return the index of a segment's task, drawn at random from the segment's key.
 
-    `thresholds`, int64[tasks], has the cumulative shares of the tasks times 2⁵³. The result is the
-    first task whose threshold is above the drawn number. If no threshold is, it is the last task.
+    `thresholds`, int64[tasks], has the cumulative shares of the tasks times 2⁵³. The key gives a
+    number in 0 … 2⁵³ − 1. The first task with a threshold above this number is drawn, or the last
+    task if no threshold is above it.
     """
     u = np.int64(bits64(key, TASK, 0, 0) >> np.uint64(11))
     for task in range(thresholds.shape[0]):
@@ -102,11 +107,11 @@ def draw_task(key, thresholds):
 
 @kernel
 def philox_blocks(key, purpose, epoch, blocks, out):
-    """Write `randomness.words` of the indices 0 … 4 · blocks − 1 to `out`, uint32.
+    """Write the random words with indices 0 … 4 · blocks − 1 to `out`, a uint32 array.
 
-    The number of written blocks is rounded up to a multiple of 8, so `out` needs up to 4 · blocks +
-    28 items. The compiler computes 8 blocks side by side, which costs a fraction of 8 single
-    blocks.
+    The words are those of `randomness.words`. The number of written blocks is rounded up to a
+    multiple of 8, so `out` needs up to 4 · blocks + 28 items. The compiler computes 8 blocks side
+    by side, which costs a fraction of 8 single blocks.
     """
     key_0, key_1 = key & _LOW, key >> _32
     p, e = np.uint64(purpose), np.uint64(epoch)
@@ -122,7 +127,7 @@ def philox_blocks(key, purpose, epoch, blocks, out):
 
 @kernel
 def bits64_of_keys(key, purpose, out):
-    """Write `randomness.bits64` of each key to `out`.
+    """For each key, write the result of `randomness.bits64` to `out`.
 
     `key` is uint64[m], and `out` is uint64 with at least m items.
     """
@@ -133,6 +138,6 @@ def bits64_of_keys(key, purpose, out):
 
 
 def warm_kernels() -> None:
-    """Import numba and load a kernel, which takes half a second in a new process."""
+    """Import numba and load a kernel. Together they take half a second in a new process."""
     nothing = np.empty(0, np.uint64)
     bits64_of_keys(nothing, np.uint64(SEGMENT_KEY), nothing)

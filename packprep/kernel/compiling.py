@@ -1,8 +1,8 @@
 """Compile functions with numba by `@kernel`, the only way to compile in packprep.
 
-This module sets all flags. Fast-math is off, because the format defines IEEE results. NumPy's error
-model applies and the GIL is released. Kernels use a single thread, because packprep scales with
-processes, and forking after a thread pool hangs.
+This module sets all compiler flags. Fast-math is off, because the format defines IEEE results.
+NumPy's error model applies and the GIL is released. Kernels use a single thread, because packprep
+scales with processes, and forking after a thread pool hangs.
 
 `packprep.cache` keeps compiled kernels. Numba's own cache does not notice a changed function in
 another file, trusts every file in its folder, and fails on damaged files.
@@ -24,7 +24,10 @@ from packprep.forking import hold_at_forks, lazy, unforked
 from packprep.messages import say
 
 seconds = 10
-"""Approximate seconds that a command compiles. Commands with more kernels set another value."""
+"""Approximate seconds that compiling takes in a command.
+
+Commands with more kernels set another value.
+"""
 COUNTS: Counter[str] = Counter()
 """Numbers of kernels that this process compiled, wrote to the cache ("kept") or loaded from it."""
 
@@ -32,8 +35,9 @@ COUNTS: Counter[str] = Counter()
 class Kernel:
     """A function that is compiled when Python or another kernel first calls it.
 
-    The first call also imports numba. `function` is the uncompiled function, which gives the same
-    results more slowly. If `inline` is true, LLVM merges the kernel into its callers.
+    The first call of any kernel imports numba. `function` is the uncompiled Python function. It
+    gives the same results, but more slowly. If `inline` is true, LLVM merges the kernel into its
+    callers.
     """
 
     def __init__(self, function: Callable, inline: bool):
@@ -94,7 +98,8 @@ class Kernel:
     def load_overload(self, signature: Any, target: Any) -> Any:
         """Return the cached compiled kernel for a signature, or None to make numba compile it.
 
-        A cached kernel skips numba's preparations for compiling, which take 0.08 s per process.
+        If the kernel is cached, numba does not prepare for compiling. This saves 0.08 s per
+        process.
         """
         from numba.core.compiler import CompileResult
         from numba.core.runtime import rtsys
@@ -130,9 +135,9 @@ class Kernel:
             COUNTS["kept"] += keep(self._what, depends_on, self._code, dumps(compiled._reduce()))
 
     def _depends_on(self, signature: Any, codegen: Any) -> bytes:
-        """Return the signature, the processor, and the versions of Python and numba, as bytes.
+        """Return bytes with the signature, the processor and the versions of Python and numba.
 
-        A cached kernel is used only if these are the same as when it was compiled.
+        A cached kernel is used only if these bytes are the same as when the kernel was compiled.
         """
         import numba
 
@@ -141,9 +146,10 @@ class Kernel:
 
 
 def _subject(signature: Any) -> str:
-    """Return a word for messages that names the type of a kernel's first argument.
+    """Return the type of a kernel's first argument as a word for messages.
 
-    It is the dtype of an array, the name of a NamedTuple, or "nothing" without arguments.
+    The word is the dtype of an array, the name of a NamedTuple, or "nothing" for a kernel without
+    arguments.
     """
     if not signature:
         return "nothing"
@@ -154,8 +160,8 @@ def _subject(signature: Any) -> str:
 def read_only(array: np.ndarray) -> np.ndarray:
     """Return a read-only view of an array.
 
-    Numba compiles a kernel once for read-only arrays and once for writable arrays. Read-only views
-    make one compilation enough.
+    Numba compiles a kernel once for read-only arrays and once for writable arrays. If all callers
+    pass read-only views, it compiles the kernel only once.
     """
     view = array.view()
     view.flags.writeable = False

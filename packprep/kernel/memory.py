@@ -15,10 +15,10 @@ def copy_items(target, at, source, begin, n):
 
 
 def copy_run(target, at, source, begin, n, end):
-    """Copy items like `copy_items`, but faster for short runs.
+    """Copy n items like `copy_items`, but faster if n is small.
 
-    It may overwrite target[at + n : end] with arbitrary values, and may read items of `source`
-    after the run.
+    The function may also overwrite target[at + n : end] with arbitrary values, and may read items
+    of `source` after the copied ones.
     """
     copy_items(target, at, source, begin, n)
 

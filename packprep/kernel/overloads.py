@@ -33,7 +33,7 @@ def _copy_bytes(typing_context, target, at, source, begin, n):
 
 
 def _copy_chunk(typing_context, target, at, source, begin):
-    """Generate a copy of CHUNK_BYTES between arrays of one dtype, as one load and one store."""
+    """Generate one load and one store that copy CHUNK_BYTES between arrays of one dtype."""
 
     def generate(context, builder, signature, arguments):
         to, _ = _pointer(context, builder, signature.args[0], arguments[0], arguments[1])
