@@ -1,10 +1,10 @@
-"""Names, versions, JSON, digests and safe opening of all files of a dataset.
+"""Name the files of a dataset, open them safely, and encode, decode and digest their contents.
 
 The loader is built on this subpackage. This module and json_files need only the standard library,
 tokenizer_json needs numpy, and digests needs xxhash.
 
-Only regular files are opened, and opening never blocks. A FIFO would wait for its writer forever, a
-terminal for its user, and /dev/zero never ends.
+Only regular files are opened, and opening never blocks. Opening a FIFO would wait for a writer,
+reading a terminal would wait for its user, and reading /dev/zero would never end.
 """
 
 import errno

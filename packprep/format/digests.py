@@ -1,6 +1,6 @@
-"""Compute digests, the xxh3-128 of bytes in hex.
+"""Compute digests. A digest is the xxh3-128 hash of bytes, in hex.
 
-They detect damage and differences, but do not protect against forgery.
+Digests detect damage and differences, but do not protect against forgery.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,9 +20,9 @@ def digest_of(data: bytes | bytearray | mmap) -> str:
 
 
 def own_digest(value: Mapping[str, Any]) -> str:
-    """Return the digest that a JSON file stores of itself.
+    """Return the value of the key "digest" of a JSON file.
 
-    It is the digest of the file's canonical JSON without the key "digest".
+    It is the digest of the file's canonical JSON without this key.
     """
     return digest_of(encode({key: item for key, item in value.items() if key != "digest"}))
 
@@ -39,7 +39,7 @@ def digest_of_buffers(buffers: Iterable) -> str:
 
 
 def digest_of_file(path: Path) -> str:
-    """Return the digest of a regular file, which is read in blocks of 4 MiB.
+    """Return the digest of a regular file. The file is read in blocks of 4 MiB.
 
     Raises:
         OSError: If the file cannot be read or is not a regular file.

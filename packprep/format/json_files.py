@@ -4,8 +4,8 @@ Canonical JSON is the result of `json.dumps(…, sort_keys=True, separators=(","
 ensure_ascii=False)` in UTF-8, and one newline. Manifests, plans and receipts are decoded here, so
 that a changed byte in any of them is refused in the same way.
 
-A key that was added in a later version is written only if it differs from its default. If it is
-missing, its default applies. Existing files therefore stay valid.
+A key that a later version added is written only if its value differs from its default. If such a
+key is missing, its default applies. Existing files therefore stay valid.
 """
 
 import json
@@ -48,19 +48,22 @@ def rejects_name(shard: int) -> str:
 
 
 Later: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""The defaults of keys that were added to a file later, by part of the file. The part "" is the
-outer object. The part NAME is the object at key NAME, or each object of the list at key NAME."""
+"""{part of a file: {key: default}}, for keys that later versions added to the file.
+
+The part "" is the outer object. The part NAME is the object at key NAME, or each object of the list
+at key NAME.
+"""
 
 
 def with_defaults(value: Mapping[str, Any], later: Later) -> dict[str, Any]:
-    """Return the values of a file, with defaults for missing keys that were added later."""
+    """Return the values of a file. Missing keys that `later` lists get their defaults."""
     return _each(value, later, lambda part, defaults: {**defaults, **part})
 
 
 def as_stored(value: Mapping[str, Any], later: Later) -> dict[str, Any]:
     """Return the values of a file as they are written.
 
-    Keys that were added later are left out if they have their defaults.
+    Keys that `later` lists are left out if their values are the defaults.
     """
     return _each(
         value,
@@ -89,10 +92,10 @@ def _each(
 
 
 def unknown_key(key: str, made_with: Any) -> str:
-    """Return a message about a key that this version does not know.
+    """Return a message that this version of packprep does not know a key of a file.
 
-    The caller puts the name of the file before it. `made_with` has the versions of the packages
-    that wrote the file.
+    The caller puts the name of the file before the message. `made_with` has the versions of the
+    packages that wrote the file.
     """
     here, there = _version(), _maker(made_with)
     if there in (here, None):
@@ -106,10 +109,10 @@ def unknown_key(key: str, made_with: Any) -> str:
 
 
 def other_law(law: int, made_with: Any) -> str:
-    """Return a message about a file that has another law_version.
+    """Return a message that a file has another law_version.
 
-    The caller puts the name of the file before it. `made_with` has the versions of the packages
-    that wrote the file.
+    The caller puts the name of the file before the message. `made_with` has the versions of the
+    packages that wrote the file.
     """
     if law < LAW_VERSION:
         return f"was built by a pre-release version of packprep (law_version {law}): build it again"
@@ -121,9 +124,10 @@ def other_law(law: int, made_with: Any) -> str:
 
 
 def newer_version(key: str) -> str:
-    """Return a message that a key is unknown because a newer version wrote it.
+    """Return a message that a newer version of packprep wrote a key of a file.
 
-    The caller puts the name of the file before it. The file does not say which version wrote it.
+    The caller puts the name of the file before the message. The file does not say which version
+    wrote it.
     """
     return (
         f"key {key!r} is unknown to packprep {_version()}, because a newer version wrote it\n"
@@ -211,7 +215,9 @@ def decode(data: bytes, name: str, canonical: bool = True) -> Any:
 
 
 def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a dict of (key, value) pairs. As object_pairs_hook of json, it refuses duplicate keys.
+    """Return a dict of (key, value) pairs, and refuse duplicate keys.
+
+    `decode` passes this function to json as `object_pairs_hook`.
 
     Raises:
         ValueError: If a key occurs twice.

@@ -12,7 +12,7 @@ import numpy as np
 
 
 def byte_characters() -> list[str]:
-    """Return the character for each byte in a byte-level vocabulary.
+    """Return, for each byte, the character that stands for it in a byte-level vocabulary.
 
     The mapping is GPT-2's, `bytes_to_unicode` in encoder.py.
     """
@@ -28,7 +28,7 @@ def byte_characters() -> list[str]:
 
 
 def continuing(parsed: Mapping[str, Any], vocab_size: int) -> np.ndarray:
-    """Return a flag for each token that begins inside a character, uint8[vocab_size].
+    """Return 1 for each token that begins inside a character, otherwise 0, as uint8[vocab_size].
 
     Only byte-level vocabularies and byte fallback have such tokens. `parsed` is the content of a
     tokenizer.json.
