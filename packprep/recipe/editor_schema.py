@@ -1,4 +1,4 @@
-"""Generate the JSON schema of a recipe for editors from the declaration in schema.py."""
+"""Generate a JSON schema of recipes from the declaration in schema.py. Editors use the schema."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from packprep.recipe.schema import KEYS, SECTIONS, Role
 def json_schema(
     presets: Sequence[str], objectives: Mapping[str, Mapping[str, Any]], formats: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the JSON schema (draft 2020-12) of a recipe, for editors.
+    """Return the JSON schema (draft 2020-12) of recipes. Editors check recipes with it.
 
     The schema accepts every valid recipe. It rejects only errors in a single key: its name, type or
     range.

@@ -45,9 +45,10 @@ def unknown(what: str, name: str, known: Sequence[str]) -> str:
 
 
 def misplaced(name: str) -> str:
-    """Return a part of a message that names the correct header for the key `name`.
+    """Return the part of a message that says where the key `name` belongs.
 
-    Return "" if no key has this name.
+    For example, "repeat is a key of [sources]: put it under that header". Return "" if no key or
+    section has this name.
     """
     if name in SECTIONS:
         brackets = f"[[{name}]]" if name in ("sources", "tasks") else f"[{name}]"
@@ -80,7 +81,7 @@ def read_value(key: Key, value: Any, where: str) -> Any:
 
 
 def _meant(key: Key, value: Any) -> str:
-    """Return a hint about the value that was probably meant, or "" without a similar valid value.
+    """Return a hint that suggests a similar valid value, or "" if there is none.
 
     Examples are 512 for 512.0 or "512", false for "False", and best_fit for "bestfit".
     """
@@ -97,7 +98,7 @@ def _meant(key: Key, value: Any) -> str:
 
 
 _OTHERS = {"specials": "mode_tokens", "tasks": "parameters"}
-"""Maps a section to the field of its record that stores the undeclared keys."""
+"""{section: field}: the field of the section's record that stores undeclared keys."""
 
 
 def read_section(section: str, table: Any, where: str) -> dict[str, Any]:
@@ -227,10 +228,10 @@ def _check_named(table: Mapping[str, Any], where: str, i: int) -> None:
 
 
 def read_recipe(table: Mapping[str, Any], base: Path) -> Recipe:
-    """Return the recipe of a TOML table, with relative paths starting at `base`.
+    """Return the recipe that a TOML table describes. Relative paths start at the folder `base`.
 
     Raises:
-        RecipeError: If a key or a value is invalid. The message names them.
+        RecipeError: If a key or a value is invalid. The message names the key and the value.
     """
     own = {name: value for name, value in table.items() if name not in SECTIONS or not name}
     values = read_section("", own, "")
@@ -439,7 +440,7 @@ def _check_each_turn(recipe: Recipe) -> None:
 
 
 def _check_sides(recipe: Recipe) -> None:
-    """Check the keys that rows with an encoder and a decoder sequence restrict.
+    """Check the keys that have a restriction if rows have an encoder and a decoder sequence.
 
     Raises:
         RecipeError: If only one of encoder_length and decoder_length is set, or if another key does
@@ -495,9 +496,10 @@ def tasks_named(name: str, names: Sequence[str]) -> list[int]:
 def normalised(recipe: Recipe) -> dict[str, Any]:
     """Return the recipe in the form that a dataset stores.
 
-    Presets are expanded, and values have their final types. Defaults are filled in, except for keys
-    that were added later. The paths of sources, the folder of the recipe and the engine are left
-    out. For the tokenizer and the chat template, only the last component of the path is kept.
+    Presets are expanded, and values have their final types. Keys that the recipe does not set have
+    their defaults, but keys that later versions added are left out if they have their defaults. The
+    paths of sources, the folder of the recipe and the engine are left out. For the tokenizer and
+    the chat template, only the last component of the path is kept.
     """
     table = asdict(recipe)
     for name in ("base", "engine"):
@@ -550,9 +552,9 @@ def fingerprint(
 
 
 def from_normalised(table: Any, engine: str, made_with: Any = None) -> Recipe:
-    """Return the recipe that a plan stores, parsed from the output of `normalised`.
+    """Return the recipe that a plan stores in the form of `normalised`.
 
-    The paths are missing, because the plan's list of files replaces them.
+    The sources have no paths, because the plan's list of files replaces them.
 
     Args:
         table: The stored recipe.
@@ -591,8 +593,8 @@ def from_normalised(table: Any, engine: str, made_with: Any = None) -> Recipe:
 def _stored(section: str, table: Any, where: str, made_with: Any) -> dict[str, Any]:
     """Return the checked values of a stored section.
 
-    The section must have every key, except paths and keys that were added later. A value may be
-    None if None is the key's default.
+    The section must have every key except `paths` and the keys that later versions added. A value
+    may be None if None is the key's default.
     """
     if not isinstance(table, dict):
         raise RecipeError(f"[{where}]: expected an object, found {table!r:.100}")
@@ -726,9 +728,9 @@ def load_recipe(path: Path) -> dict[str, Any]:
 
 
 def _line_in_question(path: Path, message: str) -> str:
-    """Return a part of a message: the line that tomllib's `message` names, and a hint to fix it.
+    """Return the end of an error message: the faulty line of the recipe, and a hint to fix it.
 
-    Return "" if tomllib names no line.
+    tomllib's `message` has the line's number. Return "" if it has none.
     """
     match = re.search(r"at line (\d+)", message)
     if not match:
@@ -746,7 +748,7 @@ def _line_in_question(path: Path, message: str) -> str:
 
 
 def _refuse_wide_integers(value: Any) -> None:
-    """Check for integers of more than 64 bits, which TOML excludes but Python's parser accepts.
+    """Check that no integer has more than 64 bits. TOML excludes these, but tomllib accepts them.
 
     Raises:
         ValueError: If there is such an integer.
@@ -788,7 +790,7 @@ def normalised_toml(table: Mapping[str, Any], paths: Mapping[str, Sequence[str]]
 
     Args:
         table: The normalised recipe.
-        paths: The paths of each source, by its name.
+        paths: {source name: paths of the source}.
     """
     sections: list[tuple[str, str, Mapping[str, Any]]] = [
         ("", "", {k: table[k] for k in KEYS[""] if k in table})
@@ -854,8 +856,8 @@ def split_assignment(assignment: str) -> tuple[str, str]:
 def set_value(table: dict[str, Any], assignment: str) -> KeyPath:
     """Apply one `--set a.b=c` to a recipe's table, and return the path of the key that was set.
 
-    The value is parsed as TOML. If that fails, the value is a text. In the key, an entry of a list
-    is named by its index or its name: sources.0.repeat or sources.wiki.repeat.
+    The value is parsed as TOML. If that fails, the text itself is the value. In the key, an entry
+    of a list is named by its index or its name: sources.0.repeat or sources.wiki.repeat.
 
     Raises:
         RecipeError: If the assignment is malformed or its key cannot be set.

@@ -9,7 +9,7 @@ KeyPath = tuple[str | int, ...]
 """The path of a key in the recipe: ("tasks", 0, "weight"), or ("tasks", "causal", "weight")."""
 
 MAX_LINES = 500
-"""Maximum number of lines of a value. The value is parsed again for each of its lines."""
+"""Maximum number of lines of a value, because a value is parsed again after each of its lines."""
 
 
 def key_of(where: str) -> KeyPath:
@@ -36,7 +36,7 @@ def line_of(text: str, key: KeyPath) -> int | None:
 
 
 def _by_number(table: Any, key: KeyPath) -> KeyPath:
-    """Return a key with the name of a task replaced by the task's index in `[[tasks]]`.
+    """Replace a task's name in a key by the task's index in `[[tasks]]`, and return the key.
 
     For example, ("tasks", "fim", "weight") becomes ("tasks", 0, "weight").
     """
@@ -59,7 +59,7 @@ def _by_number(table: Any, key: KeyPath) -> KeyPath:
 
 
 def _statements(text: str) -> Iterator[tuple[int, KeyPath]]:
-    """Yield the first line number and the key of each header and each assignment.
+    """Yield (number of the first line, key) for each header and each assignment.
 
     A header or an assignment can have several lines. It ends with the first line that makes it
     valid TOML.

@@ -19,24 +19,24 @@ from msgspec import Meta
 
 from packprep.format.json_files import Later
 
-# A shard stores the source and the task of a segment in 16 bits. The task too_short is added to the
-# recipe's tasks.
+# A shard stores the indices of a segment's source and task in 16 bits each. The task too_short,
+# which a recipe does not list, needs an index too.
 MOST = {"sources": 65_535, "tasks": 65_535}
-MOST_DRAWS = 1 << 22  # Number of (source, task) pairs. Each has its own threshold.
+MOST_DRAWS = 1 << 22  # Maximum number of (source, task) pairs. Each pair has a threshold.
 MOST_SENTINELS = 1 << 20
 _LARGEST = 2**63 - 1  # the largest integer in TOML
 
 
-# The msgspec types of recipe values follow. A `title` describes the accepted values in words. If a
-# value is stored with another type than it has in the recipe, `given` is its type in the recipe.
+# The msgspec types of recipe values follow. A `title` describes the accepted values in words. If
+# the stored value has another type than the recipe's value, `given` is the type in the recipe.
 # `read` converts the recipe's value to the stored value, or raises ValueError.
 
 
 def parse_size(value: int | str) -> int:
-    """Return the bytes of a size such as 1048576, "1MiB" or "64 MB".
+    """Return the number of bytes that a size such as 1048576, "1MiB" or "64 MB" names.
 
     Raises:
-        ValueError: If it is not a size.
+        ValueError: If the value is not a size.
     """
     if type(value) is int and 0 < value < 2**63:
         return value
@@ -729,7 +729,7 @@ def _keys_of(record: type) -> dict[str, Key]:
 
 
 def _kind_of(value: Any, metas: Sequence[Meta]) -> str:
-    """Describe the values of a type with limits, in words."""
+    """Return a description of the values that a type and its limits allow."""
     if value is int:
         low = next(meta.ge for meta in metas if meta.ge is not None)
         high = next(meta.le for meta in metas if meta.le is not None)
@@ -740,9 +740,9 @@ def _kind_of(value: Any, metas: Sequence[Meta]) -> str:
 KEYS: dict[str, dict[str, Key]] = {
     section: _keys_of(record) for section, record in SECTIONS.items()
 }
-"""Maps section → name → key."""
+"""{section: {name: key}}."""
 LATER: Later = {
     section: {name: key.default for name, key in keys.items() if key.later}
     for section, keys in KEYS.items()
 }
-"""Maps section → the defaults of the keys that were added later."""
+"""{section: {name: default}}, for the keys that later versions added."""
