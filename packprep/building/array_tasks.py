@@ -21,8 +21,8 @@ def array_position(
     """Return this array task's index and the number of array tasks, or (0, 1) outside an array.
 
     The flags have precedence over Slurm's variables. SLURM_ARRAY_TASK_* are used only if the task
-    numbers have no gaps (MAX − MIN + 1 == COUNT). An array with gaps usually repeats some tasks of
-    a larger array, and the size of the larger array is unknown here. With --array-count but without
+    numbers have no gaps (MAX − MIN + 1 == COUNT). An array with gaps usually runs some tasks of a
+    larger array again. The size of the larger array is unknown here. With --array-count but without
     --array-index, the index is Kubernetes' JOB_COMPLETION_INDEX.
 
     Args:

@@ -1,9 +1,9 @@
 """Commit shards, record them in receipts, and publish the dataset.
 
-A shard is done if its receipt parses, has the plan's digest, and the shard and rejects files have
-the recorded sizes. The receipt is written last. A second commit of a shard compares digests and
-changes nothing. The process that finds all receipts publishes the manifest. Without a manifest, the
-folder is not a dataset.
+A shard is done if (1) its receipt parses, (2) the receipt has the plan's digest, and (3) the shard
+and rejects files have the sizes in the receipt. The receipt is written last. If a shard is
+committed a second time, only the digests are compared. The process that finds all receipts
+publishes the manifest. Without a manifest, the folder is not a dataset.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ _RECEIPT_KEYS = {
     "ledger",
 }
 LATER: Later = {"": {}, "rejects": {}}
-"""Keys that were added later, with their defaults, by part of the receipt."""
+"""{part of a receipt: {key: default}}, for keys that later versions added."""
 
 MIN_BAD, GOOD_FOR_BAD = 100, 10
 """Up to MIN_BAD bad documents are accepted regardless of their fraction, if at least GOOD_FOR_BAD
@@ -149,7 +149,7 @@ def done_receipt(
 
 
 def encode_rejects(made: Made | StoreShard) -> bytes:
-    """Return a shard's rejects file: one JSON record per line, or b"" without rejects."""
+    """Return the bytes of a shard's rejects file: one JSON record per line; b"" without rejects."""
     return b"".join(map(encode, made.documents.rejected.records()))
 
 
@@ -180,7 +180,7 @@ def commit_files(
         shard: Shard number.
         arrays: The shard's arrays.
         ledger: The shard's ledger.
-        rejects: The bytes of the rejects file, and the number of its records.
+        rejects: (bytes of the rejects file, number of its records).
         text_digests: Source name → digest of the text that the shard read from this source.
 
     Raises:
@@ -234,14 +234,14 @@ class _Differs(BuildError):
 
 
 def _commit_receipt(out: Folder, plan: Plan, receipt: dict[str, Any]) -> None:
-    """Write the receipt of a shard whose other files were just uploaded.
+    """Write the receipt of a shard. The other files of the shard were just uploaded.
 
     If another build has committed the same receipt in the meantime, nothing is written.
 
     Raises:
-        BuildError: If another build has committed a different receipt. This build then first
-            removes the shard file if the file has the bytes of this build. The other build then
-            writes its own file again.
+        BuildError: If another build has committed a different receipt. Before the error, the shard
+            file is removed if it has the bytes of this build. The shard is then missing, and the
+            other build can make it again.
     """
     name, data = receipt_name(receipt["shard"]), encode(as_stored(receipt, LATER))
     try:
@@ -397,10 +397,10 @@ def make_manifest(
 
 
 def _continues(plan: Plan) -> dict[str, str]:
-    """Return {"continues": flags}, or {} if the manifest needs no flags.
+    """Return {"continues": flags}, or {} if no task needs the flags.
 
-    The flags mark the tokens that begin inside a UTF-8 character, as `text_of` encodes them. Only
-    some tasks need them for resampling.
+    The flags mark the tokens that begin inside a UTF-8 character, and are encoded by `text_of`.
+    Some tasks need the flags for resampling.
     """
     for task in plan.tasks:
         law = LAYOUTS.get(task.objective.name)
@@ -441,7 +441,7 @@ def _refuse_without_rows(out: Folder, plan: Plan, total: Ledger) -> None:
 
 
 def _refuse_unused_sources(out: Folder, plan: Plan, total: Ledger) -> None:
-    """Raise BuildError if documents of a source were read, but all of them are rejected."""
+    """Raise BuildError if a source has documents, but all of them are rejected."""
     for source in plan.sources:
         documents = total["sources"][source.name]["documents"]
         reasons = documents["rejected"]
@@ -497,7 +497,7 @@ def listed_reasons(reasons: Mapping[str, int]) -> str:
 
 
 def bad_documents(total: Ledger) -> tuple[int, int, dict[str, int]]:
-    """Return how many documents were read, how many were used, and {reason: bad documents}.
+    """Return (documents read, documents used, {reason: number of bad documents}).
 
     For example (1000, 987, {"malformed_json": 13}). The counts are sums over the ledger's sources.
     A document that was used and later removed counts as used.
@@ -516,8 +516,8 @@ def bad_documents(total: Ledger) -> tuple[int, int, dict[str, int]]:
 def too_many_bad(bad: int, read: int, used: int, fraction: float) -> bool:
     """Return whether the number of bad documents prevents publication.
 
-    The allowed number is `fraction` · `read`. A larger number is still accepted if it is at most
-    `MIN_BAD` and at least `GOOD_FOR_BAD` times as many documents are used.
+    Up to `fraction` · `read` bad documents are accepted. A larger number is accepted if both
+    conditions hold: `bad` is at most `MIN_BAD`, and `used` is at least `GOOD_FOR_BAD` · `bad`.
 
     Args:
         bad: Number of bad documents.
@@ -530,9 +530,10 @@ def too_many_bad(bad: int, read: int, used: int, fraction: float) -> bool:
 
 
 def limit_in_words(bad: int, fraction: float) -> str:
-    """Return the end of a message about this limit: "documents.max_bad_fraction = 0.01 allows".
+    """Return the limit of bad documents in words: "documents.max_bad_fraction = 0.01 allows".
 
-    If `bad` is at most `MIN_BAD`, the second limit of `too_many_bad` follows in parentheses.
+    Messages write it after "more than". If `bad` is at most `MIN_BAD`, the second limit of
+    `too_many_bad` follows in parentheses.
     """
     few = (
         f" (up to {MIN_BAD} are accepted if {GOOD_FOR_BAD} times as many are used)"

@@ -1,10 +1,10 @@
 """Build one shard at a time, for any system that runs functions on many machines.
 
 Examples are a process pool, Dask, Ray, Spark or a custom queue. Call `begin` once. Call
-`build_shard` for each number, in any process on any machine, in any order and as often as needed.
-Call `finish` once. A shard is a pure function of the plan and its number, so processes need not
-know of each other. A killed process leaves only temporary files. These functions can resume a build
-of `packprep build`, and `packprep build` can resume a build of these functions.
+`build_shard` for each shard number, in any process on any machine, in any order and as often as
+needed. Call `finish` once. A shard is a pure function of the plan and its number, so processes need
+not know of each other. A killed process leaves only temporary files. These functions can resume a
+build of `packprep build`, and `packprep build` can resume a build of these functions.
 """
 
 import functools
@@ -145,7 +145,8 @@ def status_of(
     Args:
         out: The output folder, as a path or URL.
         array_count: Number of array tasks.
-        is_one_of_several: True for one of the datasets of a build with several seq_lengths.
+        is_one_of_several: True if `out` is the folder of one dataset in a build with several
+            seq_lengths.
 
     Returns:
         A dict with these keys:
@@ -156,7 +157,7 @@ def status_of(
         - published: True if the dataset is published.
         - array: The indices of the array tasks that make the missing shards, such as "0-3,7". Only
           with `array_count`.
-        - jobs: {script, job} of each job that `packprep slurm --submit` submitted.
+        - jobs: One dict {script, job} per job that `packprep slurm --submit` submitted.
         - refused: A message if all shards are done, but the dataset cannot be published because too
           many documents are bad.
         - redo: The shell command that submits the missing work, if `packprep slurm` wrote scripts.
@@ -226,8 +227,8 @@ def _refused(out: Folder, plan: Mapping[str, Any], digest: str) -> str:
 def _maker(place: str, plan_digest: str, moved: tuple[tuple[str, str], ...]) -> tuple[Plan, Do]:
     """Return the plan in a folder, and the function that makes the plan's shards.
 
-    `plan_digest` is unused except as part of the cache key. Another plan may be written to the same
-    folder, and then the digest differs.
+    `plan_digest` is only used in the cache key, so that a new plan in the same folder is not
+    mistaken for the cached plan.
     """
     out = folder_at(place)
     plan = open_plan(out)

@@ -1,7 +1,7 @@
 """Forecast a build from its plan: shards, rows, bytes, memory, shares and span lengths.
 
-Rows and bytes are estimated by cutting and packing made-up documents. Their lengths follow the
-plan's calibration sample, and their random keys differ from the build's.
+To estimate rows and bytes, made-up documents are cut and packed. The lengths of these documents
+follow the plan's calibration sample. Their random keys differ from the keys in the build.
 """
 
 import contextlib
@@ -46,18 +46,20 @@ from packprep.sources.files import Files, named_twice, odd_files
 from packprep.sources.first_look import advice_on, begin_of
 
 FAR = 0.1
-"""Relative difference between a wanted and a realised figure that causes a warning."""
+"""A figure that differs from the recipe's value by more than this fraction causes a warning."""
 FULL = 0.98
-"""Packing efficiency below which a warning is given."""
+"""A packing efficiency below this value causes a warning."""
 PROCESS_BYTES = 220 << 20
 """Memory of a worker before it reads data: Python, numpy, numba, pyarrow and tokenizers."""
 FEWEST, MOST, MOST_SHARDS = 20_000, 200_000, 32
-"""Minimum and maximum segments, and maximum shards, that are cut and packed for a forecast. A small
-corpus is repeated. From a large corpus, only some shards are packed."""
+"""A forecast cuts and packs about FEWEST … MOST segments in at most MOST_SHARDS shards.
+
+If the corpus is small, its documents are repeated. If it is large, only some shards are packed.
+"""
 ROWS_MB_S = 150
 """MB/s of output that one core packs, renders and writes (docs/scale.md), given a fast disk."""
 STORE_MB_S = 1000
-"""MB/s of text whose tokens one core reads from a token store."""
+"""MB/s at which one core reads a token store, in MB of the text that the tokens come from."""
 START_S = 1
 """Seconds to start the command and its workers."""
 
@@ -67,12 +69,12 @@ class Packed(NamedTuple):
 
     segments: float
     rows: float
-    slots: float  # slots of segments, with the padding inside them
-    content: float  # slots of segments, without padding
-    early_content: float  # content in all rows except each shard's last row
-    early_slots: float  # slots of all rows except each shard's last row
+    slots: float  # slots of all segments, including padding inside segments
+    content: float  # slots of all segments, without padding
+    early_content: float  # like `content`, but without each shard's last row
+    early_slots: float  # slots of all rows, without each shard's last row
     file_bytes: float
-    inputs: float  # slots of prefixes; 0 if rows have one sequence
+    inputs: float  # slots of all prefixes; 0 if rows have one sequence
 
     @property
     def without_last(self) -> float | None:
@@ -84,7 +86,7 @@ class Packed(NamedTuple):
 
 
 class _Excerpt(NamedTuple):
-    """The part of a corpus that is made up and packed for a forecast."""
+    """The numbers of documents and shards that a forecast makes up and packs."""
 
     fraction: float  # fraction of each source's documents that one run packs
     shards: int  # number of shards in one run
@@ -105,7 +107,8 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
     task_figures = [_figures_of_task(recipe, task, all_weights) for task in tasks]
     packed = _packed(plan, inputs, samples)
     row_slots = packed.rows * recipe.seq_length
-    # A worker holds three copies of a shard's tokens, and two of each array of its rows.
+    # A worker holds three copies of a shard's tokens, and two copies of each array of the shard's
+    # rows.
     item = np.dtype(plan["token_dtype"]).itemsize
     slot_bytes = item * (1 + any(task.in_place for task in tasks)) + 3
     shard_tokens, shard_slots = _total(plan, "tokens") // shards + 1, row_slots / shards
@@ -183,8 +186,8 @@ def _figures_of_task(recipe: Recipe, task: Task, all_weights: float) -> dict[str
 def _warnings_of_task(recipe: Recipe, task: Task, figures: Mapping[str, Any]) -> Iterator[str]:
     """Yield warnings if a task will differ from its settings in the recipe.
 
-    Its noise may differ from the configured noise. Its segments may be limited to much less than a
-    row, because the vocabulary has too few sentinels.
+    One warning says that the task's noise differs from the recipe's value. Another says that the
+    task's segments are much shorter than a row, because the vocabulary has too few sentinels.
     """
     objective, sentinels = task.objective, len(task.ids.sentinels)
     lacks_sentinels = (
@@ -209,7 +212,10 @@ def _warnings_of_task(recipe: Recipe, task: Task, figures: Mapping[str, Any]) ->
 
 
 def _figures_of_sources(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the figures of each source, with its token share and the share's standard error."""
+    """Return one dict of figures per source.
+
+    It includes the source's share of the tokens, and the standard error of this share.
+    """
     total = _total(plan, "tokens") or 1
     # Standard error of each source's tokens.
     errors = [source["tokens"] * source["relative_error"] for source in plan["sources"]]
@@ -259,11 +265,10 @@ def _warnings_of_sources(
 def bad_in_samples(
     plan: Mapping[str, Any], inputs: Inputs, samples: Sequence[Estimates]
 ) -> tuple[str, bool]:
-    """Return a message about too many bad documents in samples, and whether the build must fail.
+    """Return (message, must fail) if samples have too many bad documents, otherwise ("", False).
 
-    Return ("", False) if there are not too many, or if bad_documents = "fail", which stops the
-    build at the first bad document. The build must fail only if the samples prove that too many
-    documents are bad.
+    "Must fail" is True if the samples prove that too many documents are bad. The result is ("",
+    False) too if bad_documents = "fail", because the build then stops at the first bad document.
     """
     read = bad = least_bad = 0.0
     joined, advice = Tally(), ""
@@ -283,7 +288,8 @@ def bad_in_samples(
     documents_keys = inputs.recipe.documents
     limit = documents_keys.max_bad_fraction
     too_many = too_many_bad(round(bad), round(read), round(read - bad), limit)
-    if not too_many or documents_keys.bad_documents == "fail":  # The build fails at the first.
+    # With "fail", the build stops at the first bad document.
+    if not too_many or documents_keys.bad_documents == "fail":
         return "", False
     count = joined.reasons.total()
     counts = f"{count} of {joined.looked_at} documents are bad"
@@ -303,9 +309,10 @@ def bad_in_samples(
 
 
 def _advice_on(tally: Tally, prefix: str, files: Files) -> str:
-    """Return advice for a source with mostly bad documents, or "" if its first bad file is unknown.
+    """Return advice for a source with mostly bad documents.
 
-    The advice follows from the most frequent reason and the first bytes of that file.
+    The advice follows from the most frequent reason, and from the first bytes of the first file
+    with a bad document. Return "" if this file is not in `files`.
     """
     places = [os.path.join(prefix, name) for name in files.names]
     if tally.first_path not in places:
@@ -319,7 +326,7 @@ def _advice_on(tally: Tally, prefix: str, files: Files) -> str:
 
 
 def _of_store(plan: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
-    """Return the forecast of a token store that has each document of the plan's sources once.
+    """Return the forecast of a token store. The store has each document of the plan's sources once.
 
     The result is a dict with the keys documents, tokens, token_error and bytes.
     """
@@ -341,13 +348,14 @@ def _of_store(plan: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
 
 
 def outlook(figures: Mapping[str, Any], missing: int, workers: int) -> dict[str, Any]:
-    """Return the remaining work of a build and its estimated seconds.
+    """Return a dict with the work that remains in a build, and the estimated seconds for this work.
 
-    The estimate uses these rates, which are also returned:
+    The dict also has the rates that the estimate uses:
 
-    - read_mb_s and tokenize_mb_s: the MB/s of text of one core in the calibration sample; None if
-      there is nothing to read or tokenize. Token stores are read at STORE_MB_S.
-    - rows_mb_s: the MB/s of output.
+    - read_mb_s and tokenize_mb_s: the MB/s of text that one core reads and tokenizes, from the
+      calibration sample. None if there is nothing to read or tokenize. Token stores are read at
+      STORE_MB_S.
+    - rows_mb_s: the MB/s of output that one core makes.
     - compile_s: the seconds to compile kernels that are not cached.
 
     Args:
@@ -402,7 +410,7 @@ def _packed(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates]) 
 def _made_up(
     plan: Mapping[str, Any], recipe: Recipe, samples: Sequence[Estimates], excerpt: _Excerpt
 ) -> tuple[Documents, np.ndarray]:
-    """Return made-up documents in the order of their shards, and the shard of each, int64[D].
+    """Return made-up documents in the order of their shards, and each document's shard, int64[D].
 
     The documents have lengths, but no token ids.
     """
@@ -464,9 +472,10 @@ def _drawn(
 
 
 def _all_trained(supervised: np.ndarray, lengths: np.ndarray) -> Training:
-    """Return a `Training` in which each supervised document is one trained range without messages.
+    """Return a `Training` that trains each supervised document as one range, without messages.
 
-    `supervised` and `lengths` have one entry per document: 1 if it is supervised, and its tokens.
+    Both arguments have one entry per document. `supervised` is 1 if the document is supervised,
+    otherwise 0. `lengths` has the number of tokens.
     """
     zeros, no_offsets = np.zeros(len(lengths), np.int64), np.zeros(len(lengths) + 1, np.int64)
     ends = lengths[supervised != 0]
@@ -492,7 +501,7 @@ def _all_trained(supervised: np.ndarray, lengths: np.ndarray) -> Training:
 def _totals_of_shards(
     plan: dict[str, Any], inputs: Inputs, documents: Documents, shard: np.ndarray
 ) -> Iterator[np.ndarray]:
-    """Yield the packing totals of each shard, float64[8], in the order of `Packed`.
+    """Yield the totals of each shard as float64[8], with the fields of `Packed` in order.
 
     Args:
         plan: The plan.
@@ -540,7 +549,7 @@ def _segments_of_shards(
 def _file_bytes(
     plan: Mapping[str, Any], inputs: Inputs, segments: Segments, rows: int, is_supervised: bool
 ) -> int:
-    """Return the bytes of a shard's file if the shard has these segments in `rows` rows."""
+    """Return the size in bytes of the file of a shard with these segments in `rows` rows."""
     output, pad_seq_to_mult = inputs.recipe.output, inputs.recipe.packing.pad_seq_to_mult
     # Only tasks of block diffusion, which have two copies of each body, store noise per block.
     blocks = None
@@ -567,8 +576,9 @@ def _file_bytes(
 def _emptiness(packed: Packed, recipe: Recipe) -> list[str]:
     """Return a list with a warning if rows are less full than FULL, otherwise [].
 
-    The last row of each shard is ignored. If rows have an encoder and a decoder sequence, all rows
-    count, and the warning requires that both sequences are less full than FULL.
+    If rows have one sequence, the last row of each shard is ignored. If rows have an encoder and a
+    decoder sequence, all rows count, and there is a warning only if both sequences are less full
+    than FULL.
     """
     if filled := of_sides(packed.inputs, packed.content, packed.rows, recipe.packing.sides):
         if max(filled.values()) >= FULL:

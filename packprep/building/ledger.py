@@ -25,27 +25,30 @@ from packprep.objectives.objective import Task, TaskTable
 from packprep.recipe import Recipe
 
 Ledger = Mapping[str, Any]
-"""The counts of documents, tokens and slots of a shard or a dataset, by source and by task."""
+"""For a shard or a dataset: the counts of documents, tokens and slots, by source and by task."""
 AFTER_TOKENIZATION = ("too_long", "untrained_segment", "other_length", "place_too_long")
-"""Reasons for dropping tokens that `Documents` contains. Other reasons drop tokens before that."""
+"""Dropped tokens with these reasons are in `Documents`. Tokens with other reasons are not."""
 ADDED = ("bos", "mode", "sentinel", "fim", "eos", "copy")
 ADDED_LATER: tuple[str, ...] = ()
-"""Kinds that were added in later versions. They are written only if they occur."""
+"""Kinds of added slots that later versions introduced. A count is written only if it is not 0."""
 APART = "answers_apart"
-"""Tokens of answers that are untrained because their question is in another chunk.
+"""The key that counts answer tokens that are untrained because the question is in another chunk.
 
-These tokens also count as used or dropped. The key is written only if there are any.
+These tokens also count as used or dropped. The key is written only if the count is not 0.
 """
 HISTORY = "history"
-"""Tokens that repeat an earlier text of the same document, in documents of several texts.
+"""The key that counts repeated tokens: a document with several texts can repeat an earlier text.
 
-The key is written only if there are any.
+The key is written only if the count is not 0.
 """
 ENCODER = "encoder_slots"
-"""Slots of prefixes, if rows have an encoder and a decoder sequence."""
+"""The key that counts slots of prefixes. It exists if rows have two sequences."""
 WEIGHTED, MEDIA = "weighted", "media"
-"""A source's slots in trained ranges with a weight other than 1, and its slots of media spans. The
-keys are written only if there are any."""
+"""The keys that count slots of a source. A key is written only if its count is not 0.
+
+WEIGHTED counts slots in trained ranges with a weight other than 1. MEDIA counts slots of media
+spans.
+"""
 
 
 def shard_ledger(
@@ -66,12 +69,13 @@ def shard_ledger(
         tasks: The plan's tasks.
         segments: The segments as rendered.
         lost: The tokens that `cut` left out.
-        last_row_padding: Padding of the row that was packed last, at its end and inside its
-            segments.
+        last_row_padding: Padding of the row that was packed last, both at the end of the row and
+            inside its segments.
         recipe: The recipe.
     """
     padded = segments.slots + -segments.slots % recipe.packing.pad_seq_to_mult
-    # Counts per document: tokens that `long = "truncate"` cut off, and tokens of repeated history.
+    # Two counts per document: (1) tokens that `long = "truncate"` cut off, (2) tokens of repeated
+    # history.
     lengths = np.diff(documents.offsets)
     truncated = history = np.zeros(len(lengths), np.int64)
     if recipe.documents.long == "truncate":
@@ -120,9 +124,9 @@ def shard_ledger(
 
 
 def _sums(counts: Mapping[str, np.ndarray], chosen: np.ndarray) -> dict[str, int]:
-    """Return {kind: sum of the entries selected by `chosen`}, without the kinds whose sum is 0.
+    """Return {kind: sum}. Kinds with the sum 0 are left out.
 
-    `counts` maps each kind to an array.
+    `counts` maps each kind to an array. Only the entries that `chosen` selects are summed.
     """
     sums = {kind: int(values[chosen].sum()) for kind, values in counts.items()}
     return {kind: total for kind, total in sums.items() if total}
@@ -149,16 +153,16 @@ def segment_counts(
 
 
 def sums_of(segments: Segments, chosen: np.ndarray) -> dict[str, int]:
-    """Return how many segments, tokens and slots the chosen segments have, as a dict."""
+    """Return the number of chosen segments, and the sums of their tokens and slots, as a dict."""
     tokens, slots = segments.tokens[chosen], segments.slots[chosen]
     return {"segments": len(tokens), "tokens": int(tokens.sum()), "slots": int(slots.sum())}
 
 
 def added_slots(tasks: Sequence[Task], segments: Segments) -> dict[str, np.ndarray]:
-    """Return the number of added slots in each segment, int64[m], by kind of `ADDED`.
+    """Return {kind of `ADDED`: number of added slots in each segment, int64[m]}.
 
-    All slots of a segment are added, except one slot for each of its content tokens. The kind
-    "copy" has repeated system messages and second copies of segments.
+    Each content token takes one slot of a segment. All other slots are added. The kind "copy"
+    counts repeated system messages and second copies of segments.
     """
     task, by_task = segments.task, TaskTable.of(tasks)
     mode = by_task.mode[task]
@@ -178,7 +182,7 @@ def added_slots(tasks: Sequence[Task], segments: Segments) -> dict[str, np.ndarr
 def of_sides(
     inputs: float, content: float, rows: float, sides: tuple[int, int] | None
 ) -> dict[str, float]:
-    """Return how full the rows' two sequences are, for example {"encoder": 0.97, "decoder": 0.91}.
+    """Return the filled fractions of rows' two sequences: {"encoder": 0.97, "decoder": 0.91}.
 
     Return {} if rows have only one sequence, or if `rows` is 0.
 
@@ -199,7 +203,7 @@ def of_sides(
 def store_ledger(documents: StoredDocuments, tasks: Sequence[Task]) -> dict[str, Any]:
     """Return the ledger of a token store's shard.
 
-    A store has neither rows nor segments. Its slots are its tokens.
+    A store has neither rows nor segments. The ledger counts each token as one slot.
     """
     sources = {}
     for name, tokens in documents.tokens.items():
@@ -235,7 +239,7 @@ def add_ledgers(ledgers: Iterable[Ledger]) -> dict[str, Any]:
 
 
 def without_counts(ledger: Ledger, part: Ledger) -> dict[str, Any]:
-    """Return a ledger minus the counts of another ledger, as a copy."""
+    """Return a copy of `ledger`, minus the counts of the ledger `part`."""
     total = add_ledgers((ledger,))
     _add(total, part, -1)
     return total
@@ -250,7 +254,10 @@ def _add(total: dict[str, Any], part: Ledger, sign: int = 1) -> None:
 
 
 def imbalances(ledger: Ledger) -> list[str]:
-    """Return this module's identities that do not hold, in words; [] if the ledger balances."""
+    """Return a text for each identity of the ledger that does not hold; [] if the ledger balances.
+
+    For example "rows · seq_length = Σ slots + row padding: 512 ≠ 504".
+    """
     pairs = []
     for name, source in ledger["sources"].items():
         documents, tokens, slots = source["documents"], source["tokens"], source["slots"]
@@ -277,7 +284,7 @@ def imbalances(ledger: Ledger) -> list[str]:
 def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
     """Return whether a value from a file is a ledger for exactly these sources and tasks.
 
-    Only the form is checked: the keys, and that every value is a count.
+    Only the form is checked: the ledger must have the right keys, and each value must be a count.
 
     Raises:
         PlanError: If a newer version wrote a count that this version does not know.
@@ -321,7 +328,7 @@ def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
 
 
 def check(ledger: Ledger, where: str) -> None:
-    """Raise a BuildError that names every identity that does not hold."""
+    """Raise a BuildError if a ledger does not balance. The message lists the `imbalances`."""
     wrong = imbalances(ledger)
     if wrong:
         raise BuildError(

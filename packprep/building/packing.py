@@ -1,13 +1,12 @@
-"""Pack segments into rows by length, then order the rows and the segments inside each row by key.
+"""Pack segments into rows by length. Then shuffle the rows, and the segments inside each row.
 
     best_fit    the longest segment first, each into the fullest row that it fits into
     first_fit   in the given order, each into the first row that it fits into
     next_fit    in the given order, each into the current row or a new one
 
-best_fit leaves the least padding. next_fit keeps the order, and leaves the most padding.
+best_fit leaves the least padding, and next_fit the most. After next_fit, nothing is shuffled.
 
-If rows have two sequences, inputs and targets, `pack_sides` fills one row after another. It always
-takes the segment that fits both sequences best.
+If rows have two sequences (inputs and targets), `pack_sides` fills one row after another.
 """
 
 from collections.abc import Sequence
@@ -24,8 +23,11 @@ from packprep.randomness import ROW_ORDER, SEGMENT_ORDER
 from packprep.recipe import Recipe
 
 FIRST, _, ROWS, _, BELOW = range(5)
-"""Columns of a run of rows, as in `assign`: first row, step ±1, rows, segments per row, and the
-number of the run below it in its stack."""
+"""Columns of an array of runs of rows.
+
+The five columns are: first row, step ±1, number of rows, segments per row, number of the run below
+in the stack. `assign` explains runs.
+"""
 
 
 @kernel(inline=True)
@@ -70,9 +72,9 @@ def assign(counts, capacity, max_segments):
     has a first row, a step ±1 and a number of rows. The runs of each fill form a stack.
 
     Segments of length L go to the fullest rows that they fit into, one run at a time. Each row
-    takes as many of them as fit, so its new fill is above capacity − L. Each fill is therefore
-    emptied only once per length. A run moves to its new fill in O(1). Its order is reversed,
-    because the row that was placed last is on top of the stack.
+    takes as many of these segments as fit, so the row's new fill is above capacity − L. Each fill
+    is therefore emptied only once per length. A run moves to its new fill in O(1). The order of its
+    rows is reversed, because the row that was placed last is on top of the stack.
 
     Args:
         counts: int64[capacity + 1]: number of segments of each length.
@@ -151,7 +153,7 @@ def _with_row(array, row):
 
 @kernel
 def _fill_rows(placements, counts, lengths, places, row, offset):
-    """Write the row and the offset, which is the first slot, of every segment.
+    """Write the row and the offset of every segment. The offset is the segment's first slot.
 
     A placement of `assign` consists of many places, each with a row and an offset. The first
     segment of a length takes the first place for this length, and so on. All places are first
@@ -194,9 +196,9 @@ def _fill_rows(placements, counts, lengths, places, row, offset):
 
 @kernel
 def _first_fit(lengths, capacity, max_segments, row, offset):
-    """Pack by first fit, and write each segment's row and first slot to `row` and `offset`.
+    """Pack by first fit. Write each segment's row to `row`, and its first slot to `offset`.
 
-    A tournament tree over the rows' free slots finds the first row that fits in O(log rows).
+    To find the first row with enough free slots in O(log rows), a tournament tree is used.
     """
     n = lengths.shape[0]
     leaves = np.int64(1)
@@ -235,11 +237,12 @@ def _next_fit(lengths, capacity, max_segments, row, offset):
 
 
 class _Remaining(NamedTuple):
-    """The segments that are not in a row yet, listed by their size in each of the two sequences.
+    """The segments that are not in a row yet, in lists for each of the two sequences.
 
-    A segment's part of a sequence is the number of its slots there. For each sequence and part, a
-    list has the segments with that part, sorted by their part of the other sequence. Placed
-    segments are dropped from a list only when they reach its head.
+    A segment's part of a sequence is the number of slots that it takes there. For each sequence and
+    each number n, a list has the segments with a part of n slots. The list is sorted by the
+    segments' parts of the other sequence. Placed segments are dropped from a list only when they
+    reach its head.
     """
 
     parts: np.ndarray  # int64[2, n]: slots of each segment in each sequence
@@ -253,9 +256,10 @@ class _Remaining(NamedTuple):
 def _smallest_other_parts(remaining, room):
     """Return a tournament tree for each sequence, int64[2, 2 · leaves].
 
-    Each parent has the minimum of its children. Leaf v is for the remaining segments with v slots
-    in this sequence. Its value is the fewest slots that any of them takes in the other sequence.
-    Without such segments, its value is `leaves`, which is more than the slots of a row.
+    Each parent has the minimum of its children. Leaf v of a sequence's tree is for the remaining
+    segments with v slots in this sequence. The leaf has the fewest slots that any of these segments
+    takes in the other sequence. If there are no such segments, the leaf has the value `leaves`,
+    which is more than the slots of a row.
     """
     leaves = np.int64(1)
     while leaves <= max(room[0], room[1]):
@@ -273,7 +277,7 @@ def _smallest_other_parts(remaining, room):
 
 @kernel(inline=True)
 def _update(least, side, node):
-    """Recompute the nodes of a tournament tree above `node` from their children."""
+    """Recompute all ancestors of `node` in a tournament tree from their children."""
     while node > 1:
         node >>= 1
         least[side, node] = min(least[side, 2 * node], least[side, 2 * node + 1])
@@ -310,10 +314,11 @@ def _largest_fitting(least, side, part, other):
 def _pack_sides(order, remaining, room, spare, max_segments, row):
     """Fill rows of two sequences, one after another, as described in `pack_sides`.
 
-    The trees of `_smallest_other_parts` find the largest part that fits in O(log room).
+    The search for the largest fitting segment uses the trees of `_smallest_other_parts` and takes
+    O(log room).
 
     Args:
-        order: int64[n]: the segments in the order that they start rows.
+        order: int64[n]: the segments. A row starts with the first remaining segment in this order.
         remaining: The segments as `_Remaining`. `head` is overwritten.
         room: int64[2]: slots of each sequence in a row.
         spare: int64[2]: slots of each sequence that are expected to stay empty.
@@ -373,7 +378,8 @@ def pack_sides(
     sequence, then to the given order.
 
     If all segments together need more of one sequence than of the other, the other sequence cannot
-    be filled. Its slots that are expected to stay empty do not count as unfilled.
+    be filled. The slots of the other sequence that are expected to stay empty do not count as
+    unfilled.
 
     Args:
         inputs: int64[n]: slots of inputs, each 1 … sides[0].
@@ -399,7 +405,7 @@ def pack_sides(
 
 
 def rows_of(segments: Segments, recipe: Recipe, tasks: Sequence[Task]) -> np.ndarray:
-    """Pack segments by the recipe's algorithm, and return the row of each, int64[m]."""
+    """Pack segments by the recipe's algorithm, and return the row of each segment, int64[m]."""
     packing = recipe.packing
     most = packing.max_segments_per_row or FORMAT_MAX_SEGMENTS
     if packing.algorithm == "concat":
@@ -414,10 +420,10 @@ def rows_of(segments: Segments, recipe: Recipe, tasks: Sequence[Task]) -> np.nda
 def pack(
     lengths: np.ndarray, capacity: int, algorithm: str, max_segments: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the row and the first slot of each segment, int64[n] each, packed by length.
+    """Pack segments by length. Return two arrays int64[n]: each segment's row and its first slot.
 
-    Rows are numbered in the order of their creation. best_fit takes equal lengths in the given
-    order. Among equally full rows, it takes the row that reached that fill last.
+    Rows are numbered in the order of their creation. best_fit takes segments of equal length in the
+    given order. Among equally full rows, it fills the row that reached this fill last.
 
     Args:
         lengths: int[n]: slots of each segment, each 1 … capacity.
@@ -452,9 +458,9 @@ def pack(
 
 
 def place(segments: Segments, recipe: Recipe, tasks: Sequence[Task]) -> tuple[Segments, int]:
-    """Pack segments, and return them in row order with their rows and first slots.
+    """Pack segments, and return (segments, free slots in the row that was packed last).
 
-    Also return the number of free slots in the row that was packed last.
+    The segments are in row order, and have their rows and first slots.
     """
     packing, row = recipe.packing, rows_of(segments, recipe, tasks)
     physical = segments.slots + -segments.slots % packing.pad_seq_to_mult
@@ -477,8 +483,8 @@ def placement(
             (next_fit).
 
     Returns:
-        Three arrays int64[m] in row order: the index of each segment, its row, ascending, and its
-        first slot in the row.
+        Three arrays int64[m] in row order: (1) the index of each segment, (2) its row, ascending,
+        (3) its first slot in the row.
     """
     m, rows = len(row), int(row.max()) + 1 if len(row) else 0
     if keep_order:

@@ -84,13 +84,13 @@ def recipe_of(stored: Mapping[str, Any]) -> Recipe:
 
 
 def _resolved(stored: Mapping[str, Any], recipe: Recipe) -> list[Mapping[str, Any]]:
-    """Return the dict `resolved` of each task of the recipe, as a stored plan has it.
+    """Return, for each task of the recipe, the task's dict `resolved` in a stored plan.
 
-    It has the values that the plan computed once for the task, such as thresholds.
+    The dict has the values that planning computed once for the task, such as thresholds.
 
     Raises:
-        PlanError: If the tasks of the plan and the recipe differ in number, or a dict is not valid
-            for its task.
+        PlanError: If the plan does not have exactly one task more than the recipe (`too_short`), or
+            a dict is not valid for its task.
     """
     if len(stored["tasks"]) != len(recipe.tasks) + 1:
         raise PlanError(
@@ -113,7 +113,7 @@ def _resolved(stored: Mapping[str, Any], recipe: Recipe) -> list[Mapping[str, An
 
 
 def ids_of(vocabulary: Vocabulary) -> Ids:
-    """Return the token ids that tasks need, such as pad, mask and sentinels, from a vocabulary."""
+    """From a vocabulary, return the token ids that tasks need, such as pad, mask and sentinels."""
     roles = vocabulary.roles
     return Ids(
         vocab_size=vocabulary.vocab_size,
@@ -154,7 +154,7 @@ def _vocabulary_of(stored: Mapping[str, Any], tokenizer_json: bytes, digest: str
 
 
 def _files_of(source: Source, index: int, prefix: str, files: Sequence[dict[str, Any]]) -> Files:
-    """Return the files of source number `index`, which are below the folder or URL `prefix`.
+    """Return the files of source number `index`. They are below the folder or URL `prefix`.
 
     `files` are the source's entries in the plan's key "files".
     """
@@ -177,7 +177,7 @@ class Plan:
     All attributes are derived from the stored plan, the dataset's tokenizer and removed.json.
 
     Attributes:
-        stored: The plan's values, without its files, which are in `sources`.
+        stored: The values of plan.json except "files". The files are in `sources`.
         digest: The digest of the plan's canonical JSON.
         seen: `Files.seen` of each source: the modification times that its files must keep during
             the build. None if the files are not checked.
@@ -295,7 +295,7 @@ class Plan:
 
     @property
     def text_engine(self) -> Engine | None:
-        """Return the engine if there is text to read; None if all sources are in token stores."""
+        """Return the engine, or None if all sources are in token stores and no text is read."""
         return None if all(source.in_store for source in self.sources) else self.engine
 
     @cached_property
@@ -305,7 +305,7 @@ class Plan:
 
     @cached_property
     def marks(self) -> list[Marks]:
-        """Return the ids that no document may contain, by source."""
+        """Return, for each source, the ids that no document of the source may contain."""
         return marks_of_sources(self.recipe, self.tasks)
 
 
@@ -433,7 +433,7 @@ def lengths_in(out: Folder) -> list[int]:
 
 
 def _mixed_in(out: Folder) -> list[str]:
-    """Return the datasets that a folder's mixture.json names, or [] without such a file."""
+    """Return the folders that a folder's mixture.json names, or [] without such a file."""
     if not out.exists(MIXTURE_NAME):
         return []
     names: list[str] = mixture_of(out.read(MIXTURE_NAME), out.path_of(MIXTURE_NAME))["datasets"]
@@ -548,9 +548,8 @@ _LOOKED_AT = 1000
 def at_text(name: str, prefix: str) -> str:
     """Return the folder or URL of the text files of source `name`.
 
-    If `prefix` is a token store ("store:…"), this is the folder of the files that the store was
-    made from. If these files are not on this machine, or `prefix` is not a token store, `prefix` is
-    returned.
+    If `prefix` is a token store ("store:…"), return the folder of the files that the store was made
+    from. Return `prefix` if it is not a token store, or if the files are not on this machine.
     """
     if prefix.startswith(IN_STORE):
         with contextlib.suppress(PackprepError, OSError):

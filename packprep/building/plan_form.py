@@ -30,7 +30,7 @@ RelativeName = Annotated[str, msgspec.Meta(pattern=r"^(?!/)(?!(?s:.*/)?\.\.(?:/|
 
 
 class _Part(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """A part of a plan. Keys that older plans do not have get their default from `LATER`."""
+    """A part of a plan. If an older plan lacks a key, the default is in `LATER`."""
 
 
 class EngineForm(_Part):
@@ -106,9 +106,9 @@ class FileForm(_Part):
 class ReplacedForm(_Part):
     """An earlier version of this dataset, before documents were removed.
 
-    `fingerprint` is the earlier dataset's. `digest`, `plan` and `removed` are the digests of its
-    manifest, its plan and its removed.json. `ledger` and `shards` have only the manifest's values
-    that the next removal changed. `shards` has them by shard number.
+    `fingerprint` is the fingerprint of the earlier dataset. `digest`, `plan` and `removed` are the
+    digests of its manifest, its plan and its removed.json. `ledger` and `shards` have only the
+    manifest's values that the next removal changed. `shards` is {shard number: {key: value}}.
     """
 
     fingerprint: Digest
@@ -129,7 +129,7 @@ class RemovedForm(_Part):
 class PlanForm(_Part):
     """A plan.
 
-    `recipe` and `tasks` are only checked by the code that reads them.
+    This schema does not check the contents of `recipe` and `tasks`. The code that reads them does.
     """
 
     format: Literal["packprep"]
@@ -172,7 +172,10 @@ def _later(form: type[_Part]) -> dict[str, Any]:
 
 
 LATER: Later = {part: _later(form) for part, form in _PARTS.items()}
-"""For each part of a plan, the keys that were added later. Each default keeps the old meaning."""
+"""{part of a plan: {key: default}}, for keys that later versions added.
+
+With its default, a key does not change the meaning of older plans.
+"""
 _RESTORE = "hint: restore the file, or build into another folder"
 
 
@@ -198,7 +201,7 @@ def check_plan(plan: Mapping[str, Any], where: str) -> PlanForm:
 
 
 def _wrong_key(plan: Mapping[str, Any], made_with: Any) -> str:
-    """Return a message about an unknown or missing key of a plan, with a remedy; otherwise ""."""
+    """Return a message with a remedy if a plan has an unknown or missing key; otherwise ""."""
     parts: list[tuple[str, Any]] = [("", plan)]
     for name in list(_PARTS)[1:]:
         values = plan.get(name)
@@ -217,7 +220,7 @@ def _wrong_key(plan: Mapping[str, Any], made_with: Any) -> str:
 
 
 def _disagreement(plan: PlanForm) -> str:
-    """Return a message about values of a plan that contradict each other; otherwise ""."""
+    """Return a message if values of a plan contradict each other; otherwise ""."""
     vocabulary, last = plan.vocabulary, 0
     ids = [
         *vocabulary.roles.values(),

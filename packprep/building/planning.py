@@ -84,7 +84,8 @@ class Inputs:
     """The completed recipe with the inputs that it names: vocabulary, files and token stores.
 
     Attributes:
-        prefixes: The folder or URL of each source's files, or "store:" and a token store.
+        prefixes: For each source, the folder or URL of its files, or "store:" and the location of
+            its token store.
         files: The files of each source.
         chat_template: The text of the chat template, or None if the recipe needs none.
     """
@@ -95,12 +96,12 @@ class Inputs:
     files: tuple[Files, ...]
     chat_template: str | None
     stores: Mapping[str, TokenStore]
-    """The token store of each source that is read from a store, by source name."""
+    """{source name: token store}, for the sources that are read from a token store."""
     is_store: bool = False  # True if the build makes a token store
 
     @property
     def has_text(self) -> bool:
-        """Return whether any source is read from files, which requires a tokenizer engine."""
+        """Return whether any source is read from files. Only then is a tokenizer engine needed."""
         return len(self.stores) < len(self.recipe.sources)
 
     @cached_property
@@ -127,7 +128,7 @@ class Inputs:
 
     @cached_property
     def removed(self) -> bytes:
-        """Return removed.json, the documents removed from the token stores; b"" without any."""
+        """Return removed.json as bytes, or b"" if no document was removed from the token stores."""
         found = {
             name: own
             for name, store in self.stores.items()
@@ -231,7 +232,7 @@ TWO_ENDS = (
     " need it"
 )
 UNSAMPLED: Mapping[str, Any] = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}
-"""Values that stand for a source's resolved values until its calibration sample is taken."""
+"""Placeholders for a source's values that are computed from its calibration sample."""
 LIBRARIES = ("numpy", "numba", "tokenizers", "pyarrow", "zstandard", "msgspec", "xxhash", "jinja2")
 
 
@@ -309,7 +310,7 @@ def make_plan(
 
 
 def _look_at_files(inputs: Inputs, say: Callable[[str], None]) -> None:
-    """Report the number and size of all files, after checking some files for known mistakes.
+    """Check some files for known mistakes, and report the number and total size of all files.
 
     Raises:
         SourceError: If all checked files of a source are faulty.
@@ -356,7 +357,7 @@ def _refuse_large_shards(plan: Mapping[str, Any]) -> None:
 
 
 def written_by_template(template: ChatTemplate, vocabulary: Vocabulary, role: str) -> str:
-    """Return a special token's text if a chat template writes the token itself; otherwise "".
+    """Return a special token's text if the chat template writes this token; otherwise "".
 
     `role` is "bos", for a token at the start of each rendered conversation, or "eos", for a token
     at its end.
@@ -384,7 +385,7 @@ def follows(
     is_store: bool = False,
     has_chats: bool = False,
 ) -> dict[str, Any]:
-    """Return the keys of a plan that the arguments determine, such as shards and tasks.
+    """Return {key: value} for the keys of a plan that the arguments determine, such as "shards".
 
     `make_plan` stores them, and verification computes them again.
 
@@ -518,7 +519,7 @@ def _proven_and_calibrated(inputs: Inputs, say: Callable[[str], None]) -> _Calib
 def _calibrated(
     inputs: Inputs, source: PlannedSource, engine: Engine | None
 ) -> tuple[Estimates, list[dict[str, Any]]]:
-    """Return a source's estimates, and the estimates that the plan of a token store keeps.
+    """Return two results for a source: its estimates, and the estimates for a token store's plan.
 
     The first result comes from a sample of the source's files, or from the token store that the
     source is read from. The second result is [] unless this build makes a token store.
@@ -555,9 +556,9 @@ def sampled(
 ) -> tuple[Estimates, list[dict[str, Any]]]:
     """Return the estimates of a source's calibration sample, and a list for a token store's plan.
 
-    With `is_store`, the list has two entries: the estimates for a source without a share and for a
-    source with a share. Otherwise it is []. Both results depend only on the arguments and the
-    source's files, so that verification can compute them again.
+    If `is_store` is True, the list has two entries: the estimates for a source without a share, and
+    those for a source with a share. If `is_store` is False, the list is []. Both results depend
+    only on the arguments and the source's files, so that verification can compute them again.
     """
     supervised = _supervise_of(settings, template)
     sample = partial(calibrate, source, engine, vocabulary, settings, supervised)
@@ -586,7 +587,7 @@ def _supervise_of(settings: DocumentKeys, template: str | None) -> Supervise | N
 def stored_estimates(
     estimates: Estimates, source: PlannedSource, text_bytes: int, known: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return the part of a source's entry in the plan that comes from its calibration sample.
+    """From a source's entry in the plan, return the part that the calibration sample determines.
 
     Args:
         estimates: The estimates.
@@ -608,7 +609,7 @@ def stored_estimates(
 def estimates_in(store: TokenStore, source: PlannedSource) -> Estimates:
     """Return a source's estimates from its token store.
 
-    The store also knows how many text bytes each split has. These numbers are recorded in
+    The store also has the number of text bytes of each split. These numbers are recorded in
     `source.files`.
     """
     kept = planned_in(store, source.name)["estimates"]
@@ -687,11 +688,11 @@ def _shard_text_bytes(
     """Return the text bytes per shard: the recipe's value, or a computed value for "auto".
 
     The computed value is 64 MiB. It is larger if a shard would otherwise have fewer than 2000 rows,
-    or a dataset more than 50 000 shards. It is at most 512 MiB. For conversations (`has_chats`), 64
-    MiB and 2000 rows are divided by `CHATS_PART`.
+    or if a dataset would have more than 50 000 shards. It is at most 512 MiB. For conversations
+    (`has_chats`), the numbers 64 MiB and 2000 rows are divided by `CHATS_PART`.
 
-    A smaller value is used if it makes the number of shards one of `EVEN_SHARDS` and if shards then
-    still have the 2000 rows.
+    A smaller value is used if it makes the number of shards one of `EVEN_SHARDS`, and if each shard
+    still has at least 2000 rows.
     """
     if recipe.output.shard_text_bytes != "auto":
         return int(recipe.output.shard_text_bytes)
@@ -704,9 +705,9 @@ def _shard_text_bytes(
 
 
 def other_stores(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
-    """Return a message for each source that this recipe and the plan read from different places.
+    """Return a message for each source that the recipe and the plan read from different places.
 
-    One of them may read files and the other a token store, or both may read different token stores.
+    For example, one reads files and the other a token store, or both read different token stores.
     """
     found = []
     for source, planned in zip(inputs.recipe.sources, plan["sources"], strict=True):
@@ -722,7 +723,7 @@ def other_stores(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
 
 
 def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
-    """Return the reasons why this recipe and its inputs cannot resume a plan; empty if they can."""
+    """Return the reasons why a recipe and its inputs cannot resume a plan; [] if they can."""
     limit = plan["recipe"]["documents"]["max_bad_fraction"]
     if inputs.recipe.documents.max_bad_fraction != limit:  # This key affects only publication.
         documents = replace(inputs.recipe.documents, max_bad_fraction=limit)
@@ -795,7 +796,7 @@ def changed_keys(now: Any, planned: Any, words: str, where: str = "") -> list[st
 
 
 def _short(value: Any) -> str:
-    """Return a value of a recipe for a message.
+    """Return a recipe's value as text for a message.
 
     A list of tables with names becomes the list of the names.
     """

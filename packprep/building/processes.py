@@ -1,10 +1,10 @@
 """Distribute items over worker processes and collect the results. Only this file forks.
 
-A worker gets an item when it asks for one. A killed worker leaves only temporary files, and the
-parent notices and reports it. Workers are forked from this process and inherit everything that is
-loaded. If this process has more than one thread, a fork server without threads starts the workers
-instead. The parent does no work itself, so that it reacts to a signal at once, even if workers are
-inside a library call.
+A worker gets an item when it asks for one. If a worker is killed, it leaves only temporary files,
+and the parent reports its death. Workers are forked from this process and inherit everything that
+is loaded. If this process has more than one thread, a fork server without threads starts the
+workers instead. The parent does no work itself, so that it reacts to a signal at once, even if
+workers are inside a library call.
 """
 
 import contextlib
@@ -32,9 +32,9 @@ from packprep import messages
 from packprep.errors import NO_MEMORY, BuildError, PackprepError, Stopped
 
 Report = Callable[[int, int, int, int], None]
-"""A callback that takes the documents, text bytes, tokens and rejects since the last report."""
+"""A callback. Its arguments count documents, text bytes, tokens and rejects since its last call."""
 Do = Callable[[Iterable[Any], Report], Iterator[Any]]
-"""A function that yields the result of each item, in the items' order.
+"""A function of (items, report). It yields the result of each item, in the order of the items.
 
 It may take the next item before it yields the result of the previous item.
 """
@@ -44,7 +44,7 @@ STOPPED = "by a signal; committed work is kept, and the same command resumes it"
 STOP_S = 5.0
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # constants of malloc.h
 SILENT_S = 30.0
-"""Seconds without a report from a worker after which a message names the worker."""
+"""A message names a worker that has reported nothing for this many seconds."""
 _SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 _MOST_FOLDER_BYTES = 107 - len("/pymp-12345678/listener-12345678")
 _STOPPED_CODES = {-number for number in STOP_SIGNALS}
@@ -98,10 +98,10 @@ def free_addresses() -> int | None:
 
 
 _LIMITS = {"": ("memory.max", "anon"), "memory": ("memory.limit_in_bytes", "rss")}
-"""Where control groups show their memory: the file of the limit, and the used entry of memory.stat.
+"""{controller: (file with the memory limit, entry of memory.stat with the used memory)}.
 
-The keys are the controllers of version 2 ("") and version 1 of control groups. The kernel can
-reclaim the memory in other entries.
+The controller is "" in version 2 of control groups, and "memory" in version 1. Other entries of
+memory.stat count memory that the kernel can reclaim.
 """
 
 
@@ -165,7 +165,7 @@ def _keep_sockets_near() -> None:
 def _may_be_forked() -> bool:
     """Return whether this process has no threads other than pyarrow's allocator thread.
 
-    pyarrow's allocator stops its thread before a fork.
+    A fork is safe with this thread, because pyarrow stops it before the fork.
     """
     for _ in range(_ENDING_MS):  # A joined thread disappears only after a moment.
         try:
@@ -197,8 +197,8 @@ def in_processes(
         setup: Called as `setup(*arguments)` in each process. It returns the process's `Do`.
         arguments: The arguments of `setup`.
         items: The items.
-        workers: Number of processes, reduced to the number of items. 0 does all work in this
-            process and leaves signals to the caller.
+        workers: Number of processes, at most one per item. 0 does all work in this process and
+            leaves signals to the caller.
         report: Called with the numbers of documents, text bytes, tokens and rejects since the
             previous call for the same worker.
         clean: Called as `clean(pid)` for each ended worker, to remove its temporary files.
@@ -275,7 +275,7 @@ def _started(
     setup: Callable[..., Do],
     arguments: Sequence[Any],
 ) -> tuple[Connection, Any]:
-    """Start a worker, and return this process's end of its pipe and the process.
+    """Start a worker. Return the parent's end of the worker's pipe, and the worker process.
 
     A forked worker inherits the connections to `others`, and closes them.
     """
@@ -358,7 +358,7 @@ def _signals_noted() -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def _ended(everyone: Mapping[Connection, _Worker], clean: Callable[[int], None]) -> Iterator[None]:
-    """End all workers on exit, and call `clean` for each."""
+    """End all workers when the with block ends, and call `clean` with the pid of each worker."""
     try:
         yield
     finally:

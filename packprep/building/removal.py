@@ -3,10 +3,11 @@
     built     ‹NLG› t ‹0› ias ‹1› ‹0› hod ‹1› ericAl ‹eos›     loss 0 0 0 0 0 1 …     12 tokens
     removed   ‹pad› … of as many slots                         loss 0 …               0 tokens
 
-The header keeps the document, the task and the key of each removed segment. It loses the noise, the
-media and a prefix length that the task drew at random. No slot of another segment moves, so rows,
-their order and all random numbers stay the same. A build that reads the text applies the removal to
-its rendered arrays; `packprep remove` applies it to the stored arrays. Both give the same bytes.
+For each removed segment, the header keeps the document, task and key. The noise and the media spans
+are deleted. A random prefix length becomes 0, unless the task keeps it in every epoch. No slot of
+another segment moves, so rows, their order and all random numbers stay the same. A build that reads
+the text applies the removal to its rendered arrays; `packprep remove` applies it to the stored
+arrays. Both give the same bytes.
 """
 
 import copy
@@ -31,13 +32,13 @@ REMOVED = "removed"
 """The reason that the ledger gives for removed documents and their tokens."""
 
 Listed = Mapping[str, Mapping[str, Iterable[int]]]
-"""Positions of documents, by source and file."""
+"""{source name: {file name: positions of documents}}."""
 
 
 def encode_removed(documents: Listed) -> bytes:
     """Return removed.json in canonical form.
 
-    `documents` may have the positions of a file in any order, and more than once.
+    In `documents`, the positions of a file may be in any order and may repeat.
     """
     ordered = {
         source: {file: sorted(set(positions)) for file, positions in files.items()}
@@ -63,8 +64,7 @@ class Removed:
             digest: The digest of removed.json in the plan, or None if the plan has none.
 
         Raises:
-            PlanError: If the file has another digest, or lists documents that the plan does not
-                have.
+            PlanError: If `data` has another digest, or lists documents that the plan does not have.
         """
         self.documents: dict[str, dict[str, list[int]]] = {}
         self._positions: dict[int, np.ndarray] = {}  # positions by file of the plan
@@ -97,7 +97,7 @@ class Removed:
         return bool(self._positions)
 
     def at(self, files: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Return whether each document is listed, bool[n].
+        """For each document, return whether removed.json lists it, bool[n].
 
         Args:
             files: int64[n]: the number of each document's file in the plan.
@@ -112,7 +112,7 @@ class Removed:
         return found
 
     def segments(self, segments: Segments) -> np.ndarray:
-        """Return whether each segment of a shard comes from a listed document, bool[m]."""
+        """For each segment, return whether removed.json lists its document, bool[m]."""
         return self.at(segments.file, segments.doc)
 
 
@@ -166,15 +166,15 @@ def without(
     removed: np.ndarray,
     ledger: dict[str, Any],
 ) -> tuple[dict[str, np.ndarray], Segments, dict[str, Any], np.ndarray]:
-    """Return a shard without the tokens of the `removed` segments, and with its ledger changed.
+    """Erase the `removed` segments of a shard, and return the shard with a changed ledger.
 
-    Their documents and tokens move from "used" to "removed" in the ledger.
+    In the ledger, the documents and tokens of these segments move from "used" to "removed".
 
     Args:
         plan: A `building.plan.Plan`.
         slots: The shard's arrays of slots.
         segments: All segments of the shard, rendered or stored.
-        removed: bool[m]: the segments of documents that are removed by this call.
+        removed: bool[m]: the segments to erase.
         ledger: The shard's ledger before the removal.
 
     Returns:
@@ -217,9 +217,9 @@ def note_removed(plan: Any, rejected: Rejected, passes: np.ndarray) -> None:
 
 
 def _lose(entry: dict[str, Any], documents: int, tokens: int, slots: int) -> None:
-    """Move the given numbers of documents and tokens from used to removed in a source's ledger.
+    """In a source's ledger, move these numbers of documents and tokens from used to removed.
 
-    `entry` is the source's part of the ledger. `slots` slots, with these tokens, become padding.
+    `entry` is the source's part of the ledger. The number `slots` is added to the padding.
     """
     entry["documents"]["used"] -= documents
     entry["tokens"]["used"] -= tokens
@@ -233,15 +233,15 @@ def _lose(entry: dict[str, Any], documents: int, tokens: int, slots: int) -> Non
 
 
 def _eos(plan: Any, segments: Segments, removed: np.ndarray) -> np.ndarray:
-    """Return 1 for each removed segment that has an eos, and 0 for the others, int64.
+    """Return 1 for each removed segment with an eos, otherwise 0, as int64[removed segments].
 
     The tokens are not read, because an earlier step may have erased them, and all ways of removing
-    a document must give the same result. Without its tokens, a later chunk of a supervised document
-    could have either an eos or one more repeated token. Therefore the document's last chunk counts
-    as having an eos. With eos after each segment, every chunk has an eos.
+    a document must give the same result. Without the tokens, it is unknown whether a later chunk of
+    a supervised document has an eos or one more repeated token. Therefore the document's last chunk
+    counts as having an eos. With eos after each segment, every chunk has an eos.
 
     With trained_turns = "each", every chunk is assumed to end the text of its turn. This is an
-    estimate: most other chunks train nothing and are not segments.
+    estimate. Most chunks that do not end a text train nothing, and are therefore not segments.
     """
     gone = segments.select(removed)
     extra = gone.eos + gone.repeated
@@ -256,7 +256,7 @@ def _eos(plan: Any, segments: Segments, removed: np.ndarray) -> np.ndarray:
 def store_without(
     plan: Any, arrays: Arrays, before: Removed, ledger: dict[str, Any]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], np.ndarray]:
-    """Remove from a shard of a token store the documents that the store's plan lists as removed.
+    """In a shard of a token store, erase the documents that removed.json lists.
 
     The tokens of a removed document become pad ids, and its media references become empty. Its
     length and the positions of its media stay the same. Datasets that are built from the store
@@ -265,12 +265,12 @@ def store_without(
     Args:
         plan: A `building.plan.Plan`.
         arrays: The shard's arrays.
-        before: Documents that were removed earlier.
+        before: Documents that were erased earlier. They are not counted again.
         ledger: The shard's ledger before the removal.
 
     Returns:
-        Three values: the arrays, the ledger, and the documents that were removed by this call,
-        int64[k, 4]. Each row has the source, the number 0, the file and the position of a document.
+        Three values: the arrays, the ledger, and the documents that this call erased, int64[k, 4].
+        Each row has the source, the number 0, the file and the position of a document.
     """
     number = owners(np.diff(arrays["part_offsets"]))
     file, position = arrays["part_file"].astype(np.int64)[number], arrays["position"]
@@ -294,9 +294,10 @@ def store_without(
 
 
 def _without_refs(arrays: Arrays, which: np.ndarray) -> dict[str, np.ndarray]:
-    """Return a store shard's media references, without any for the documents `which`, bool[D].
+    """Return the media references of a store's shard, except those of some documents.
 
-    The result is {"place_ref_offsets": …, "place_refs": …}, or {} if the shard has no media.
+    `which`, bool[D], selects these documents. The result is {"place_ref_offsets": …, "place_refs":
+    …}, or {} if the shard has no media.
     """
     if "place_offsets" not in arrays:
         return {}

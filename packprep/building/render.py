@@ -1,6 +1,7 @@
 """Render segments and tokens into the arrays of a shard.
 
-Rendering writes the slots of the rows, and computes the segment columns that depend on them.
+Rendering writes the slots of the rows. It also computes columns of segments, such as the prefix and
+the noise level.
 """
 
 from collections.abc import Sequence
@@ -21,11 +22,12 @@ from packprep.objectives.objective import BodySlots, Task, TaskTable
 
 _1 = np.uint64(1)
 _LEAST_WEIGHT = np.finfo(np.float32).tiny
-"""Minimum loss weight of a trained slot. A weight that rounds to 0 would leave it untrained."""
+"""Minimum loss weight of a trained slot. A weight that rounds to 0 would leave the slot untrained.
+"""
 
 
 class _Rows(NamedTuple):
-    """The flat rows to write. Columns that are not needed are empty arrays."""
+    """The rows to write, as flat arrays. Columns that are not needed are empty."""
 
     tokens: np.ndarray
     labels: np.ndarray
@@ -37,7 +39,7 @@ class _Rows(NamedTuple):
 
 
 class _Frames(NamedTuple):
-    """One task's segments: their first slots, and the slots before and after their bodies.
+    """One task's segments, with the columns that `_write_frames` reads.
 
     All columns are int64[m].
     """
@@ -50,7 +52,7 @@ class _Frames(NamedTuple):
 
 
 class _Marked(NamedTuple):
-    """One task's segments, as the functions that mark trainable slots read them.
+    """One task's segments, with the columns that `_mark_bodies` and `_mark_spans` read.
 
     Columns are int64[m] unless noted.
     """
@@ -95,7 +97,7 @@ class _Groups(NamedTuple):
 
 @kernel
 def _write_frames(frames, mode, bos_id, mode_id, eos_id, rows):
-    """Write the bos, mode token, eos and segment ids of one task's segments."""
+    """For one task's segments, write bos, mode token, eos and segment ids."""
     for i in range(frames.first_slot.shape[0]):
         first_slot = frames.first_slot[i]
         begin, end = np.uint64(first_slot), np.uint64(first_slot + frames.slots[i])
@@ -112,7 +114,7 @@ def _write_frames(frames, mode, bos_id, mode_id, eos_id, rows):
 
 @kernel
 def _write_next_tokens(first_slot, slots, prefix, pad, rows):
-    """Write the labels and the loss mask of one next-token task's segments.
+    """For the segments of one next-token task, write the labels and the loss mask.
 
     The trainable tokens after the prefix are trained. The mask is 1 at the slot before each trained
     token, because that slot predicts the token.
@@ -132,7 +134,7 @@ def _write_next_tokens(first_slot, slots, prefix, pad, rows):
 
 @kernel(inline=True)
 def _first_span(spans, low, high, start):
-    """Return the first of the spans low … high − 1 that ends after token `start`, or `high`."""
+    """Return the index of the first span in [low, high) that ends after `start`, or `high`."""
     while low < high:
         middle = (low + high) >> 1
         if spans[middle, 1] <= start:
@@ -144,7 +146,7 @@ def _first_span(spans, low, high, start):
 
 @kernel
 def _mark_bodies(segments, trained, mode, rows):
-    """Mark the trainable slots of one task's segments of unsupervised documents.
+    """For one task, mark the trainable slots of the segments of unsupervised documents.
 
     The whole body and eos are trainable, as in a shard without supervised documents. The mode token
     of next-token tasks is trainable too. All these slots have the document's weight.
@@ -152,7 +154,7 @@ def _mark_bodies(segments, trained, mode, rows):
     Args:
         segments: The segments.
         trained: The trained spans of all documents. An unsupervised document has a span only if its
-            record has a weight.
+            record sets a weight.
         mode: 1 if a mode token before the body is trainable, otherwise 0.
         rows: The rows to write to.
     """
@@ -174,7 +176,7 @@ def _mark_bodies(segments, trained, mode, rows):
 
 @kernel(inline=True)
 def _mark_added(rows, begin, count):
-    """Mark `count` slots from `begin` on, which an objective added to a body, as trainable.
+    """Mark slots that an objective added to a body as trainable: `count` slots from `begin` on.
 
     They get the weight and group of the slot after them. If that slot is untrained, they get the
     weight and group of the slot before them.
@@ -200,9 +202,9 @@ def _mark_spans(segments, trained, has_prefix, rows):
     Args:
         segments: The segments.
         trained: The trained spans of all documents.
-        has_prefix: True if the task's prefix contains each segment's first token. If all tokens of
-            a segment are trained, the first token is then unmarked. This distinguishes the segment
-            from segments of unsupervised documents.
+        has_prefix: True if the task's prefix contains each segment's first token. For such a task,
+            the first token of a segment is unmarked if all tokens of the segment are trained. This
+            distinguishes the segment from segments of unsupervised documents.
         rows: The rows to write to.
     """
     trainable, weights, group = rows.trainable, rows.weights, rows.group
@@ -258,7 +260,7 @@ def _scale_weights(order, first_slot, first_target, slots, sums, rows):
     """Scale the weights of trainable slots, so that the weights of group g sum to `sums[g]`.
 
     The sum excludes slots before a segment's `first_target`, because no slot predicts them. Weights
-    are added in float64, slot by slot, segment by segment as `order` lists them.
+    are added in float64, slot by slot. `order` is the order of the segments.
     """
     totals = np.zeros(sums.shape[0], np.float64)
     for i in order:
@@ -274,7 +276,7 @@ def _scale_weights(order, first_slot, first_target, slots, sums, rows):
 
 @kernel
 def _runs(first_slot, slots, trainable, weights, offsets, ranges):
-    """Write each run of trainable slots with equal weight to `ranges`, int32[k, 2].
+    """Write the range of each run of trainable slots with equal weights to `ranges`, int32[k, 2].
 
     A run does not cross the end of its segment. Its range counts from the segment's first slot. If
     `ranges` is empty, the runs are only counted.
@@ -304,7 +306,7 @@ def _runs(first_slot, slots, trainable, weights, offsets, ranges):
 
 
 class Texts(NamedTuple):
-    """The tokens of the segments to render, and the training of their documents."""
+    """The tokens of the segments to render, and the `Training` of the segments' documents."""
 
     begin: np.ndarray  # int64[m]: index in `ids` of each body's first token
     ids: np.ndarray  # uint16 or int32: flat tokens
@@ -318,7 +320,7 @@ class Texts(NamedTuple):
 def render_rows(
     tasks: Sequence[Task], segments: Segments, texts: Texts, seq_length: int, epoch: int = 0
 ) -> tuple[dict[str, np.ndarray], Segments]:
-    """Return the rows with every segment written to its slots.
+    """Write every segment to its slots, and return the rows.
 
     Args:
         tasks: The plan's tasks.
@@ -390,10 +392,9 @@ def _scale_groups(
 
 
 def _groups_of(texts: Texts) -> _Groups | None:
-    """Return the groups of the trained tokens, or None if their weights are not scaled.
+    """Return the groups of the trained tokens, or None if weights are not scaled.
 
-    Weights are scaled only in a shard with supervised documents, unless `loss_weighting` is
-    "token".
+    Weights are not scaled if the shard has no supervised documents or `loss_weighting` is "token".
     """
     training, weighting = texts.training, texts.loss_weighting
     if training is None or weighting == "token":
@@ -470,7 +471,7 @@ class _Writer:
     def write_in_place(
         self, t: int, task: Task, chosen: np.ndarray, of_task: Segments, bodies: Bodies
     ) -> Noised:
-        """Write the segments of task number `t`, a same-position task, and return their noise."""
+        """Write the segments of the same-position task with index `t`, and return their noise."""
         texts, rows, first_slot = self.texts, self.rows, self.first_slot[chosen]
         copies = task.objective.copies
         half = of_task.slots // copies
@@ -597,8 +598,8 @@ def _joined_blocks(count: int, parts: list[tuple[np.ndarray, tuple]]) -> NoiseBl
 
     Args:
         count: Number of all segments.
-        parts: For each task, the indices of its segments, and a tuple of the number of blocks per
-            segment, the levels and the weights of all its blocks.
+        parts: For each task, (indices of its segments, (blocks per segment, noise levels,
+            weights)). The levels and weights have one entry per block of the task.
     """
     counts = np.zeros(count, np.int64)
     for segment, (block_counts, _, _) in parts:
@@ -621,7 +622,7 @@ def render_shard(
     epoch: int = 0,
     loss_weighting: str = "token",
 ) -> tuple[dict[str, np.ndarray], Segments]:
-    """Render the segments of documents as `render_rows` does, and add their media spans.
+    """Render segments as `render_rows` does, and add the media spans of the segments.
 
     Unless `loss_weighting` is "token", `segments` must have all segments of each document.
     """
@@ -660,7 +661,7 @@ def render(
 def _media(
     tasks: Sequence[Task], segments: Segments, documents: Documents, training: Training
 ) -> MediaSpans | None:
-    """Return the media spans of the segments, or None if no segment has one."""
+    """Return the media spans of the segments, or None if no segment has a media span."""
     places, counts = training.places, np.diff(training.place_offsets)
     # First token of each media span in the flat tokens of all documents, ascending.
     first = places.first + np.repeat(documents.offsets[:-1], counts)
@@ -692,10 +693,11 @@ def _media(
 
 
 def body_tokens(documents: Documents, segments: Segments) -> tuple[np.ndarray, np.ndarray]:
-    """Return the index of each body's first token in flat token ids, int64[m], and the flat ids.
+    """Return (begin, ids). The first token of segment i's body is ids[begin[i]].
 
-    The flat ids start with the tokens of all documents. A copy of each body that repeats a system
-    message follows, because the message is not next to the body in the document.
+    `begin` is int64[m]. `ids` starts with the tokens of all documents. If a body repeats a system
+    message, the message is not next to the body's other tokens in the document. A copy of each such
+    body is therefore added at the end of `ids`.
     """
     begin = documents.offsets[segments.document] + segments.start
     repeating = np.flatnonzero(segments.repeated)

@@ -15,8 +15,8 @@ def plan_digest_of(stored: Mapping[str, Any], digest: str, shard: int) -> str:
     """Return the digest of the plan that a shard was made with.
 
     A shard that lost documents in the last removal was made with the current plan. Any other shard
-    still has the plan of an earlier dataset: the dataset after the last removal that changed the
-    shard, or the first dataset.
+    was made with an earlier plan. It is the plan after the last removal that changed the shard, or
+    the first plan if no removal changed it.
 
     Args:
         stored: The current plan as stored.

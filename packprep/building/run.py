@@ -10,8 +10,8 @@ modification times in first-seen.json, next to the plan. A resumed build compare
     time changed ─► read again the text of finished shards ─┬─ same text: record the new time
                                                             └─ other text: SourceError
 
-`work.unchanged_slices` checks the times within a process, before and after it reads a work range.
-Publication removes first-seen.json.
+Within a process, `work.unchanged_slices` also checks a file's time before and after reading a work
+range. Publication removes first-seen.json.
 """
 
 import contextlib
@@ -205,7 +205,7 @@ def _make_and_publish(
     clock: Clock,
     array_count: int,
 ) -> dict[str, Any] | None:
-    """Make the `missing` shards that `results` yields, and publish the dataset.
+    """Make shards by taking `missing` items from the generator `results`, and publish the dataset.
 
     Return the manifest, or None if other processes still have to make shards.
     """
@@ -294,7 +294,7 @@ def pace(
     workers: int | None,
     array_count: int = 1,
 ) -> str:
-    """Return one line about a build's speed: its engine, and a hint if it has too few shards.
+    """Return a line that names the build's engine, with a hint if the build has too few shards.
 
     The hint suggests a shard size with at least one shard for each worker.
 
@@ -326,7 +326,7 @@ def workers_for(text_bytes: int) -> int:
 
 
 def _to_do(share: int, missing: int, shards: int) -> str:
-    """Return a message about the shards that this array task still has to make.
+    """Return a message that counts the shards that this array task still has to make.
 
     For example "3 of all 8 shards to make". `share` is the number of shards of the array task.
     """
@@ -501,9 +501,9 @@ def compare_sources(
 
 
 def shard_comparer(out: Folder, prefixes: Sequence[str]) -> Do:
-    """Return a `Do` that yields the result of `differing` for each `DoneShard`.
+    """Return a `Do` that yields, per `DoneShard`, the indices of the sources with changed text.
 
-    The result lists the indices of the sources whose text has changed.
+    `differing` computes the indices.
     """
     plan, decoders = _plans.get(str(out)) or open_plan(out, prefixes), Decoders()
     return one_by_one(lambda item, report: differing(plan, item, decoders))
@@ -514,7 +514,7 @@ _plans: dict[str, Plan] = {}  # by output folder
 
 @contextlib.contextmanager
 def _at_hand(out: Folder, plan: Plan) -> Iterator[None]:
-    """Cache the plan for this process and the processes that are forked from it."""
+    """Keep the plan in a cache for this process and for the processes that are forked from it."""
     _plans[str(out)] = plan
     try:
         yield
@@ -525,7 +525,7 @@ def _at_hand(out: Folder, plan: Plan) -> Iterator[None]:
 def shard_maker(
     out: Folder, prefixes: Sequence[str], seen: Sequence[np.ndarray | None] | None = None
 ) -> Do:
-    """Return a `Do` that makes and commits each shard, and yields the seconds of its stages.
+    """Return a `Do` that makes and commits each shard, and yields {stage: seconds} for each shard.
 
     The plan is read only once. Decoders stay open for the next shard, which may continue in the
     same file.
@@ -560,7 +560,7 @@ def shard_maker(
                     yield clock.take()
                 if item is not None:
                     written = writer.submit(commit_shard, out, plan, item.number, made)
-                    del made  # The next shard can use its memory once it is written.
+                    del made  # Once a shard is written, the next one can use its memory.
 
     return make_all
 
@@ -592,7 +592,7 @@ class DoneShard(NamedTuple):
 
 
 def note_of(files: Sequence[Files]) -> bytes:
-    """Return the bytes of first-seen.json, which has the modification time of every file in ns.
+    """Return the bytes of first-seen.json. It has the modification time of every file in ns.
 
     The key "modified" has one list per source, in the order of the source's files. The list is null
     for a source at a URL.
@@ -605,9 +605,9 @@ def note_of(files: Sequence[Files]) -> bytes:
 def changed_files(out: Folder, files: Sequence[Files]) -> list[np.ndarray]:
     """Return, for each source, the indices of the files that may have changed, int64[k].
 
-    These are the files whose modification time differs from first-seen.json. If first-seen.json has
-    no usable times for a source, these are all its files. For a source at a URL, the array is
-    empty.
+    A file may have changed if its modification time differs from first-seen.json. If
+    first-seen.json has no usable times for a source, all files of the source may have changed. For
+    a source at a URL, the array is empty.
     """
     try:
         note = decode(out.read(FIRST_SEEN_NAME), out.path_of(FIRST_SEEN_NAME))
@@ -682,7 +682,7 @@ def differing(plan: Plan, item: DoneShard, decoders: Decoders) -> list[int]:
 
 
 def refuse(plan: Plan, item: DoneShard, source: int, changed: np.ndarray) -> None:
-    """Raise a SourceError that names the files that changed since the shard `item` read them.
+    """Raise a SourceError. It names the files that changed after the shard `item` read them.
 
     `source` is the index of the source, and `changed` has the indices of the source's changed
     files.

@@ -1,4 +1,4 @@
-"""Cut documents into segments, draw each segment's task, and count its slots.
+"""Cut documents into segments. Draw the task and count the slots of each segment.
 
 document      10 11 12 13 14 15 16 17 18 19       10 tokens, a row holds 6 with bos and eos
 segments      10 11 12 13 14 │ 15 16 17 18 19     start 0, 5   tokens 5, 5   bos 1, 0   eos 0, 1
@@ -85,10 +85,10 @@ def cut_limits(recipe: Recipe, tasks: Sequence[Task]) -> CutLimits:
 
 
 def uncut_tokens(recipe: Recipe, limits: CutLimits) -> int:
-    """Return the length in tokens of the longest supervised document that `cut` never cuts.
+    """Return the number of tokens up to which `cut` never cuts a supervised document.
 
-    The limit depends on the drawn task. The result is the minimum over all tasks, or 0 if `cut` may
-    cut any document.
+    The number depends on the drawn task. The result is the minimum over all tasks, or 0 if `cut`
+    may cut a document of any length.
     """
     if recipe.packing.algorithm == "concat" or recipe.documents.long == "decompose":
         return 0
@@ -109,13 +109,13 @@ def _unpredicted(task: Task, bos: int) -> int:
 
 
 class LeftOut(NamedTuple):
-    """Counts of tokens that are in no segment, or that are not trained although they should be.
+    """Counts of two kinds of tokens: tokens in no segment, and answer tokens that are not trained.
 
     Each array is int64[D], with one count per document.
     """
 
-    untrained: np.ndarray  # tokens in chunks of supervised documents without a trained token
-    apart: np.ndarray  # untrained answer tokens, in chunks without the answered message
+    untrained: np.ndarray  # tokens of supervised documents in chunks that train nothing
+    apart: np.ndarray  # answer tokens that are untrained, because another chunk has the question
     elsewhere: np.ndarray  # tokens that go to the datasets of other row lengths
     too_long: np.ndarray  # tokens that `long = "drop"` drops from supervised documents
     # tokens of the document's longest media span if a media span fits in no segment; otherwise 0
@@ -207,7 +207,7 @@ class Cuts(NamedTuple):
 def segments_of_cuts(
     tasks: Sequence[Task], documents: Documents, cuts: Cuts, row: np.ndarray | None = None
 ) -> Segments:
-    """Return the segments that the kernels have cut, with their numbers of slots.
+    """Return the segments that the kernels have cut, and compute the slots of each segment.
 
     Args:
         tasks: The plan's tasks.
@@ -235,11 +235,11 @@ def segments_of_cuts(
 
 @kernel(inline=True)
 def _drawn_task(documents, d, start, rest, drawn):
-    """Return the key of the segment at token `start` of document d, and the index of its task.
+    """Return (key, task index) of the segment that starts at token `start` of document d.
 
-    The task is drawn by the thresholds `drawn`, int64[sources, tasks]. If `rest`, the number of
-    remaining tokens, is below SHORTEST, the task is `too_short`. Its index is the number of drawn
-    tasks.
+    The task is drawn by the thresholds `drawn`, int64[sources, tasks]. `rest` is the number of
+    remaining tokens. If it is below SHORTEST, the task is `too_short`, with the index
+    `drawn.shape[1]`.
     """
     key = segment_key(documents.file_key[d], documents.position[d], documents.repeat[d], start)
     if rest < SHORTEST:
@@ -266,10 +266,11 @@ def _write_cut(cuts, count, cut):
 
 @kernel(inline=True)
 def _shortened(key, tokens, min_tail, probability):
-    """Return the number of tokens of a segment, which a random draw may reduce from `tokens`.
+    """Return the number of tokens of a segment: `tokens`, or fewer after a random draw.
 
-    The draw reduces the number with probability `probability` / 2⁵³. The new number is uniform over
-    min_tail … tokens − min_tail. A segment of fewer than 2 · min_tail tokens keeps all of them.
+    The draw reduces the number with probability `probability` / 2⁵³. The reduced number is uniform
+    over min_tail … tokens − min_tail. A segment of fewer than 2 · min_tail tokens keeps all of
+    them.
     """
     if probability == 0 or tokens < 2 * min_tail:
         return tokens
@@ -280,10 +281,11 @@ def _shortened(key, tokens, min_tail, probability):
 
 @kernel
 def _lengths_of(documents, supervised, limits, bos, length):
-    """Write to `length`, int64[D], the index of the row length that each document goes to.
+    """For each document, write the index of its row length to `length`, int64[D].
 
-    This is the shortest row length that fits the whole document. If no row length does, it is the
-    shortest of the row lengths that fit the most tokens.
+    A document goes to the shortest row length that fits all of its tokens. If no row length fits
+    all, it goes to the row length that fits the most tokens, and to the shortest of several such
+    row lengths.
     """
     capacity, first_token = limits.capacity, np.int64(0)
     for d in range(documents.offsets.shape[0] - 1):
@@ -300,9 +302,9 @@ def _lengths_of(documents, supervised, limits, bos, length):
 
 @kernel(inline=True)
 def _longest_filled(capacity, task, bos, rest):
-    """Return the index of the longest row length that `rest` remaining tokens fill.
+    """Return the index of the longest row length that `rest` tokens fill.
 
-    If they fill none, return 0, the index of the shortest row length.
+    If the tokens fill no row length, return 0, the index of the shortest.
     """
     chosen = np.int64(0)
     for longer in range(1, capacity.shape[0]):
@@ -361,16 +363,17 @@ def _cut(documents, limits, policy, cuts, elsewhere):
 
 @kernel(inline=True)
 def trained_in(turns, span, start):
-    """Return whether the chunk that starts at token `start` trains its part of trained span `span`.
+    """Return whether a chunk may train its tokens of a trained span.
 
-    `span` is the index of the span, and `turns` is `Training.turns`. `Training` explains the rule.
+    `span` is the index of the span, `start` is the chunk's first token, and `turns` is
+    `Training.turns`. `Training` explains the rule.
     """
     return start < turns[span, 1] or turns[span, 0] < start
 
 
 @kernel(inline=True)
 def _first_from(ascending, first, end, least):
-    """Return the first index in [first, end) with a value ≥ `least`, otherwise `end`."""
+    """Return the first index in [first, end) with a value ≥ `least`, or `end` if there is none."""
     while first < end and ascending[first] < least:
         first += 1
     return first
@@ -378,7 +381,7 @@ def _first_from(ascending, first, end, least):
 
 @kernel(inline=True)
 def _first_after(ranges, first, end, token):
-    """Return the first index in [first, end) of a range that ends after `token`, or `end`."""
+    """Return the index of the first range in [first, end) that ends after `token`, or `end`."""
     while first < end and ranges[first, 1] <= token:
         first += 1
     return first
@@ -386,9 +389,9 @@ def _first_after(ranges, first, end, token):
 
 @kernel(inline=True)
 def _text_end(cuts, ranks, boundary, last_boundary, document_end):
-    """Return the index of the token where the current text of a document ends.
+    """Return the index after the last token of a document's current text.
 
-    This is where the document's next text starts, or `document_end` if the text is its last.
+    The document's next text starts at this index. After the last text, it is `document_end`.
 
     `boundary` is the index of the first boundary after the start of the current text.
     """
@@ -415,8 +418,8 @@ def _repeated_tokens(system, room, min_room):
 def _message_in_reach(cuts, ranks, boundary, last_boundary, reach):
     """Return the start of the message before which a chunk should end, or 0 without such a message.
 
-    Among the messages that start at or before `reach`, this is the last of those with the highest
-    rank.
+    Only messages that start at or before `reach` are considered. The message with the highest rank
+    is chosen. If several messages have this rank, the last one is chosen.
 
     Args:
         cuts: The tokens where messages start, as in `Training`.
@@ -439,8 +442,8 @@ def _end_beside_span(span_begin, span_end, start, end):
     """Return the end of the chunk [start, end), moved so that it does not divide a media span.
 
     The media span [span_begin, span_end) is the first that ends after `end`. If `end` is inside the
-    span, the chunk ends at the span's start. If the chunk also starts with the span, it ends at the
-    span's end.
+    span, the chunk ends at the span's start. But if the chunk starts with the span, the chunk ends
+    at the span's end.
     """
     if span_begin >= end:
         return end
@@ -491,11 +494,11 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
     `LeftOut`.
 
     - A text that is too long for one segment is cut before the message that `_message_in_reach`
-      returns. If it returns 0, the text is cut inside a message.
+      returns. If there is no such message, the text is cut inside a message.
     - If a cut would divide a media span and no segment can hold the span, the document is rejected.
-    - Later chunks of a text repeat the system message if enough tokens remain for the longest media
-      span, and at least 2 · min_tail − 1.
-    - A segment is left out if no slot predicts a trained token or a trained eos.
+    - Later chunks of a text repeat the system message if room for enough other tokens remains: for
+      the longest media span, and for at least 2 · min_tail − 1 tokens.
+    - A segment is left out if none of its slots predicts a trained token or a trained eos.
     - If rows have an encoder and a decoder sequence, segments of the task `too_short` are left out,
       because that task would fill only one of the two.
     """
@@ -573,7 +576,7 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
 
 @kernel(inline=True)
 def _tokens_in_row(room, rest, overhead, limits, policy):
-    """Return the number of tokens of a `concat` segment, and 1 if it ends with eos, otherwise 0.
+    """Return the number of tokens of a `concat` segment, and 1 if an eos ends it, otherwise 0.
 
     Args:
         room: Slots that remain in the row.
@@ -593,8 +596,8 @@ def _cut_at_row_ends(documents, limits, policy, cuts, row):
     """Cut the concatenated documents where rows end (`concat`), and return the number of segments.
 
     `row` receives the row of each segment. If fewer than 2 slots of a row remain, they become
-    padding. If only the eos of a document would go into the next row, the document's last token
-    goes there too. A row with the maximum number of segments ends early.
+    padding. If only the eos of a document does not fit into a row, the document's last token and
+    the eos both go into the next row. A row with the maximum number of segments ends early.
     """
     count, r, fill, in_row = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
     too_short = limits.overhead.shape[0] - 1
@@ -630,10 +633,11 @@ def _cut_at_row_ends(documents, limits, policy, cuts, row):
 def cut(
     recipe: Recipe, tasks: Sequence[Task], documents: Documents, limits: CutLimits | None = None
 ) -> tuple[Segments, LeftOut]:
-    """Return the segments of documents, in document order, and the counts of left-out tokens.
+    """Cut documents. Return the segments in document order, and the counts of left-out tokens.
 
-    - A document that fits with its eos is one segment. A longer document is cut into chunks of up
-      to `limits.inner` tokens, and its last chunk has at least max(3, min_tokens) tokens.
+    - If a document and its eos fit into one segment, the document is one segment. A longer document
+      is cut into chunks of up to `limits.inner` tokens, and its last chunk has at least max(3,
+      min_tokens) tokens.
     - Each segment draws its own task, but segments of fewer than 3 tokens get `too_short`. Segments
       of supervised documents draw only from the tasks that allow them.
     - `concat` cuts where rows end, and assigns each segment its row.

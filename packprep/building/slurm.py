@@ -1,8 +1,9 @@
 """Build on many machines by Slurm, with plain sbatch scripts that a site can read and change.
 
-An array job makes the shards. It has up to four times as many tasks as may run at once. Slurm gives
-the next task to the first free machine. Slow machines therefore get fewer tasks, and the tasks of a
-failed machine run again. No other scheduler is needed. A final job publishes and verifies.
+An array job makes the shards. By default, it has up to four times as many tasks as may run at once.
+Slurm gives the next task to the first free machine. Slow machines therefore get fewer tasks. If a
+machine fails, its tasks run again. No other scheduler is needed. A final job publishes and
+verifies.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ from packprep.storage import folder_at, is_url
 from packprep.storage.local import LocalFolder, write_error
 
 COMMON_MAX_ARRAY_SIZE = 1001
-"""Slurm's default MaxArraySize, which many sites keep."""
+"""The default of Slurm's MaxArraySize. Many sites keep it."""
 TASKS_PER_RUNNING = 4
 FEW_TASKS = 16
 FINISH = "finish.sh"
@@ -126,9 +127,9 @@ _FLAGS = {
 def default_at_once(count: int) -> int:
     """Return the default number of array tasks that run at once.
 
-    Up to 16 tasks all run at once. Of more tasks, a quarter runs at once, but at least 16. Waiting
-    tasks balance the load of machines with different speeds, and the limit leaves resources for
-    other users.
+    A quarter of the tasks runs at once, but at least 16 tasks. If there are fewer than 16 tasks,
+    all run at once. Waiting tasks balance the load of machines with different speeds, and the limit
+    leaves resources for other users.
     """
     return min(count, max(FEW_TASKS, -(-count // TASKS_PER_RUNNING)))
 
@@ -136,7 +137,8 @@ def default_at_once(count: int) -> int:
 def slurm_folder(out: str | os.PathLike) -> Path:
     """Return the folder of the scripts and logs: the output folder's path with suffix .slurm.
 
-    For a URL, this folder is in the current folder, named after the last part of the URL.
+    For a URL, the folder of the scripts is in the current folder. Its name is the last part of the
+    URL with suffix .slurm.
 
     Raises:
         RecipeError: If the output folder is /.
@@ -265,7 +267,7 @@ def scripts(job: ArrayJob, folder: Path) -> dict[str, str]:
 
 
 def write_scripts(job: ArrayJob) -> list[str]:
-    """Write the scripts, and keep each existing script with other text as NAME.old.
+    """Write the scripts. If a script exists with other text, rename it to NAME.old first.
 
     Returns:
         The names of the scripts that were replaced.
@@ -315,9 +317,9 @@ def _keep_jobs(folder: Path, jobs: Sequence[tuple[str, str]]) -> None:
 
 
 def build_jobs(out: str | os.PathLike) -> list[dict[str, str]]:
-    """Return {script, job} of each job of the last build that was submitted for an output, or [].
+    """Return the jobs of the last build that was submitted for an output, or [].
 
-    `job` is the job id.
+    Each job is a dict {script, job}. `job` is the job id.
     """
     try:
         path = slurm_folder(out) / JOBS
@@ -335,9 +337,9 @@ def build_jobs(out: str | os.PathLike) -> list[dict[str, str]]:
 
 
 def first_command(out: str | os.PathLike) -> str | None:
-    """Return the shell command that submits the scripts of a whole build, which `prepare` wrote.
+    """Return the shell command that submits the scripts of a whole build.
 
-    Return None if these scripts do not exist.
+    Return None if `prepare` has not written these scripts.
     """
     with contextlib.suppress(RecipeError):  # The output folder is /.
         array, finish = _array_script(slurm_folder(out)), slurm_folder(out) / FINISH
@@ -347,7 +349,7 @@ def first_command(out: str | os.PathLike) -> str | None:
 
 
 def _array_script(folder: Path) -> Path:
-    """Return the path of the array script in a folder, which is build.sh or tokenize.sh."""
+    """Return the path of the array script in a folder: build.sh or tokenize.sh."""
     return next(
         (folder / f"{name}.sh" for name in MAKE if (folder / f"{name}.sh").exists()),
         folder / "build.sh",
@@ -465,11 +467,10 @@ def _workers(job: ArrayJob) -> list[str]:
 
 
 def _log(folder: Path, name: str) -> tuple[str, str]:
-    """Return the value of sbatch's --output, and a shell line for the script, or "".
+    """Return (value of sbatch's --output, shell line for the script). The line is usually "".
 
-    If the path of the folder has a backslash or a control character, --output cannot express it,
-    because Slurm drops backslashes and reads options line by line. Then --output is /dev/null, and
-    the shell line redirects the log.
+    Slurm drops backslashes and reads options line by line. If the folder's path has a backslash or
+    a control character, --output is therefore /dev/null, and the shell line redirects the log.
     """
     where = str(folder)
     if not re.search(r"[\\\x00-\x1f\x7f]", where):

@@ -42,7 +42,7 @@ _OF_USE = ("name", "paths", "format", "repeat", "share", "sample", "tasks")
 def of_store(recipe: Recipe) -> Recipe:
     """Return the recipe of the token store for a dataset.
 
-    It is the dataset's recipe, but it uses each document once.
+    It is the dataset's recipe, but with each document used once.
     """
     sources = tuple(
         replace(s, repeat=1.0, share=None, sample=(0.0, 1.0), tasks=None) for s in recipe.sources
@@ -62,7 +62,7 @@ def of_store(recipe: Recipe) -> Recipe:
 def in_stores(
     recipe: Recipe, moved: Mapping[str, str], is_store: bool
 ) -> tuple[Recipe, dict[str, TokenStore]]:
-    """Replace each source that is read from a token store by its source in the store's recipe.
+    """Replace each source that is read from a token store by the same source in the store's recipe.
 
     Args:
         recipe: The recipe.
@@ -74,7 +74,7 @@ def in_stores(
         The new recipe, and {source name: token store} for the replaced sources.
 
     Raises:
-        RecipeError: If the recipe needs a source or a setting that a store does not have.
+        RecipeError: If a store does not have a source or a setting that the recipe needs.
     """
     sources, stores = [], {}
     for i, source in enumerate(recipe.sources):
@@ -130,9 +130,10 @@ KEYS_OF_FILES = tuple(key for key in Source.__dataclass_fields__ if key not in _
 
 
 def _source_in(store: TokenStore, source: Source, i: int) -> Source:
-    """Return the token store's source that `source` names, with four keys taken from `source`.
+    """In a token store, find the source with the name of `source`, and return it.
 
-    These keys are repeat, share, sample and tasks. `i` is the index of `source`, for messages.
+    Without a name, `source` means the only source of the store. The result's keys repeat, share,
+    sample and tasks are taken from `source`. `i` is the index of `source`, for messages.
 
     Raises:
         RecipeError: If the store has no source of this name.
@@ -179,10 +180,10 @@ def _refuse_other_keys(recipe: Recipe, store: TokenStore) -> None:
 def check_tokenizer(
     recipe: Recipe, vocabulary: Vocabulary, stores: Mapping[str, TokenStore]
 ) -> None:
-    """Raise RecipeError unless each store's tokens come from the recipe's tokenizer.
+    """Raise RecipeError if a store was made with another tokenizer than the recipe's.
 
-    The recipe may declare other special tokens than the store, unless these could change the tokens
-    in the store.
+    The special tokens of the recipe and the store may differ, unless the difference could change
+    the tokens in the store.
     """
     for store in stores.values():
         made = store.plan.recipe
@@ -203,7 +204,7 @@ def check_tokenizer(
 def _refuse_other_specials(vocabulary: Vocabulary, store: TokenStore) -> None:
     """Raise RecipeError if the recipe's special tokens could change the tokens in the store.
 
-    `TokenStore.read` also checks each document that it reads.
+    `TokenStore.read` makes another check, of each document that it reads.
     """
     here, there = special_texts(vocabulary), special_texts(store.plan.vocabulary)
     if here == there:
@@ -231,7 +232,7 @@ def _refuse_other_specials(vocabulary: Vocabulary, store: TokenStore) -> None:
 
 
 def template_of(template: str | None, stores: Mapping[str, TokenStore]) -> str | None:
-    """Return the chat template of the token stores, or `template` without stores.
+    """Return the chat template of the token stores, or `template` if there are no stores.
 
     `template` is the chat template of the recipe, or None.
 
@@ -267,10 +268,10 @@ def planned_in(store: TokenStore, name: str) -> Mapping[str, Any]:
 
 
 def files_in(store: TokenStore, name: str, index: int) -> Files:
-    """Return the files that a token store was made from, for its source `name`.
+    """For source `name` of a token store, return the files that the source was made from.
 
-    Their root is "store:" and the store's location, because the documents are read from the store.
-    `index` is the index of the source in the recipe.
+    The root of the files is "store:" and the store's location, because the documents are read from
+    the store. `index` is the index of the source in the recipe.
     """
     found = next(one for one in store.plan.sources if one.name == name)
     files, source = found.files, found.source

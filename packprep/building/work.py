@@ -102,7 +102,7 @@ def slices_of(plan: Plan, shard: int) -> Iterator[tuple[PlannedSource, Slice]]:
 def unchanged_slices(
     source: PlannedSource, shard: int, shards: int, seen: np.ndarray | None
 ) -> Iterator[Slice]:
-    """Yield a shard's work ranges of a source, and check each file before and after it is read.
+    """Yield the work ranges of a source for one shard. Check each file before and after it is read.
 
     Args:
         source: The source.
@@ -203,7 +203,7 @@ def make_shard(
 
 
 def _note_left_out(plan: Plan, documents: Documents, segments: Segments, lost: LeftOut) -> None:
-    """Count the tokens that `cut` left out, by reason, and reject documents without a segment.
+    """For each reason, count the tokens that `cut` left out. Reject documents without a segment.
 
     The counts are added to `documents.dropped_tokens`, and the rejects to `documents.rejected`.
     """
@@ -236,7 +236,7 @@ def _drop(documents: Documents, source: str, reason: str, tokens: int) -> None:
 
 
 def _why_left_out(plan: Plan, lost: LeftOut, d: int, tokens: int) -> tuple[str, str]:
-    """Return why document number `d` has no segment: a reject's reason and detail.
+    """Return (reason, detail) for the reject of document number `d`, which has no segment.
 
     `tokens` is the length of the document.
     """
