@@ -33,16 +33,21 @@ from packprep.sources.slices import PlannedSource
 
 
 def stored_segments(plan: Plan, arrays: Arrays) -> Segments:
-    """Return the segments of a shard's arrays, with the computed columns bos, eos and repeated.
+    """Return the segments of a shard's arrays, with bos, eos, repeated and first_trained computed.
 
-    bos is 1 for the first segment of a document, if the recipe adds bos. The length formula
-    without eos gives a number of slots. eos is the number of further slots that the segment has,
-    per copy of its tokens. If eos is neither 0 nor 1, the length formula does not hold.
+    bos is 1 for the first segment of a document if the recipe adds bos, otherwise 0.
 
-    A later chunk of a supervised document may repeat a system message. `repeated` is the number of
-    repeated tokens. For such a chunk, eos is 1 if the last token is eos, or if the recipe adds eos
-    to every segment. The columns bos, eos and repeated are 0 for segments without tokens. The
-    column first_trained is also computed.
+    eos is the segment's number of slots minus the number that the length formula gives for a
+    segment without eos. In block diffusion, a segment contains its tokens twice, so the difference
+    is divided by 2, or eos is −1 if the difference is odd. If eos is neither 0 nor 1, the segment
+    does not satisfy the length formula.
+
+    A later chunk of a supervised document may begin with a copy of the system message. The
+    difference then counts eos and the tokens of this copy. For such a chunk, eos is 1 if the recipe
+    adds eos to every segment, or if it adds eos to documents and the chunk's last token is eos. The
+    rest of the difference is `repeated`.
+
+    bos, eos and repeated are 0 for segments without tokens.
     """
     segments = Segments.of_arrays(arrays)
     bos = (segments.start == 0) & segments.has_tokens & plan.recipe.documents.prepend_bos

@@ -87,7 +87,7 @@ def weights_spans(dataset: Dataset | Mixture) -> bool:
 
 
 def weighted_tasks(dataset: Dataset | Mixture) -> list[StoredTask]:
-    """Return the same-position tasks that weight the loss by their noise."""
+    """Return the same-position tasks with a loss weight that depends on the noise level."""
     return [
         t
         for t in tasks_of(dataset)

@@ -461,8 +461,9 @@ def compare_sources(
 ) -> None:
     """Check that the source files are unchanged since the build first saw them.
 
-    If the modification time of a file has changed, the text of each finished shard that read the
-    file is read again. Its digest must be the one in the shard's receipt.
+    If the modification time of a file has changed, this function reads the text of the finished
+    shards that used the file again. It compares the digest of each shard's text with the digest in
+    the shard's receipt.
 
     Args:
         out: The output folder.

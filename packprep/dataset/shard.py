@@ -319,8 +319,9 @@ def _inferred_layout(
 ) -> Layout:
     """Return the `layout` of a shard, given the shapes of its arrays.
 
-    `shapes` maps names to shapes. Only the first dimension of some arrays is used. `where` names
-    the file in messages.
+    `shapes` maps array names to shapes. The names decide which arrays the layout has. The sizes are
+    the first dimensions of a few arrays, such as tokens. All other dimensions are ignored. `where`
+    names the file in messages.
 
     Raises:
         DatasetError: If an array is missing, or is not part of the layout.

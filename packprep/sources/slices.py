@@ -242,17 +242,18 @@ class PlannedSource:
     def taken(
         self, shard: int, shards: int, places: Iterable[int]
     ) -> Iterator[tuple[int, int, int, int, int]]:
-        """For each entry in `places`, yield the part that a shard reads.
+        """Yield the part of each given split that a shard reads.
 
         Args:
             shard: Index of the shard.
             shards: Number of shards.
-            places: Numbers of entries, from the range that the method `places` returns.
+            places: Indices in the list of the splits of all passes. They are in the range that the
+                method `places` returns for the shard.
 
         Yields:
             (piece, use, lo, hi, weight). `piece` is the index of the split, `use` the number of the
-            pass, and `weight` the split's weight. The shard reads the interval [lo, hi) of the
-            weight.
+            pass, and `weight` the split's weight in this pass. The shard reads the split from
+            lo / weight to hi / weight of its length.
         """
         pieces, ends = self._list
         begin, end = (b * self.weight // shards for b in (shard, shard + 1))

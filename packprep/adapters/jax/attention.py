@@ -165,12 +165,13 @@ def block_masks(
 
 
 def _next_to_load(needed: jax.Array, width: int) -> jax.Array:
-    """Return, for each block of the kernel's grid, the next block that the kernel needs.
+    """Return, for each block of the kernel's grid, the needed block that the kernel loads next.
 
-    This is the block itself if it is needed. After the last needed block, it is the first needed
-    block of the grid. The result has its index modulo `width`, which is the index in its grid row.
-    The kernel prefetches this block while it skips the blocks that are not needed. The dtype is as
-    narrow as possible, because the result occupies the small scalar memory of a TPU.
+    For a needed block, this is the block itself. For any other block, it is the next needed block
+    in the order of the grid, or the first needed block of the grid if none follows. The kernel
+    prefetches it while it skips blocks that are not needed. The result contains the block's column
+    in the grid, which is its index modulo `width`. The dtype is as narrow as possible, because the
+    result occupies the small scalar memory of a TPU.
 
     Args:
         needed: bool, True for the blocks that are needed, in the order of the grid.

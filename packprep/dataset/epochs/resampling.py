@@ -159,8 +159,9 @@ def _check_objectives(manifest: Manifest) -> None:
 def _moved_task(task: StoredTask, manifest: Manifest, special: SpecialIds) -> MovedTask | None:
     """Return the settings for resampling a next-token task, or None if it is not resampled.
 
-    A task is not resampled if its objective has no randomness. It is also not resampled if the
-    dataset has an encoder_length that another prefix length could exceed.
+    A task is not resampled if its objective has no randomness. In a dataset with an encoder_length,
+    a task is also not resampled if a new draw may change the length of a prefix. The row could then
+    exceed the length of the encoder or of the decoder.
 
     Raises:
         DatasetError: If the manifest does not have the special tokens that the task writes.

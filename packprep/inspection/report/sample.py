@@ -406,9 +406,10 @@ def _shortened(segment: Mapping[str, Any], most: int) -> dict[str, Any]:
 
 
 def _cut(part: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """Return the part, with {gap: number of omitted tokens} as its middle if it is too long.
+    """Return a part of a segment, shortened to `most` pieces.
 
-    `most` is the maximum number of pieces.
+    If the part has more pieces, {"gap": number of omitted tokens} replaces the pieces in its
+    middle.
     """
     (run,) = part["runs"]
     if len(run["f"]) <= most:

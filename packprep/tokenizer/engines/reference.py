@@ -143,7 +143,10 @@ class ReferenceEngine:
         return self._tokenizer.decode_batch([[id] for id in ids], skip_special_tokens=False)
 
     def tokens_of(self, ids: Iterable[int]) -> dict[int, str]:
-        """Return id → token as written in the tokenizer.json, for the ids that are tokens."""
+        """Return a dict from id to token, as the tokenizer.json spells it.
+
+        Ids without a token are left out.
+        """
         return {id: token for id in ids if (token := self._tokenizer.id_to_token(id)) is not None}
 
     def vocabulary(self) -> dict[int, str]:
