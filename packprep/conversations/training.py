@@ -131,19 +131,18 @@ def trained_tokens(
     text = conversation.text
     spans = np.array(conversation.spans, np.int64).reshape(-1, 2)
     weights = np.array(conversation.weights or (1.0,) * len(spans), np.float32)
-    message, weight = _labels_of_tokens(conversation, begins, spans, weights, places)
-    token_spans = _equal_ranges(message, weight)
+    ranges, message, weight = _trained_ranges(conversation, begins, spans, weights, places)
     first_tokens = np.searchsorted(begins, np.array(conversation.boundaries, np.int64))
     system = _system_tokens(conversation, begins, places)
     turns, cuts, ranks = _cut_positions(
-        conversation.roles, first_tokens, token_spans, message[token_spans[:, 0]], system, begins
+        conversation.roles, first_tokens, ranges, message, system, begins
     )
     is_last_trained = bool(len(spans)) and int(spans[-1, 1]) == len(text)
     token_at_start = np.searchsorted(begins, spans[:, 0])
     starts_in_tokens = spans[np.append(begins, -1)[token_at_start] != spans[:, 0], 0].tolist()
     return Trained(
-        token_spans,
-        weight[token_spans[:, 0]],
+        ranges,
+        weight,
         turns,
         cuts,
         ranks,
@@ -155,44 +154,56 @@ def trained_tokens(
     )
 
 
-def _labels_of_tokens(
+def _trained_ranges(
     conversation: Conversation,
     begins: np.ndarray,
     spans: np.ndarray,
     weights: np.ndarray,
     places: MediaPlaces,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return each token's message and weight, int64[n] and float32[n].
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the ranges of trained tokens, int64[k, 2], with the message and weight of each.
 
-    An untrained token has the message −1 and the weight 0.
+    The messages are int64[k] and the weights float32[k]. Adjacent ranges differ in message or
+    weight.
 
     Args:
         conversation: The document.
         begins: The result of `counted_begins`, int64[n].
-        spans: The document's trained characters, int64[k, 2].
-        weights: The weight of each span, float32[k].
+        spans: The document's trained characters, int64[s, 2].
+        weights: The weight of each span, float32[s].
         places: The document's media spans, which are never trained.
     """
+    n = len(begins)
     boundaries = np.array(conversation.boundaries, np.int64)
-    message = np.zeros(len(begins), np.int64)
+    # Message and weight can change only at these tokens.
+    edges = np.searchsorted(begins, np.concatenate((spans.ravel(), boundaries)))
+    starts = np.array(sorted({0, *edges.tolist(), *places.spans.ravel().tolist()} - {n}), np.int64)
+    first_begins = begins[starts] if n else begins
+    message = np.zeros(len(first_begins), np.int64)
     if conversation.roles:
-        message = np.searchsorted(boundaries, begins, side="right")
+        message = np.searchsorted(boundaries, first_begins, side="right")
     # The last span that begins at or before each token, or −1. Span −1 is empty.
-    span = np.searchsorted(spans[:, 0], begins, side="right") - 1
-    message = np.where(begins < np.append(spans[:, 1], 0)[span], message, -1)
+    span = np.searchsorted(spans[:, 0], first_begins, side="right") - 1
+    is_trained = first_begins < np.append(spans[:, 1], 0)[span]
     for begin, end in places.spans.tolist():
-        message[begin:end] = -1
+        is_trained &= (starts < begin) | (starts >= end)
     weight = np.append(weights, np.float32(0))[span]
-    return message, np.where(message < 0, np.float32(0), weight)
-
-
-def _equal_ranges(message: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Return the ranges of trained tokens with equal message and weight, int64[k, 2]."""
-    changes = np.diff(message, prepend=-1, append=-1) != 0
-    changes |= np.diff(weight, prepend=np.float32(0), append=np.float32(0)) != 0
-    edges = np.flatnonzero(changes)
-    ranges = np.stack((edges[:-1], edges[1:]), 1).astype(np.int64)
-    return ranges[message[ranges[:, 0]] >= 0]
+    ranges: list[list[int]] = []
+    kept: list[int] = []
+    for i in np.flatnonzero(is_trained).tolist():
+        end = int(starts[i + 1]) if i + 1 < len(starts) else n
+        last = kept[-1] if kept else -1
+        if (
+            last >= 0
+            and ranges[-1][1] == starts[i]
+            and message[last] == message[i]
+            and weight[last] == weight[i]
+        ):
+            ranges[-1][1] = end
+        else:
+            ranges.append([int(starts[i]), end])
+            kept.append(i)
+    return np.array(ranges, np.int64).reshape(-1, 2), message[kept], weight[kept]
 
 
 def _system_tokens(conversation: Conversation, begins: np.ndarray, places: MediaPlaces) -> int:
