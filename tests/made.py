@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -59,6 +60,11 @@ _WORDS = (
 
 def texts(count: int, seed: int = 0, mean_bytes: int = 300) -> list[str]:
     """`count` texts of lognormal lengths, some of them of 1 to 4 bytes."""
+    return list(_texts(count, seed, mean_bytes))
+
+
+@cache
+def _texts(count: int, seed: int, mean_bytes: int) -> list[str]:
     chance = random.Random(f"{seed} {count}")
     made = []
     for _ in range(count):
@@ -236,6 +242,7 @@ def _forecast_where_heard(*arguments: Any) -> dict[str, Any]:
 
 
 building.forecast = _forecast_where_heard
+building.LIST_AGAIN_S = 0  # No folder of the tests caches its listing.
 
 
 @contextmanager

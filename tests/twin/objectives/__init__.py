@@ -40,10 +40,12 @@ and, where they are needed,
 
 import importlib
 import pkgutil
+from functools import cache
 
 NAMES = tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
 
 
+@cache
 def of(objective):
     """The file of an objective."""
     name = "causal" if objective == "too_short" else objective
