@@ -87,8 +87,8 @@ def key_ranges(
 
     Args:
         batch: Columns [B, T] or [T].
-        prefix_bidirectional: Pass False to read prefixes and same-position segments causally. Block
-            diffusion keeps its pattern.
+        prefix_bidirectional: Pass False for causal attention also in prefixes and in segments of
+            same-position tasks, such as masked diffusion. Block diffusion keeps its pattern.
         part: "encoder", "decoder" or "cross", for the arrays of an encoder and a decoder.
 
     Returns:
@@ -314,7 +314,8 @@ def varlen_causal(dataset: Dataset | Mixture, prefix_bidirectional: bool = True)
 
     Args:
         dataset: The dataset or mixture.
-        prefix_bidirectional: Pass False to read prefixes and same-position segments causally.
+        prefix_bidirectional: Pass False for causal attention also in prefixes and in segments of
+            same-position tasks, such as masked diffusion.
 
     Returns:
         True for causal attention, False for bidirectional attention.

@@ -260,7 +260,8 @@ def _scale_weights(order, first_slot, first_target, slots, sums, rows):
     """Scale the weights of trainable slots, so that the weights of group g sum to `sums[g]`.
 
     The sum excludes slots before a segment's `first_target`, because no slot predicts them. Weights
-    are added in float64, slot by slot. `order` is the order of the segments.
+    are added in float64, slot by slot. `order` has the indices of the segments in the order in
+    which their weights are added.
     """
     totals = np.zeros(sums.shape[0], np.float64)
     for i in order:

@@ -123,7 +123,7 @@ class LeftOut(NamedTuple):
 
 
 class _Documents(NamedTuple):
-    """The columns of `Documents` that cutting reads, and the flag `wanted` of each document."""
+    """The columns of `Documents` that are needed to cut documents, and each document's `wanted`."""
 
     offsets: np.ndarray
     position: np.ndarray
@@ -134,7 +134,7 @@ class _Documents(NamedTuple):
 
 
 class _Supervision(NamedTuple):
-    """The columns of `Training` that cutting reads."""
+    """The columns of `Training` that are needed to cut documents."""
 
     span_offsets: np.ndarray
     spans: np.ndarray
@@ -706,7 +706,7 @@ def _policy_of(recipe: Recipe) -> _Policy:
 
 
 def _supervision_of(training: Training) -> _Supervision:
-    """Return the columns of `Training` that cutting reads."""
+    """Return the columns of `Training` that are needed to cut documents."""
     names = _Supervision._fields[:-1]
     return _Supervision._make((*(getattr(training, name) for name in names), training.places.spans))
 

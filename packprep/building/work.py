@@ -131,7 +131,7 @@ def unchanged_slices(
 
 
 def _most_bytes(plan: Plan) -> int:
-    """Return the maximum bytes of text that a shard may read before it is refused."""
+    """Return the maximum number of text bytes in a shard. A shard with more text is refused."""
     return max(LEAST_BOUND, BEYOND_PLAN * int(plan.stored["shard_text_bytes"]))
 
 

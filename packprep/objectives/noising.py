@@ -217,8 +217,9 @@ def _replace(key, begin, count, replacement, epoch, buffers, tokens):
 def _mask(target, ratio, threshold, replacement, epoch, share):
     """Write the noise of the function `mask`.
 
-    With `exact_count`, `ratio` has a ratio per segment, and `share` receives the share of hits.
-    Otherwise both arrays are empty, and `threshold` decides which candidates are noised.
+    With `exact_count`, `ratio` has a ratio for each segment. `share` then receives, for each
+    segment, the share of its candidates that are noised, or 1 if it has no candidates. Otherwise
+    both arrays are empty, and `threshold` decides which candidates are noised.
     """
     segments, tokens, loss_mask = target.segments, target.tokens, target.loss_mask
     buffers = _buffers(_largest(segments.count), 0)

@@ -43,7 +43,7 @@ class ShardToReplay(NamedTuple):
     epoch: int
 
     def add(self, message: str, row: int | None = None, *location: Any) -> None:
-        """Add a fault of P17 in the shard's file."""
+        """Record a violation of P17, with the shard's file as its location."""
         self.faults.add("P17", shard_name(self.number), message, row, *location)
 
 
