@@ -330,7 +330,7 @@ def _take_part_marks(message: dict[str, Any], what: str, kinds: Sequence[str]) -
     """Remove the marks of a message's parts, and return them. Return () if no part has a mark.
 
     Raises:
-        _Bad: If a part of media or a blank part has a mark.
+        _Bad: If a media part or a blank text part has a mark.
     """
     content = message.get("content")
     if not isinstance(content, list):
