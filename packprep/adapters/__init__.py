@@ -98,8 +98,8 @@ def weighted_tasks(dataset: Dataset | Mixture) -> list[StoredTask]:
 def default_columns(dataset: Dataset | Mixture) -> tuple[str, ...]:
     """Return the columns that a trainer needs for the tasks of every dataset.
 
-    They are COLUMNS and prefix_ends. If a task predicts the same position, or if documents give
-    loss weights, loss_weights is added. If a task uses block diffusion, block_lengths is added.
+    They are COLUMNS and `prefix_ends`. If a task is a same-position task, or if documents give loss
+    weights, `loss_weights` is added. If a task uses block diffusion, `block_lengths` is added.
     """
     names, tasks = list(COLUMNS), tasks_of(dataset)
     if any(is_in_place(task) for task in tasks) or weights_spans(dataset):

@@ -13,7 +13,7 @@ labels are already shifted, so they are passed as `shift_labels`, which such a m
     labels                  .   b   c | .   e   f     the same targets for the model's own shift
 
 Both are given, because a model computes a loss only if `labels` is present. If a task predicts the
-same position, which a shift cannot express, `labels` is -100 everywhere.
+token of a noised slot at this slot, which a shift cannot express, `labels` is -100 everywhere.
 """
 
 import inspect
@@ -45,20 +45,21 @@ class Collator:
 
     Args:
         directory: Dataset folder, or an open `Dataset` or `Mixture`.
-        attention: The model, or its attn_implementation. The name must be the implementation that
-            the model uses. Another name raises no error, but the model is trained wrongly. A model
-            that would not pass shift_labels to its loss is refused.
+        attention: The model, or the name of the attn_implementation that the model uses. Another
+            name raises no error, but the model is trained wrongly. A model that would not pass
+            shift_labels to its loss is refused.
         labels: "shift_labels", or "shifted_by_model" for a model whose loss does not support
             shift_labels. "shifted_by_model" refuses same-position tasks.
         loss_weights: "refuse" or "ignore". Transformers' loss has no weights. "refuse" raises an
             error if tasks or documents weight their loss.
-        prefix_bidirectional: Pass False to read prefixes causally, which flash attention needs.
+        prefix_bidirectional: Pass False for causal attention also in prefixes and in segments of
+            same-position tasks. With flash attention, only causal attention is supported.
 
     Attributes:
         attention: The attn_implementation.
         labels: As given.
         prefix_bidirectional: As given.
-        predicts_in_place: Whether a task predicts the same position.
+        predicts_in_place: Whether a task predicts the tokens of noised slots at these slots.
 
     Raises:
         ArgumentError: If an argument is invalid, or if a task or a weight does not suit the model.
@@ -214,7 +215,7 @@ def _attention_of(model: Any, labels: str) -> str:
     """Return the model's attn_implementation.
 
     Raises:
-        ArgumentError: If the object is not a Transformers model, or if it does not take
+        ArgumentError: If the object is not a Transformers model, or if the model does not take
             shift_labels.
     """
     own = getattr(getattr(model, "config", None), "_attn_implementation", None)

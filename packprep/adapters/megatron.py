@@ -7,7 +7,7 @@
 
 Like packprep, both trainers store the label and the mask at the predicting slot, so labels are not
 shifted again. Both attend causally inside a segment. If a task has another attention pattern, an
-error names the task, unless all segments are read causally.
+error names the task, unless prefix_bidirectional=False requests causal attention instead.
 """
 
 import math
@@ -86,7 +86,8 @@ class GPTRows(TorchDataset):
         max_segments: Maximum number of segments per row, which sets the width of cu_seqlens. The
             default is the recipe's max_segments_per_row. Without this key, the default is T, the
             most that a row can have.
-        prefix_bidirectional: Pass False to read prefixes and same-position segments causally.
+        prefix_bidirectional: Pass False for causal attention also in prefixes and in segments of
+            same-position tasks, such as masked diffusion.
 
     Attributes:
         dataset: The dataset.
@@ -182,7 +183,8 @@ def check_for_torchtitan(dataset: Dataset | Mixture, prefix_bidirectional: bool)
 
     Args:
         dataset: The dataset or mixture.
-        prefix_bidirectional: Pass False to read prefixes and same-position segments causally.
+        prefix_bidirectional: Pass False for causal attention also in prefixes and in segments of
+            same-position tasks, such as masked diffusion.
 
     Raises:
         ArgumentError: If a task needs more than causal attention, or if tasks or documents weight
@@ -223,7 +225,8 @@ def torchtitan(
         batch_size: Rows per rank and step.
         rank: Index of this data-parallel rank.
         world_size: Number of data-parallel ranks.
-        prefix_bidirectional: Pass False to read prefixes and same-position segments causally.
+        prefix_bidirectional: Pass False for causal attention also in prefixes and in segments of
+            same-position tasks, such as masked diffusion.
         options: Further arguments of adapters.torch.loader, except layout, columns and
             ignore_index.
 

@@ -164,7 +164,7 @@ def _first_difference(own: Tokenizer, given: Any) -> str | None:
 
 
 def _texts(own: Tokenizer) -> Iterator[str]:
-    """Yield TEXTS strings, which depend on the dataset's tokens. Both tokenizers encode them."""
+    """Yield the texts that both tokenizers encode. They depend on the dataset's tokens."""
     chance = Random(0).random
     ids = sorted(own.get_vocab().values())
     added = own.get_added_tokens_decoder()

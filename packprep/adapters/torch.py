@@ -445,8 +445,8 @@ def iterable(
 
     Raises:
         ArgumentError: If an argument is invalid.
-        DatasetError: If the dataset is missing or damaged, or names="seqio" and it has no
-            encoder_length.
+        DatasetError: If the dataset is missing or damaged, or has no encoder_length although
+            names="seqio" needs it.
 
     Example:
         batches = iterable("packed", 8, rank, world_size)
@@ -513,18 +513,18 @@ def loader(
         num_workers: Number of worker processes. 0, the fast default, makes batches in this process.
         pin_memory: Whether to return tensors in page-locked memory. This needs an accelerator.
         options: seed, shuffle, epochs, samples, columns, redraw, accelerate, balance and window as
-            in `Dataset.batches`. Also ignore_index, the value of `labels` where loss_mask is
-            False, and of `labels_k` where loss_mask_k is False. Also tail, for "thd". With
+            in `Dataset.batches`. `ignore_index` is the value of `labels` where loss_mask is False,
+            and of `labels_k` where loss_mask_k is False. `tail` is for the layout "thd": With
             "segment", each run of padding is a segment, so that kernels write every slot. With
-            "drop", padding is left out. Also names, "packprep" or "seqio".
+            "drop", padding is left out. `names` is "packprep" or "seqio".
 
     Returns:
         A `Loader`, an iterator with `state_dict` and `load_state_dict`.
 
     Raises:
         ArgumentError: If an argument is invalid.
-        DatasetError: If the dataset is missing or damaged, or names="seqio" and it has no
-            encoder_length.
+        DatasetError: If the dataset is missing or damaged, or has no encoder_length although
+            names="seqio" needs it.
 
     Example:
         for batch in loader("packed", batch_size=8, rank=rank, world_size=world_size, epochs=1):

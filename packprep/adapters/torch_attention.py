@@ -410,7 +410,7 @@ def _varlen(batch: Mapping[str, Any], prefix_bidirectional: bool) -> tuple[torch
 
 
 def flash_varlen(batch: Mapping[str, Any], prefix_bidirectional: bool = True) -> dict[str, Any]:
-    """Return the keywords of flash_attn_varlen_func(q, k, v, …) for a batch.
+    """Return the keyword arguments of flash_attn_varlen_func(q, k, v, …) for a batch.
 
     q, k and v have shape [slots, heads, head_dim] and hold the rows in order. Each run of padding
     is a segment, including gaps of pad_seq_to_mult, so that the kernel writes every slot. Call this
@@ -440,7 +440,7 @@ def flash_varlen(batch: Mapping[str, Any], prefix_bidirectional: bool = True) ->
 
 
 def torch_varlen(batch: Mapping[str, Any], prefix_bidirectional: bool = True) -> dict[str, Any]:
-    """Return the keywords of torch.nn.attention.varlen.varlen_attn(q, k, v, …).
+    """Return the keyword arguments of torch.nn.attention.varlen.varlen_attn(q, k, v, …).
 
     Args:
         batch: As in `flash_varlen`.

@@ -7,9 +7,9 @@
 
 torchtitan determines the order, the ranks' shares and the state. Its trainer derives masks from the
 positions, which restart at 0 in each segment, and attends causally inside a segment. If a task has
-another attention pattern, an error names the task, unless all segments are read causally.
-torchtitan's releases up to 0.3.0 have no such pipeline; use `packprep.adapters.megatron.torchtitan`
-with them.
+another attention pattern, an error names the task, unless prefix_bidirectional=False requests
+causal attention instead. torchtitan's releases up to 0.3.0 have no such pipeline; use
+`packprep.adapters.megatron.torchtitan` with them.
 
     source     row i → {"input_ids", "labels", "positions"}: int64[seq_length], untrained -100
     processor  converts such a row to torchtitan's TextSequence
@@ -68,7 +68,8 @@ def source(
 
     Args:
         directory: Dataset folder, or an open `Dataset`.
-        prefix_bidirectional: Pass False to read prefixes and same-position segments causally.
+        prefix_bidirectional: Pass False for causal attention also in prefixes and in segments of
+            same-position tasks, such as masked diffusion.
 
     Returns:
         A random-access source of {"input_ids", "labels", "positions"}, int64[seq_length] each.

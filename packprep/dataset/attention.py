@@ -215,8 +215,8 @@ def next_token_labels(
         loss_mask: The loss mask, shaped as `tokens`.
         distance: Distance to the predicted token, at least 1. Heads that predict the k-th next
             token use k.
-        in_place: bool[T], True at slots of segments whose tokens are predicted at the same
-            position. The labels of these slots are `ignore_index`.
+        in_place: bool[T], True at the slots of segments of same-position tasks. The labels of
+            these slots are `ignore_index`.
         ignore_index: The label of slots that are not trained.
 
     Returns:

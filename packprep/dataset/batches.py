@@ -728,10 +728,11 @@ class Batches:
     def state_dict(self) -> dict[str, Any]:
         """Return the state after all batches so far, as a dict that can be written as JSON.
 
-        The state is the same on all ranks. Its keys are fingerprint, digest, seed, shuffle, redraw
-        and rows. `rows` is the number of rows that all ranks have delivered together. With balanced
-        steps, the state also has the key balance. In a mixture of several seq_lengths, `rows` is
-        the number of steps, and the key step_rows maps each seq_length to the rows of a step.
+        The state is the same on all ranks. It has the keys `fingerprint`, `digest`, `seed`,
+        `shuffle`, `redraw` and `rows`. `rows` is the number of rows that all ranks have delivered
+        together. With balanced steps, the state also has the key `balance`. In a mixture of several
+        seq_lengths, `rows` is the number of steps, and the key `step_rows` maps each seq_length to
+        the number of rows in a step.
         """
         return self.state_after(0)
 
@@ -764,9 +765,9 @@ class Batches:
         """Resume after the rows that were delivered when `state` was saved.
 
         If documents were removed from the dataset after the state was saved, the state is still
-        accepted, because rows keep their indices. States from older versions of packprep have no
-        digest or no redraw. They are accepted with a warning. The next call of `state_dict` returns
-        both keys.
+        accepted, because rows keep their indices. A state from an older version of packprep may
+        lack the key `digest` or `redraw`. It is accepted with a warning. The next state that
+        `state_dict` returns has both keys.
 
         Args:
             state: A state from `state_dict`.
@@ -806,8 +807,9 @@ class Batches:
 def check_state(state: Mapping[str, Any], mine: Mapping[str, Any], dataset: Reader) -> None:
     """Check that a saved state fits the iteration that loads it.
 
-    `state` and `mine` must have the same keys and values, except rows and steps. If `state` does
-    not have the key digest or redraw, because an older packprep wrote it, a warning is issued.
+    `state` and `mine` must have the same keys and values, but their `rows` and `steps` may differ.
+    If `state` does not have the key `digest` or `redraw`, because an older packprep wrote it, a
+    warning is issued.
 
     Args:
         state: The saved state.
@@ -892,9 +894,9 @@ def refuse_tasks(names: Iterable[str], tasks: Sequence[StoredTask]) -> None:
 
     `seq_idx` is for layers that see only earlier tokens, so it is refused if a task attends to
     later tokens. `labels_k`, `loss_mask_k` and `loss_weights_k` are for predicting later tokens, so
-    they are refused if every task predicts at the same position. If only some tasks predict at the
-    same position, the columns are allowed. In the segments of these tasks, labels are the pad id,
-    and masks and weights are 0.
+    they are refused if all tasks are same-position tasks. If only some tasks are, the columns are
+    allowed. In the segments of same-position tasks, labels are the pad id, and masks and weights
+    are 0.
 
     Args:
         names: Names of columns.

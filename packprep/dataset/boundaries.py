@@ -329,9 +329,9 @@ def thd_pair(
     pair. No mask is built. Positions must ascend inside a segment.
 
     With "bottom_right", positions are counted back from the last slot of the segment, separately
-    for queries and keys. In striped ring attention, the queries have only some slots of a segment,
-    and so have the keys. In this case, queries and keys must have the same number of slots of the
-    segment, and the same last position. The result equals the result of TransformerEngine, which
+    for queries and keys. In striped ring attention, queries and keys each contain only some slots
+    of a segment. Both must then contain the same number of slots of the segment, and have the same
+    last position. The result equals the result of TransformerEngine, which
     allows position_q − n_q ≥ position_kv − n_kv for n_q queries and n_kv keys. If queries and keys
     are from one sequence, use "top_left", which is right for any subset of the slots.
 

@@ -347,7 +347,7 @@ def _check(
         where: The location of the value, for error messages.
         value: The value to check.
         keys: The keys that the object should have, and the test of each key's value.
-        made_with: The key made_with of the manifest, for error messages.
+        made_with: The value of the manifest's key `made_with`, for error messages.
         more: Other keys that the object may have. Their values are not checked.
         later: The keys in `keys` that may be missing. All other keys in `keys` are required.
 
@@ -371,9 +371,9 @@ def replaced(of: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return one entry for each earlier version of a dataset, the oldest version first.
 
     Each removal of documents makes a new version. `of` is a manifest or a stored plan. In a
-    manifest, an entry has the keys fingerprint, digest and plan. If that version itself was made by
-    a removal, the entry also has the key removed, which has the digest of its removed.json. In a
-    plan, entries have more keys, see `plan_form.ReplacedForm`.
+    manifest, an entry has the keys `fingerprint`, `digest` and `plan`. If a removal made the
+    earlier version too, its entry also has the key `removed`, with the digest of that version's
+    removed.json. In a plan, entries have more keys, see `plan_form.ReplacedForm`.
     """
     found: list[dict[str, Any]] = (of.get("removed") or {"replaces": []})["replaces"]
     return found
@@ -400,13 +400,13 @@ def stored_columns(manifest: Mapping[str, Any]) -> str:
 def stores_labels(columns: str, in_place: Iterable[str]) -> bool:
     """Return whether the shards of a dataset store labels.
 
-    Labels are stored if a task predicts at the same position. If `columns` is "least", a
+    Labels are stored if a task is a same-position task. If `columns` is "least", a
     block-diffusion task does not need stored labels, because they follow from the clean half of
     each segment.
 
     Args:
         columns: "full", "compact" or "least".
-        in_place: The attention patterns of the tasks that predict at the same position.
+        in_place: The attention patterns of the same-position tasks.
 
     Returns:
         Whether any task needs stored labels.

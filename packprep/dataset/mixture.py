@@ -512,8 +512,8 @@ class Mixture(Reader):
 def read_mixture(path: Path) -> dict[str, Any]:
     """Read a mixture.json and return the arguments of `open_dataset`.
 
-    The result has the keys directory, shares, interpolate and max_epochs. The paths in the file are
-    relative to the file's folder. In the result, each path starts with that folder.
+    The result has the keys `directory`, `shares`, `interpolate` and `max_epochs`. The paths in the
+    file are relative to the file's folder. In the result, each path starts with that folder.
 
     Raises:
         DatasetError: If the file cannot be read or is invalid.
@@ -536,8 +536,8 @@ def mixture_of(data: bytes, path: str) -> dict[str, Any]:
         path: Path of the file, for error messages.
 
     Returns:
-        The parsed object. It has the keys datasets and shares, and may have interpolate and
-        max_epochs.
+        The parsed object. It has the keys `datasets` and `shares`, and may have `interpolate` and
+        `max_epochs`.
 
     Raises:
         DatasetError: If the bytes are not a valid mixture.json.

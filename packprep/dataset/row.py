@@ -158,7 +158,7 @@ class Row:
 
     @property
     def cost(self) -> int:
-        """The attention cost of the row, Σn² over its segments of n slots, as in row_cost."""
+        """The attention cost of the row, Σn² over its segments of n slots: the column row_cost."""
         return int(self._segments.costs()[0])
 
     @lazy

@@ -73,7 +73,7 @@ class Facts:
 
     @lazy
     def shift(self) -> np.ndarray:
-        """Return which tasks predict a noised token at the slot before it, bool[tasks]."""
+        """Return which tasks predict the token of a noised slot one slot earlier, bool[tasks]."""
         return np.array([task["label_alignment"] == "next_slot" for task in self.tasks])
 
     @lazy
@@ -209,7 +209,7 @@ class RowSegments:
         )
 
     def column(self, name: str) -> np.ndarray:
-        """Return a header column, [m]: from `changed`, otherwise from the shards' segment_NAME."""
+        """Return a header column, [m]: from `changed`, or from the shards' array segment_NAME."""
         if name in self.changed:
             return self.changed[name]
         parts = self.parts(f"segment_{name}")

@@ -249,8 +249,8 @@ def loader(
         attention: Attention path of the model. Tasks that the path cannot compute are refused.
             "causal" is a kernel that reads only segment ids, and the default for MaxText and
             Levanter. "splash" is the default otherwise. "dense" can compute every pattern.
-        prefix_bidirectional: Pass False to read prefixes causally. Same-position tasks keep their
-            bidirectional attention.
+        prefix_bidirectional: Pass False for causal attention also in prefixes. Same-position tasks
+            keep their bidirectional attention.
         max_segments: Maximum number of segments per row, where trailing padding counts as one
             segment. A row with more segments is refused.
         loss_weights: Only with names="maxtext", whose loss reads no weights. "refuse" raises an
@@ -262,8 +262,8 @@ def loader(
     Raises:
         ArgumentError: If an argument is invalid, or if the attention path or the trainer cannot
             train a task.
-        DatasetError: If the dataset is missing or damaged, or names="seqio" and it has no
-            encoder_length.
+        DatasetError: If the dataset is missing or damaged, or has no encoder_length although
+            names="seqio" needs it.
 
     Example:
         batches = loader("packed", batch_size=8)
@@ -361,7 +361,7 @@ def check_attention(
     Args:
         tasks: The tasks of all datasets.
         attention: "causal", "splash" or "dense".
-        prefix_bidirectional: Whether prefixes are read bidirectionally.
+        prefix_bidirectional: Whether the slots of a prefix attend to each other.
 
     Raises:
         ArgumentError: If the path is unknown, or if it cannot compute the pattern of a task. The
@@ -397,8 +397,8 @@ def check_names(tasks: Sequence[StoredTask], names: str) -> None:
         names: Naming scheme, as in `loader`.
 
     Raises:
-        ArgumentError: If the scheme is unknown, or if names="levanter" and a task predicts the same
-            position.
+        ArgumentError: If the scheme is unknown, or if names="levanter" and a task is a
+            same-position task.
     """
     if names not in ("packprep", *NAMES):
         raise ArgumentError(
@@ -568,7 +568,7 @@ def _read_prefixes_causally(
 def _layouts(
     segment_ids: np.ndarray, rows: Sequence[int] | np.ndarray, max_segments: int
 ) -> dict[str, np.ndarray]:
-    """Return LAYOUT_COLUMNS of a batch.
+    """Return a dict with the columns of a batch that LAYOUT_COLUMNS names.
 
     Args:
         segment_ids: int[n_rows, T].

@@ -39,7 +39,7 @@ IN_PLACE_NAMES = {
 def check_maxtext(
     dataset: Dataset | Mixture, attention: str | None, weighted: bool, loss_weights: str
 ) -> bool:
-    """Check that MaxText can train a dataset; return whether all tasks predict the same position.
+    """Check that MaxText can train a dataset; return whether all tasks are same-position tasks.
 
     MaxText trains same-position tasks as block diffusion. Its mask counts blocks of
     causal_block_size slots from the row's start and compares segment ids. So every segment must
@@ -49,12 +49,12 @@ def check_maxtext(
     Args:
         dataset: The dataset or mixture.
         attention: Attention path, as in `loader`. None means MaxText's block-diffusion mask if all
-            tasks predict the same position.
+            tasks are same-position tasks.
         weighted: Whether documents give loss weights.
         loss_weights: "refuse" or "ignore", as in `loader`.
 
     Returns:
-        Whether all tasks predict the same position.
+        Whether all tasks are same-position tasks.
 
     Raises:
         ArgumentError: If MaxText's loss would ignore weights, or if its loss or mask cannot train a

@@ -7,14 +7,14 @@ Rendering and resampling both use this module. Rendering replaces the writers `m
     level       t = low + (high − low) · u, rounded down to a multiple of 2⁻²⁴: exact in float32
     noised      a candidate is noised if its 40-bit random number < ⌊p · 2⁴⁰⌋, where
                 p = (1 − ε) t + ε
-    exactly k   with exact_count, the k candidates with the smallest NOISE_LOW words are noised,
-                and p = k / candidates
+    exactly k   with exact_count, the k candidates with the smallest random words of the purpose
+                NOISE_LOW are noised, and p = k / candidates
 
 The candidates of a segment have the indices i = 0, 1, …, from the first slot of the body on. Each
 candidate has a random number of 40 bits that follows from the segment's key. Its high byte is byte
-i % 16 of Philox block i // 16 of the purpose NOISE. Its low 32 bits are word i of the purpose
-NOISE_LOW. They are computed only if the high byte does not decide. So a slot costs about 1/16 of a
-Philox block, and probabilities are exact to 2⁻⁴⁰.
+i % 16 of Philox block i // 16 of the purpose NOISE. Its low 32 bits are random word i of the
+purpose NOISE_LOW, which is computed only if the high byte does not decide. So a slot costs about
+1/16 of a Philox block, and probabilities are exact to 2⁻⁴⁰.
 
 If noise writes the mask token, a mask token in the text is never noised, because a model cannot
 learn from such a slot.
@@ -270,10 +270,10 @@ def flip(
 def _others(segments: Candidates, which: np.ndarray, bound: np.ndarray, epoch: int) -> np.ndarray:
     """Draw for each candidate in `which` a random integer below its `bound`, int64[k].
 
-    `which` has indices among the candidates of all segments. The integers are the same as from
-    randomness.integers with the purpose REPLACEMENT, for each candidate's index in its segment.
-    This function is faster, because it computes all words of a segment at once, and four words come
-    from one Philox block. Only rejected draws call randomness.integers.
+    `which` has indices among the candidates of all segments. `randomness.integers` would return the
+    same integers for the purpose REPLACEMENT and each candidate's index in its segment. This
+    function is faster, because it computes all random words of a segment at once, and four random
+    words come from one Philox block. Only rejected draws call `randomness.integers`.
     """
     words = words_of(segments.key, segments.count, REPLACEMENT, "<u4", epoch)[which]
     bound = bound.astype(np.uint64)

@@ -612,7 +612,7 @@ def _noise_all(rows: _Rows, in_place: np.ndarray, weighted: bool) -> np.ndarray 
 
 
 def _move_all(rows: _Rows) -> None:
-    """Move the tokens of next-token segments to the slots of the row's epoch.
+    """Move the tokens of next-token segments to the slots that they have in the row's epoch.
 
     The new prefixes are put into `segments.changed`, and the loss_mask is updated. A segment stays
     the same if it has no tokens. It also stays the same if some of its tokens are not trained,
