@@ -181,7 +181,7 @@ def commit_files(
         arrays: The shard's arrays.
         ledger: The shard's ledger.
         rejects: (bytes of the rejects file, number of its records).
-        text_digests: Source name → digest of the text that the shard read from this source.
+        text_digests: Source name → digest of the text that the shard has from this source.
 
     Raises:
         BuildError: If the shard is done with another receipt, or cannot be written.

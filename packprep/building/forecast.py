@@ -214,7 +214,7 @@ def _warnings_of_task(recipe: Recipe, task: Task, figures: Mapping[str, Any]) ->
 def _figures_of_sources(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return one dict of figures per source.
 
-    It includes the source's share of the tokens, and the standard error of this share.
+    The figures include the source's share of the tokens, and the standard error of this share.
     """
     total = _total(plan, "tokens") or 1
     # Standard error of each source's tokens.
@@ -454,7 +454,7 @@ def _drawn(
         excerpt: The part of the source to make up.
         run: Index of the repetition, 0 … excerpt.runs − 1. Shard numbers start at run ·
             excerpt.shards.
-        key: Random key of the documents' order.
+        key: Random key that determines the order of the documents.
     """
     count = max(1, round(source["documents"] * excerpt.fraction))
     tokens = source["tokens"] * excerpt.fraction

@@ -45,7 +45,10 @@ def _highest(bits, most):
 
 @kernel(inline=True)
 def _push(runs, top, filled, run, fill):
-    """Put run number `run` on top of the stack for `fill`, and mark the stack as not empty."""
+    """Put the run of rows with index `run` on top of the stack for `fill`, as `assign` explains.
+
+    The bit `fill` of `filled` is set, because the stack is not empty.
+    """
     runs[run, BELOW] = top[fill]
     top[fill] = run
     filled[fill >> 6] |= np.uint64(1) << np.uint64(fill & 63)
@@ -53,7 +56,10 @@ def _push(runs, top, filled, run, fill):
 
 @kernel(inline=True)
 def _pop(runs, top, filled, fill):
-    """Remove the top run from the stack for `fill`, and mark the stack if it is now empty."""
+    """Remove the top run of rows from the stack for `fill`.
+
+    If the stack is then empty, the bit `fill` of `filled` is cleared.
+    """
     top[fill] = runs[top[fill], BELOW]
     if top[fill] < 0:
         filled[fill >> 6] &= ~(np.uint64(1) << np.uint64(fill & 63))
@@ -164,8 +170,8 @@ def _fill_rows(placements, counts, lengths, places, row, offset):
         placements: int64[k, 5], from `assign`.
         counts: Number of segments of each length.
         lengths: int64[n]: length of each segment.
-        places: uint64[n], overwritten: one place per item, with the row in the high 32 bits and the
-            offset in the low 32 bits. The places for the longest segments are first.
+        places: uint64[n], overwritten: one place per segment, with the row in the high 32 bits and
+            the offset in the low 32 bits. The places for the longest segments are first.
         row: int64[n]: receives the rows.
         offset: int64[n]: receives the offsets.
     """
@@ -460,7 +466,7 @@ def pack(
 def place(segments: Segments, recipe: Recipe, tasks: Sequence[Task]) -> tuple[Segments, int]:
     """Pack segments, and return (segments, free slots in the row that was packed last).
 
-    The segments are in row order, and have their rows and first slots.
+    The returned segments are in row order. Their columns `row` and `first_slot` are set.
     """
     packing, row = recipe.packing, rows_of(segments, recipe, tasks)
     physical = segments.slots + -segments.slots % packing.pad_seq_to_mult

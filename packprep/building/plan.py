@@ -275,7 +275,7 @@ class Plan:
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """Return `plan_digests` of this plan."""
+        """Return the result of `plan_digests` for this plan."""
         return plan_digests(self.stored, self.digest)
 
     @cached_property

@@ -30,7 +30,7 @@ RelativeName = Annotated[str, msgspec.Meta(pattern=r"^(?!/)(?!(?s:.*/)?\.\.(?:/|
 
 
 class _Part(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """A part of a plan. If an older plan lacks a key, the default is in `LATER`."""
+    """A part of a plan. `LATER` has the defaults of the keys that older plans lack."""
 
 
 class EngineForm(_Part):
@@ -182,7 +182,7 @@ _RESTORE = "hint: restore the file, or build into another folder"
 def check_plan(plan: Mapping[str, Any], where: str) -> PlanForm:
     """Check the values of a plan, and return them as a `PlanForm`.
 
-    `where` is the file that messages name.
+    `where` is the name of the plan's file, for messages.
 
     Raises:
         PlanError: If a key is unknown or missing, has an invalid value, or contradicts another key.

@@ -208,7 +208,7 @@ def without(
 
 
 def note_removed(plan: Any, rejected: Rejected, passes: np.ndarray) -> None:
-    """Add removed documents to the rejects `rejected`, with the reason REMOVED.
+    """Add removed documents to the rejects `rejected`, with the reason "removed".
 
     Each row of `passes`, int64[k, 4], has the source, pass, file and position of a document.
     """
@@ -217,9 +217,10 @@ def note_removed(plan: Any, rejected: Rejected, passes: np.ndarray) -> None:
 
 
 def _lose(entry: dict[str, Any], documents: int, tokens: int, slots: int) -> None:
-    """In a source's ledger, move these numbers of documents and tokens from used to removed.
+    """In a source's ledger, move counts of documents and tokens from "used" to "removed".
 
-    `entry` is the source's part of the ledger. The number `slots` is added to the padding.
+    `entry` is the source's part of the ledger. `documents` and `tokens` are the numbers to move.
+    `slots` is the number of slots to add to the padding.
     """
     entry["documents"]["used"] -= documents
     entry["tokens"]["used"] -= tokens
@@ -270,7 +271,7 @@ def store_without(
 
     Returns:
         Three values: the arrays, the ledger, and the documents that this call erased, int64[k, 4].
-        Each row has the source, the number 0, the file and the position of a document.
+        Each row has the source, the pass (always 0), the file and the position of a document.
     """
     number = owners(np.diff(arrays["part_offsets"]))
     file, position = arrays["part_file"].astype(np.int64)[number], arrays["position"]

@@ -194,10 +194,11 @@ def _mark_added(rows, begin, count):
 def _mark_spans(segments, trained, has_prefix, rows):
     """Mark the trainable slots of one task's supervised segments, and write their weights.
 
-    Trained tokens and the slots added at the pivot are trainable. If the document continues after
-    the segment, the segment's eos is trained like the token before it. At the end of the document,
-    eos has the weight `eos_weight`. This eos is trainable if `eos_weight` is above 0 and
-    `trained_in` allows the segment to train the document's last span.
+    Trained tokens are trainable, and so are the slots that an objective adds before the body token
+    `pivot`. If the document continues after the segment, the segment's eos is trained like the
+    token before it. At the end of the document, eos has the weight `eos_weight`. This eos is
+    trainable if `eos_weight` is above 0 and `trained_in` allows the segment to train the document's
+    last span.
 
     Args:
         segments: The segments.

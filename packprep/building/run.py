@@ -473,7 +473,7 @@ def compare_sources(
         workers: Number of processes.
 
     Raises:
-        SourceError: If the text of a file differs from the text that a finished shard read.
+        SourceError: If a finished shard was made from another text than the file now has.
     """
     plan.seen = [files.seen for files in inputs.files]
     if out.exists(MANIFEST_NAME):
@@ -581,7 +581,7 @@ _SHOWN = 3
 class DoneShard(NamedTuple):
     """A finished shard whose sources are to be read again and compared.
 
-    `digests` maps the index of a source to the digest of the text that the shard read from this
+    `digests` maps the index of a source to the digest of the text that the shard has from this
     source.
     """
 
@@ -632,7 +632,7 @@ def changed_files(out: Folder, files: Sequence[Files]) -> list[np.ndarray]:
 
 
 def done_shards_of(out: Folder, plan: Plan, changed: Sequence[np.ndarray]) -> list[DoneShard]:
-    """Return the finished shards that read any of the changed files.
+    """Return the finished shards that use text of any changed file.
 
     Args:
         out: The output folder.
@@ -663,9 +663,9 @@ def done_shards_of(out: Folder, plan: Plan, changed: Sequence[np.ndarray]) -> li
 
 
 def differing(plan: Plan, item: DoneShard, decoders: Decoders) -> list[int]:
-    """Return the indices of the sources whose text differs from the text that shard `item` read.
+    """Return the indices of the sources whose text has changed since shard `item` was made.
 
-    The text of each source in `item.digests` is read again.
+    The shard's part of each source in `item.digests` is read again.
     """
     return [
         s
@@ -683,7 +683,7 @@ def differing(plan: Plan, item: DoneShard, decoders: Decoders) -> list[int]:
 
 
 def refuse(plan: Plan, item: DoneShard, source: int, changed: np.ndarray) -> None:
-    """Raise a SourceError. It names the files that changed after the shard `item` read them.
+    """Raise a SourceError. It names the files that changed after shard `item` was made from them.
 
     `source` is the index of the source, and `changed` has the indices of the source's changed
     files.

@@ -123,7 +123,7 @@ class LeftOut(NamedTuple):
 
 
 class _Documents(NamedTuple):
-    """The columns of `Documents` that are needed to cut documents, and each document's `wanted`."""
+    """The columns of `Documents` that are needed to cut documents, and a flag for each document."""
 
     offsets: np.ndarray
     position: np.ndarray
@@ -252,8 +252,8 @@ def _write_cut(cuts, count, cut):
     """Write the segment `cut` to index `count` of each column of `cuts`.
 
     If the columns have no index `count`, nothing is written. In the first run of a kernel, which
-    only counts the segments, the columns are empty. In the second run, only segments of a document
-    that is then rejected can be beyond the end.
+    only counts the segments, the columns are empty. In the second run, only a segment of a rejected
+    document can have an index beyond the columns. Such a segment is not needed.
     """
     if count >= cuts.document.shape[0]:
         return
@@ -365,7 +365,7 @@ def _cut(documents, limits, policy, cuts, elsewhere):
 def trained_in(turns, span, start):
     """Return whether a chunk may train its tokens of a trained span.
 
-    `span` is the index of the span, `start` is the chunk's first token, and `turns` is
+    `span` is the index of the span, `start` is the index of the chunk's first token, and `turns` is
     `Training.turns`. `Training` explains the rule.
     """
     return start < turns[span, 1] or turns[span, 0] < start
@@ -391,9 +391,16 @@ def _first_after(ranges, first, end, token):
 def _text_end(cuts, ranks, boundary, last_boundary, document_end):
     """Return the index after the last token of a document's current text.
 
-    The document's next text starts at this index. After the last text, it is `document_end`.
+    With trained_turns = "each", a document may consist of several texts, one after another. The
+    result is the index of the next text's first token, or `document_end` if the current text is the
+    last.
 
-    `boundary` is the index of the first boundary after the start of the current text.
+    Args:
+        cuts: The tokens where messages start, as in `Training`.
+        ranks: The rank of each of these tokens. NEW_TEXT marks the start of a text.
+        boundary: Index in `cuts` of the first message after the start of the current text.
+        last_boundary: Index in `cuts` after the document's last message.
+        document_end: The number of tokens of the document.
     """
     for i in range(boundary, last_boundary):
         if ranks[i] == NEW_TEXT:
@@ -452,19 +459,20 @@ def _end_beside_span(span_begin, span_end, start, end):
 
 @kernel(inline=True)
 def _trained_part(spans, turns, span, last_span, start, end):
-    """Return the first and last trained token in the chunk [start, end) of a document.
+    """Return the indices of the first and last trained token in the chunk [start, end).
 
     Args:
         spans: `Training.spans`, the trained ranges.
         turns: `Training.turns`, the messages of the ranges.
         span: Index of the first range that ends after `start`.
         last_span: Index after the document's last range.
-        start: First token of the chunk.
-        end: First token after the chunk.
+        start: Index of the chunk's first token in the document.
+        end: Index of the first token after the chunk.
 
     Returns:
-        The first trained token or -1, the last trained token or -1, and the number of tokens in
-        ranges that `trained_in` excludes.
+        Three values: the index of the first trained token, the index of the last trained token, and
+        the number of tokens in ranges that `trained_in` excludes. The indices are -1 without a
+        trained token.
     """
     first, last, apart = np.int64(-1), np.int64(-1), np.int64(0)
     while span < last_span and spans[span, 0] < end:

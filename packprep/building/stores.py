@@ -132,8 +132,8 @@ KEYS_OF_FILES = tuple(key for key in Source.__dataclass_fields__ if key not in _
 def _source_in(store: TokenStore, source: Source, i: int) -> Source:
     """In a token store, find the source with the name of `source`, and return it.
 
-    Without a name, `source` means the only source of the store. The result's keys repeat, share,
-    sample and tasks are taken from `source`. `i` is the index of `source`, for messages.
+    Without a name, `source` means the only source of the store. The `repeat`, `share`, `sample` and
+    `tasks` of the result are taken from `source`. `i` is the index of `source`, for messages.
 
     Raises:
         RecipeError: If the store has no source of this name.

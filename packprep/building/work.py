@@ -92,7 +92,7 @@ def documents_builder(plan: Plan) -> DocumentsBuilder:
 
 
 def slices_of(plan: Plan, shard: int) -> Iterator[tuple[PlannedSource, Slice]]:
-    """Yield (source, work range) for each work range that a shard reads, in order."""
+    """Yield (source, work range) for each work range of a shard, in reading order."""
     seen = plan.seen or [None] * len(plan.sources)
     for source, own in zip(plan.sources, seen, strict=True):
         for part in unchanged_slices(source, shard, plan.shards, own):

@@ -20,9 +20,9 @@ def digest_of(data: bytes | bytearray | mmap) -> str:
 
 
 def own_digest(value: Mapping[str, Any]) -> str:
-    """Return the value of the key "digest" of a JSON file.
+    """Compute the value that the key "digest" of a JSON file must have.
 
-    It is the digest of the file's canonical JSON without this key.
+    It is the digest of the file's canonical JSON without the key "digest".
     """
     return digest_of(encode({key: item for key, item in value.items() if key != "digest"}))
 

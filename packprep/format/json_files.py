@@ -181,7 +181,7 @@ def decode(data: bytes, name: str, canonical: bool = True) -> Any:
 
     Args:
         data: The bytes of the file.
-        name: The file that messages name.
+        name: The name of the file, for messages.
         canonical: True to refuse bytes that differ from the output of `encode` for the value.
 
     Returns:

@@ -12,7 +12,7 @@ _LOW, _32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 @kernel(inline=True)
 def philox(key, c0, c1, c2, c3):
-    """Return the four words of one Philox block, with the counter (c0, c1, c2, c3).
+    """Return the four random words of the Philox block with the counter (c0, c1, c2, c3).
 
     All arguments are uint64 scalars. The words are uint64 below 2³². `randomness.philox` does the
     same for arrays.
