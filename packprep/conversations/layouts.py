@@ -73,8 +73,8 @@ class Dialogue:
 
     Attributes:
         messages: One or more objects with a role and a content. The content is null, a string, or a
-            list of parts of text or media. Other keys are never null. The keys train and weight are
-            removed.
+            list of parts of text or media. Other keys are never null. The keys `train` and `weight`
+            are removed.
         tools: The tools that the assistant may call, or None if the record does not mention tools.
         kwargs: The record's chat_template_kwargs, which override the chat_template_kwargs of the
             recipe.

@@ -363,9 +363,10 @@ def slot_tokens(ids: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
 
 
 def refuse_strays(tokens: Tokens, vocabulary: Vocabulary) -> Tokens:
-    """Reject the documents with a slot token, because a text must not produce a slot token.
+    """Reject each document that contains the slot token of a media kind.
 
-    Return the tokens without the tokens of rejected documents.
+    `tokens` has no media spans yet. Only a media span may have slot tokens, and these are inserted
+    later. Return the tokens without the tokens of rejected documents.
     """
     found = slot_tokens(tokens.ids, vocabulary)
     if not len(found):

@@ -95,7 +95,7 @@ class Rendered:
 
 
 def texts_in_parts(message: Mapping[str, Any]) -> list[str | None]:
-    """Return the text of each part of a message's content, with None for a part of media.
+    """Return the text of each part of a message's content, with None for a media part.
 
     A content that is not a list counts as one part.
     """
@@ -165,7 +165,7 @@ def changed_ranges(
 
 
 def _finder(items: Sequence[Any]) -> Callable[[int], Any]:
-    """Return a function: number of a character → the item that contains it, or None.
+    """Return a function that maps the index of a character to the item that contains it, or None.
 
     The first two entries of an item are its range (begin, end). The ranges are ascending.
     """

@@ -145,9 +145,9 @@ class PlacedString(NamedTuple):
 
     place   the string's position in the message
     once    whether the text has the string exactly once per message that has it
-    before  the end of the string (of any message) before it in the text; 0 for the first string
-    begin   the string's first character
-    end     the end of the string
+    before  the end of the previous string in the text, of any message; 0 for the first string
+    begin   the index in the text of the string's first character
+    end     the index in the text after the string's last character
     after   the start of the next string in the text; the text's length for the last string
     """
 
@@ -163,7 +163,7 @@ class _Places(NamedTuple):
     """The start of a message, and the start of its trained characters.
 
     Attributes:
-        literal: Number of the literal in which both starts are.
+        literal: Index of the literal in which both starts are.
         begin: Number of the literal's characters before the message, or None if not certain.
         answer: Number of the literal's characters before the trained part of an assistant's
             message, or None if not certain.
@@ -548,7 +548,7 @@ class Placeholders:
         return Boundary(start + found.begin, None if found.answer is None else start + found.answer)
 
     def text_after(self, k: int) -> str | None:
-        """Return the text after the last string, or None if message k does not have this string."""
+        """Return the text after the last of all strings, or None if message k does not have it."""
         return self._literals[-1] if self._owner and self._owner[-1] == k else None
 
     def shown_boundary(self, k: int) -> "ShownBoundary | None":
@@ -670,7 +670,7 @@ class Placeholders:
         return None
 
     def begins(self) -> dict[int, int]:
-        """Return message number → its first character, for messages after the first.
+        """Return message number → index of its first character, for messages after the first.
 
         Messages with an uncertain start are missing.
         """
@@ -697,15 +697,15 @@ class Placeholders:
         return dict(sorted(found.items()))
 
     def answer(self, k: int) -> int | None:
-        """Return where the trained characters of message k begin, or None if uncertain.
+        """Return the index in the text at which the trained characters of message k begin.
 
-        Message k must be an assistant's.
+        Return None if the index is uncertain. Message k must be an assistant's.
         """
         literal, _, answer = self._places(k)
         return None if answer is None else self._starts[literal] + answer
 
     def said(self, k: int) -> int | None:
-        """Return where the first string of message k begins, or None if it has no string."""
+        """Return the index in the text of message k's first string, or None if it has no string."""
         return self._first.get(k)
 
     @cached_property
@@ -731,8 +731,8 @@ class Placeholders:
 def find_markup(render: Render, source: str) -> Markup | None:
     """Render made-up conversations, and return the texts that the template writes around messages.
 
-    Return None if the renderings do not show these texts. A role is left out of `ends` if the
-    markup would give another boundary after a message of this role than the renderings do.
+    Return None if the renderings do not show these texts. A role is left out of `ends` if,
+    after a message of this role, the markup would give another boundary than the renderings.
 
     Args:
         render: Renders messages without tools.

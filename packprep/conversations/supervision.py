@@ -63,8 +63,8 @@ class Conversation:
         text: The text, or all texts of a document with `parts`.
         spans: Ascending half-open ranges of trained characters. Ranges touch only if their weights
             differ.
-        boundaries: Ascending characters at which messages after the first begin. Messages with an
-            uncertain start are missing.
+        boundaries: Ascending indices of the characters at which messages after the first begin.
+            Messages with an uncertain start are missing.
         roles: The role of the first message and of the message at each boundary, or () if they are
             unknown.
         chat: Whether a chat template wrote the text. If so, special tokens in the text are real,
@@ -73,7 +73,7 @@ class Conversation:
         strings: The strings that come from messages. They must not contain special tokens.
         weights: The weight of each span, above 0, rounded to float32. () if all are 1.
         weight: The weight of the document. `weights` already include this factor.
-        blocks: Ascending characters at which trained {% generation %} blocks begin.
+        blocks: Ascending indices of the characters at which trained {% generation %} blocks begin.
         places: Media spans, in the text's order.
         limited: Whether the document limits what is trained. A document with only a weight may draw
             any task.

@@ -71,7 +71,7 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             raise TemplateLimit
 
     def count_step(self, _value: Any) -> bool:
-        """Count an iteration or a call. Return True, because Jinja conditions call this method."""
+        """Count an iteration or a call. Return True, because this method is a Jinja test."""
         self._steps += 1
         if self._steps > MOST_STEPS:
             raise TemplateLimit

@@ -101,7 +101,7 @@ _NOTHING_TRAINED = Trained(
 
 
 def counted_begins(characters: np.ndarray, blocks: Sequence[int]) -> np.ndarray:
-    """Return the index of the character that decides whether each token is trained.
+    """Return, for each token, the index of the character that decides if the token is trained.
 
     This is the first character of the token. If a {% generation %} block begins inside the token,
     it is the first character of this block. The result is int64[n], ascending.

@@ -71,8 +71,8 @@ class Turns(NamedTuple):
     Attributes:
         text: The text.
         trained: (begin, end, message number) of trained characters, ascending and not overlapping.
-        begins: Message number → its first character, for messages after the first. Messages with an
-            uncertain start are missing.
+        begins: Message number → index in the text of its first character, for messages after the
+            first. Messages with an uncertain start are missing.
         system_end: Number of leading characters with the system message, the tools and the
             template's text around them. 0 if there is no system message and there are no tools.
         changes: Ranges that are trained differently from their turns, as `find_changes` returns
@@ -325,7 +325,9 @@ def _quotes_arguments(messages: Sequence[dict[str, Any]], text: str) -> bool:
 def _with_contents(
     rendered: Callable[..., tuple[str, Any]], messages: Sequence[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], str, Any]:
-    """Add a content to messages without one, and return the messages, their text and blocks.
+    """Add a content to messages without one, and render them with `rendered`.
+
+    Return (messages, text, blocks), the new messages with the two results of `rendered`.
 
     Some templates need a content next to tool_calls. The added content is null if the template
     accepts null, because some templates write tool calls only then. Otherwise it is an empty
@@ -568,7 +570,7 @@ def _told_by_placeholders(chat: _Chat, told: _Told, needed: bool) -> _Told:
 
 
 def _begins(prefix: Callable[..., str], count: int, text: str) -> dict[int, int]:
-    """Return message number → its first character, for messages after the first.
+    """Return message number → index of its first character, for messages after the first.
 
     A message's start is known if the text starts with the rendering of the messages before it. Some
     templates cannot render these messages. Others render them differently, for example templates
@@ -583,7 +585,7 @@ def _begins(prefix: Callable[..., str], count: int, text: str) -> dict[int, int]
 
 
 class _Begins(dict[int, int]):
-    """A mapping of message number → its first character, computed when a number is looked up.
+    """A dict of message number → index of its first character, computed on the first look-up.
 
     It has the items that `_begins` returns, except messages that begin at the same character as the
     message before them.
@@ -603,7 +605,7 @@ class _Begins(dict[int, int]):
         return super().__contains__(k)
 
     def _begin(self, k: int) -> int:
-        """Return the first character of message k, or 0 if it is uncertain."""
+        """Return the index of the first character of message k, or 0 if it is uncertain."""
         if k not in self._lengths:
             before = attempted(partial(self.prefix, k)) if k > 0 else None
             is_told = before is not None and 0 < len(before) < len(self._text)
@@ -819,7 +821,7 @@ def _owned(
 def _first_begin(
     text: str, messages: Sequence[Mapping[str, Any]], laid: Placeholders, k: int
 ) -> int:
-    """Return the first character of message k, or 0 if it is uncertain.
+    """Return the index in `text` of the first character of message k, or 0 if uncertain.
 
     Message k is the first message after the system message and tools.
     """

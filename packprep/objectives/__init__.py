@@ -40,10 +40,10 @@ def register(objective: Objective) -> None:
     """Add an objective to the registry, for the recipes of this process.
 
     Args:
-        objective: The objective. Its name is the name in recipes.
+        objective: The objective. Recipes refer to it by its attribute `name`.
 
     Raises:
-        RecipeError: If another objective has the name.
+        RecipeError: If another objective has the same name.
 
     Example:
         packprep.objectives.register(Objective(name="reversed", attention="causal", …))
@@ -55,7 +55,7 @@ def register(objective: Objective) -> None:
 
 
 def find(name: str) -> Objective | None:
-    """Return the objective with a name, from the registry or an installed entry point.
+    """Return the objective that recipes call `name`, from the registry or an entry point.
 
     Args:
         name: The name in recipes.

@@ -44,7 +44,7 @@ class _Body(NamedTuple):
 
 @kernel(inline=True)
 def _is_rearranged(key, rate):
-    """Return whether a segment is rearranged: word 0 of CUT_POINTS < rate."""
+    """Return whether a segment is rearranged: its random word 0 of CUT_POINTS is below `rate`."""
     return word(key, CUT_POINTS, 0, 0, 0) < rate
 
 
@@ -114,7 +114,7 @@ def _token(rows, body, i):
 
 @kernel
 def _stays(rows, body, cut, drawn_cut, continues):
-    """Return whether text_safe moves the cut that was drawn, `drawn_cut`, back to `cut`.
+    """Return whether text_safe would move the drawn cut `drawn_cut` back to `cut`.
 
     Return True also if both are equal and `drawn_cut` need not move. `cut` is the start or the end
     of the middle in `body`.

@@ -6,8 +6,8 @@ writers of this file. Resampling in a trainer uses the NumPy writers, or the wri
 `accelerate` selects compiled kernels. The schedules in `dataset/epochs/noise.py` call either writer
 and compute the loss weights.
 
-The candidates of a segment are neighbouring slots that may be noised, numbered from 0. A hit is a
-candidate that is noised.
+The candidates of a segment are neighbouring slots, numbered from 0. An allowed candidate is a
+candidate that may be noised. A hit is a candidate that is noised.
 """
 
 import math
@@ -160,7 +160,10 @@ def _hit_exact_count(key, count, ratio, epoch, buffers):
 
 @kernel(inline=True)
 def _mark_trainable(begin, count, trainable, allowed):
-    """Set allowed[j] = 1 if candidate j may be trained. If `trainable` is empty, set all to 1."""
+    """Set allowed[j] = 1 if candidate j may be trained, otherwise 0.
+
+    If `trainable` is empty, all candidates may be trained.
+    """
     first_slot = np.uint64(begin)
     if trainable.shape[0] == 0:
         allowed[:count] = 1
@@ -171,7 +174,7 @@ def _mark_trainable(begin, count, trainable, allowed):
 
 @kernel(inline=True)
 def _exclude_mask(begin, count, tokens, mask_id, flags):
-    """Clear flags[j] if the original token of candidate j is the mask.
+    """Set flags[j] = 0 if the original token of candidate j is the mask.
 
     Such a candidate would have the mask as its label, and nothing can be learnt from it.
     """
@@ -182,7 +185,7 @@ def _exclude_mask(begin, count, tokens, mask_id, flags):
 
 @kernel(inline=True)
 def _put(begin, count, hit, value, tokens, loss_mask):
-    """Write `value` to the tokens and 1 to the loss mask where `hit` is 1."""
+    """Write `value` to the token and 1 to the loss mask of each candidate with a hit."""
     first_slot = np.uint64(begin)
     for j in range(np.uint64(count)):
         loss_mask[first_slot + j] |= hit[j]
@@ -192,9 +195,10 @@ def _put(begin, count, hit, value, tokens, loss_mask):
 
 @kernel(inline=True)
 def _replace(key, begin, count, replacement, epoch, buffers, tokens):
-    """Replace the token of each hit with the mask or an ordinary token, or keep it.
+    """Replace the token of each hit by the mask or by an ordinary token, or keep the token.
 
-    Word 2j of REPLACEMENT decides between the three. Word 2j + 1 selects the ordinary token.
+    For candidate j, random word 2j of the purpose REPLACEMENT decides which of the three happens.
+    Random word 2j + 1 selects the ordinary token.
     """
     words, ordinary = buffers.words, replacement.ordinary
     philox_blocks(key, REPLACEMENT, epoch, (count + 1) >> 1, words)
@@ -218,8 +222,9 @@ def _mask(target, ratio, threshold, replacement, epoch, share):
     """Write the noise of the function `mask`.
 
     With `exact_count`, `ratio` has a ratio for each segment. `share` then receives, for each
-    segment, the share of its candidates that are noised, or 1 if it has no candidates. Otherwise
-    both arrays are empty, and `threshold` decides which candidates are noised.
+    segment, the share of its allowed candidates that are noised, or 1 if no candidate is allowed.
+    Without `exact_count`, both arrays are empty, and `threshold` decides which candidates are
+    noised.
     """
     segments, tokens, loss_mask = target.segments, target.tokens, target.loss_mask
     buffers = _buffers(_largest(segments.count), 0)
@@ -526,7 +531,7 @@ def _replacement(
 
 
 def _with_flags(target: Target) -> Target:
-    """Return the target, with an empty array in place of a `trainable` that is None.
+    """Return the target. If its `trainable` is None, replace `trainable` by an empty array.
 
     Because `trainable` always has the same type, each kernel is compiled only once.
     """

@@ -189,9 +189,10 @@ class TaskTable(NamedTuple):
 
 
 class BodySlots(NamedTuple):
-    """The bodies of m segments of one task, and where their tokens and slots are.
+    """The bodies of m segments of one task, and the positions of their tokens and slots.
 
-    `begin` and `at` have shape [m].
+    `begin` has the index of each body's first token in the flat tokens. `at` has the index of its
+    first slot in the flat rows. Both arrays are int64[m].
     """
 
     begin: np.ndarray  # int64: index of the first token in the flat array of tokens

@@ -35,7 +35,7 @@ def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
 
 
 def most_body_slots(task: Task, n: int) -> int:
-    """Return the slots of a body of n tokens, which do not depend on the pivot.
+    """Return the number of slots of a body of n tokens, which does not depend on the pivot.
 
     Args:
         task: The task.
@@ -85,7 +85,7 @@ def _draw_pivots(bodies, pivot):
 
 @kernel
 def _render(tokens, columns, pivot, added_ids, rows):
-    """Write the bodies of segments to the flat rows, with added_ids at their pivots."""
+    """Write each segment's body to the flat rows, with `added_ids` inserted at its pivot."""
     for i in range(pivot.shape[0]):
         first_token, slot = columns.begin[i], columns.at[i]
         copy_items(rows, slot, tokens, first_token, pivot[i])
@@ -98,7 +98,7 @@ def _render(tokens, columns, pivot, added_ids, rows):
 
 @kernel
 def _restore(rows, columns, pivot, added_ids, out, fits):
-    """Read the tokens of bodies from the flat rows, and check added_ids at their pivots."""
+    """Read each body's tokens from the flat rows, and check that `added_ids` are at its pivot."""
     for i in range(pivot.shape[0]):
         first_token, slot = columns.begin[i], columns.at[i]
         for j in range(pivot[i]):
@@ -122,7 +122,7 @@ def _pivots_of(task: Task, bodies: Bodies) -> np.ndarray:
 
 
 def body_prefix(task: Task, bodies: Bodies) -> np.ndarray:
-    """Return the number of slots of each prefix.
+    """Return the number of slots of each body that are in the prefix.
 
     It is the number of tokens before the pivot, plus 1 if the task writes an eos after them.
 

@@ -445,7 +445,7 @@ def _render(tokens, columns, spans, rows):
 
 @kernel
 def _restore(rows, columns, spans, out, fits):
-    """Read the tokens of bodies from the flat rows, and check their sentinels and eos."""
+    """Read each body's tokens from the flat rows, and check its sentinels and its eos."""
     bodies, sentinels = columns.bodies, spans.sentinels
     buffers = _buffers(bodies.n)
     for i in range(bodies.n.shape[0]):
@@ -475,9 +475,9 @@ def _restore(rows, columns, spans, out, fits):
 
 
 def body_prefix(task: Task, bodies: Bodies) -> np.ndarray:
-    """Return the slots of each body's inputs.
+    """Return the number of slots of each body's inputs.
 
-    They are the text tokens, one sentinel per noise run, and eos if it ends the inputs.
+    The inputs are the text tokens, one sentinel per noise run, and eos if it ends the inputs.
 
     Args:
         task: The task.
@@ -576,7 +576,7 @@ def render_with_mask(
 
 
 def sentinels(parameters: Mapping[str, Any], n: int) -> int:
-    """Return how many sentinels n tokens can use.
+    """Return how many sentinels a segment of n tokens can use.
 
     It is the number of spans, plus 1 if random_roll is on, because it may cut a span in two.
 

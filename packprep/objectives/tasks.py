@@ -287,10 +287,9 @@ def capacity(recipe: Recipe, task: Task, bos: int, eos: int) -> int:
 
 
 def _tighter(task: Task, sides: tuple[int, int], n: int, bos: int, eos: int) -> str:
-    """Return "encoder" or "decoder", depending on which sequence is shorter for n tokens.
+    """Return "encoder" or "decoder": the sequence that limits segments of n tokens more.
 
-    The slots that n tokens need in a sequence are divided by the length of the sequence. The result
-    is the sequence with the greater quotient.
+    This is the sequence in which n tokens can fill the greater share of the slots.
     """
     assert task.objective.most_sides is not None
     prefix, continuation = task.objective.most_sides(task, n)
@@ -441,7 +440,7 @@ The first array is for plain documents, the second for documents with loss_spans
 
 
 def marks_of_sources(recipe: Recipe, tasks: Sequence[Task]) -> list[Marks]:
-    """Return the `own_marks` of all tasks that the documents of each source may draw.
+    """For each source, return the `own_marks` of all tasks that its documents may draw.
 
     Args:
         recipe: A completed recipe.

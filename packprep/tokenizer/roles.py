@@ -119,7 +119,7 @@ def refuse_ordinary_sentinels(sentinels: Sequence[int], tokens: TokenTable) -> N
 
 
 def ordinary_players(players: Players, tokens: TokenTable) -> Iterator[str]:
-    """Yield a note for each role with an ordinary token, because plain text can produce it."""
+    """Yield a note for each role with a token that is ordinary, so that text can contain it."""
     for key, id in players:
         text = tokens.texts[id]
         if text not in tokens.added and not looks_special(text):

@@ -372,7 +372,7 @@ class ByteTokens:
 
 
 def _merged(fast: Encoded, slow: Encoded, which: np.ndarray) -> Encoded:
-    """Return the results `fast` with the results `slow` at the text indices `which`.
+    """Return `fast`, but with the results in `slow` for the texts with the indices `which`.
 
     `fast` has the results of all texts. `slow` has only the results of the texts in `which`, in the
     same order.

@@ -64,7 +64,10 @@ class Engine(Protocol):
         ...
 
     def tokens_of(self, ids: Iterable[int]) -> dict[int, str]:
-        """Return id → token as written in the tokenizer.json, for the ids that are tokens."""
+        """Return a dict from id to token, as the tokenizer.json spells it.
+
+        Ids without a token are left out.
+        """
         ...
 
 

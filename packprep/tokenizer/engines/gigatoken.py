@@ -60,7 +60,7 @@ class GigatokenEngine(CharactersFromBytes):
     def _tokenizer(self, with_special: bool) -> Any:
         """Return the library's tokenizer, with the special tokens if `with_special`.
 
-        Load it again after MOST_IDS encoded ids, to empty the library's cache.
+        After MOST_IDS encoded ids, load the tokenizer again, to empty the library's cache.
         """
         if self._ids > MOST_IDS:
             self._tokenizers, self._ids = {}, 0

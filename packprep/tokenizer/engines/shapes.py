@@ -85,9 +85,9 @@ def not_sentencepiece_bpe(parsed: Mapping[str, Any], metaspace: bool = True) -> 
 
 
 def not_of_own_characters(parsed: Mapping[str, Any]) -> str | None:
-    """Return a reason if some token contains a character that is not itself a token.
+    """Return the reason why a tokenizer does not have each character of its tokens as a token.
 
-    Otherwise return None. Added tokens that are not special are ignored.
+    Return None if it has all of them. Added tokens that are not special are ignored.
     """
     vocabulary = parsed["model"].get("vocab", {})
     tokens = vocabulary.keys() - {
