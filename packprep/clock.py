@@ -48,7 +48,7 @@ class Clock:
             yield item  # type: ignore[misc]
 
     def add(self, seconds: Mapping[str, float]) -> None:
-        """Add the seconds of another clock."""
+        """Add the seconds by stage of another clock to this clock."""
         for name, spent in seconds.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + spent
 

@@ -37,8 +37,8 @@ class RecipeError(PackprepError):
     """A key, a value or a combination in the recipe or on the command line cannot be used.
 
     Attributes:
-        key: The path of the key in the recipe, such as ("tasks", 0, "weight"), with a task by
-            number or by name. It is () if the error has no single key.
+        key: The path of the key in the recipe, such as ("tasks", 0, "weight"). A task is given
+            by its number or its name. The path is () if the error has no single key.
     """
 
     def __init__(self, message: str, key: tuple[str | int, ...] = ()):
@@ -97,7 +97,7 @@ class TokenizerMismatch(PackprepError):
 
 
 class StateError(PackprepError):
-    """A loader state belongs to another dataset, seed, order or redraw."""
+    """A loader state belongs to another dataset, or to another `seed`, `order` or `redraw`."""
 
 
 class Exhausted(PackprepError):

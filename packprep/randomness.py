@@ -180,7 +180,7 @@ def segment_key(file_key, document, repeat, start):
         file_key: uint64, `text_key(seed, source name, file name)`.
         document: The document's position in its file.
         repeat: The pass over the document.
-        start: The first content token of the segment in its document.
+        start: Index in the document of the segment's first content token.
     """
     document = np.asarray(document).astype(np.uint64)
     w0, w1, _, _ = philox(

@@ -33,21 +33,22 @@ from packprep.sources.slices import PlannedSource
 
 
 def stored_segments(plan: Plan, arrays: Arrays) -> Segments:
-    """Return the segments of a shard's arrays, with bos, eos, repeated and first_trained computed.
+    """Return the segments of a shard's arrays, with four computed columns.
 
-    bos is 1 for the first segment of a document if the recipe adds bos, otherwise 0.
+    The columns are `bos`, `eos`, `repeated` and `first_trained`. `bos` is 1 for the first segment
+    of a document if the recipe adds bos, otherwise 0.
 
-    eos is the segment's number of slots minus the number that the length formula gives for a
+    `eos` is the segment's number of slots minus the number that the length formula gives for a
     segment without eos. In block diffusion, a segment contains its tokens twice, so the difference
-    is divided by 2, or eos is −1 if the difference is odd. If eos is neither 0 nor 1, the segment
-    does not satisfy the length formula.
+    is divided by 2, or `eos` is −1 if the difference is odd. If `eos` is neither 0 nor 1, the
+    segment does not satisfy the length formula.
 
     A later chunk of a supervised document may begin with a copy of the system message. The
-    difference then counts eos and the tokens of this copy. For such a chunk, eos is 1 if the recipe
-    adds eos to every segment, or if it adds eos to documents and the chunk's last token is eos. The
-    rest of the difference is `repeated`.
+    difference then counts eos and the tokens of this copy. For such a chunk, `eos` is 1 if the
+    recipe adds eos to every segment, or if it adds eos to documents and the chunk's last token is
+    eos. The rest of the difference is `repeated`.
 
-    bos, eos and repeated are 0 for segments without tokens.
+    `bos`, `eos` and `repeated` are 0 for segments without tokens.
     """
     segments = Segments.of_arrays(arrays)
     bos = (segments.start == 0) & segments.has_tokens & plan.recipe.documents.prepend_bos
@@ -374,7 +375,7 @@ def _numbered(plan: Plan, tokens: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _of_numbers(task: Task, tokens: np.ndarray) -> Task:
-    """Return the task, with more `continues` flags: for the ids that `_numbered` writes.
+    """Return the task, with `continues` flags also for the ids that `_numbered` writes.
 
     A flag says whether a token starts inside a character. The id vocab_size + slot has the flag
     of the token in that slot.
@@ -681,7 +682,7 @@ def _with_specials(
     Args:
         plan: The dataset's plan.
         content: The content tokens of all documents.
-        lengths: int64[d]: tokens of each document, including bos and eos.
+        lengths: int64[d]: number of tokens of each document, including bos and eos.
         bos: int64[d]: 1 for documents that start with bos, otherwise 0.
         eos: int64[d]: 1 for documents that end with eos, otherwise 0.
     """

@@ -293,7 +293,7 @@ def moved_of(pairs: list[str] | None) -> dict[str, str]:
 
 
 def replay_of(text: str | None) -> int | None:
-    """Return the number of segments to rebuild, -1 for all shards, or None for no rebuild."""
+    """Return the value of --replay: a number of segments, -1 for all shards, or None."""
     from packprep.errors import RecipeError
 
     if text is None or text == "all":

@@ -287,7 +287,7 @@ def _store(out: Remote) -> Finding:
 
 
 def _file_system(path: Path, free: int | None) -> Finding:
-    """Measure how fast files are written in a local directory, and whether it has hard links.
+    """Measure how fast a local directory is written, and test whether it supports hard links.
 
     Args:
         path: The directory, which may not exist yet.

@@ -70,8 +70,9 @@ def write_first_recipe(
         say: Function that prints a message.
 
     Returns:
-        {recipe, schema, sources, seq_length, warnings}: two paths, names of sources, and results of
-        the plan.
+        A dict with the keys `recipe` and `schema` (the paths of both files), `sources` (the names
+        of the sources), `seq_length` (the value in the recipe), and `warnings` (about the data and
+        the recipe).
 
     Raises:
         RecipeError: If `out` exists or its folder does not.

@@ -228,7 +228,7 @@ def print_status(result: dict[str, Any]) -> None:
 
 
 def print_profile(profile: Mapping[str, Any]) -> None:
-    """Print a described profile as a table."""
+    """Print a profile, as returned by `describe_profile`, as a table."""
     for line in _lines(profile):
         put_line(line)
 

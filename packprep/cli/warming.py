@@ -47,8 +47,8 @@ def compile_ahead(recipe: Recipe | None = None) -> dict[str, Any]:
         recipe: Compile only the kernels that this recipe needs, or all kernels if None.
 
     Returns:
-        {folder, objectives, compiled, seconds}. The folder is the cache, and compiled is the number
-        of kernels.
+        {folder, objectives, compiled, seconds}. `folder` is the cache folder, and `compiled` is the
+        number of compiled kernels.
 
     Raises:
         BuildError: If the kernels cannot be cached.

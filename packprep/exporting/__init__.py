@@ -71,7 +71,7 @@ def export_module(name: str) -> Any:
 
 
 def exports_with(option: str) -> str:
-    """Return the exports that have this option, such as "--to megatron or --to jsonl".
+    """Return a text that lists the exports with an option, as in "--to megatron or --to jsonl".
 
     Return "no export" if no export has the option.
     """

@@ -121,13 +121,13 @@ def check(exporting: Exporting) -> None:
     """Check that a trainer that shifts labels and attends causally can train on the dataset.
 
     Raises:
-        RecipeError: If a task needs another attention pattern or predicts the same position.
+        RecipeError: If a task needs another attention pattern, or is a same-position task.
     """
     refuse_for_trl(exporting, "--to hf", FORMS[exporting.form].told)
 
 
 def write(exporting: Exporting) -> dict[str, Any]:
-    """Write the files, and return entries for the receipt: rows and files."""
+    """Write the files, and return the entries `rows` and `files` for the receipt."""
     manifest, out = exporting.manifest, exporting.out
     ranges = files_of_rows(manifest, FILE_SLOTS)
     written = dict(
@@ -235,7 +235,7 @@ def _filled(lists: pa.ListArray, width: int, value: int) -> pa.ListArray:
 
 
 def _features(columns: Sequence[str]) -> dict[str, Any]:
-    """Return the types of the columns in the terms of `datasets`."""
+    """Return column name → type, in the form in which `datasets` stores the types."""
     value = {"_type": "Value", "dtype": "int32"}
     return {
         name: value if name in _SCALARS else {"_type": "List", "feature": value} for name in columns
@@ -259,7 +259,7 @@ def _schema(manifest: Manifest, shard: int, rows: range, trainer: str) -> pa.Sch
 
 
 def _standing(out: Folder, name: str, schema: pa.Schema, rows: int) -> Any | None:
-    """Return the bytes of file `name` if an interrupted export completed it, otherwise None."""
+    """Return the content of file `name` if an interrupted export completed it, otherwise None."""
     if not out.exists(name):
         return None
     data = out.read(name)

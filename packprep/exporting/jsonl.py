@@ -9,8 +9,8 @@ A line is a document as it was read, or a row as a model reads it.
     "causal", …}, …]}
 
 Documents are restored and joined, without bos and eos. A dataset built from them has the same ids
-if the tokenizer's texts are lossless. In a row, each segment has a text. If a task predicts the
-same position, the segment's labels are a second text.
+if the tokenizer's texts are lossless. In a row, each segment has a text. In a segment of a
+same-position task, the labels are a second text.
 """
 
 import codecs
@@ -73,7 +73,7 @@ def check(exporting: Exporting) -> None:
 def write(exporting: Exporting) -> dict[str, Any]:
     """Write the files, and return entries for the receipt.
 
-    The entries are lines, not_exact, trained_in_part and files.
+    The entries are `lines`, `not_exact`, `trained_in_part` and `files`.
     """
     if exporting.form == "documents":
         say_what_documents_lack(exporting)

@@ -48,8 +48,9 @@ INDEX, HASH = "index.json", "xxh3_128"
 def columns_of(manifest: Manifest) -> dict[str, np.dtype]:
     """Return column name → dtype, sorted by name.
 
-    The columns are the loader's. loss_weights is present only if a task predicts the same position
-    or documents give weights. prefix_ends and block_lengths are present only if a task needs them.
+    The columns are the loader's. `loss_weights` is present only if there is a same-position task
+    or documents give weights. `prefix_ends` and `block_lengths` are present only if a task needs
+    them.
     """
     tasks = drawn_tasks(manifest)
     rules = [RULES[task["attention"]] for task in tasks]
@@ -70,7 +71,7 @@ def check(exporting: Exporting) -> None:
 
 
 def write(exporting: Exporting) -> dict[str, Any]:
-    """Write the files, and return entries for the receipt: columns, rows and files."""
+    """Write the files, and return the entries `columns`, `rows` and `files` for the receipt."""
     manifest, out = exporting.manifest, exporting.out
     ranges = [
         [rows for rows in of_shard if rows] for of_shard in files_of_rows(manifest, FILE_SLOTS)
@@ -147,7 +148,7 @@ def _setup(local: LocalCopy, manifest: Manifest, out: Folder, ranges: list[list[
 
 
 def _standing(out: Folder, name: str, before: bytes, size: int) -> bytes | None:
-    """Return the bytes of file `name` if an interrupted export completed it, otherwise None."""
+    """Return the content of file `name` if an interrupted export completed it, otherwise None."""
     if out.size(name) != size:
         return None
     data = out.read(name)

@@ -72,7 +72,7 @@ class Pair:
 
         Args:
             tokens: int[Σ lengths], of any dtype.
-            lengths: int64[d], tokens of each document.
+            lengths: int64[d], number of tokens of each document.
 
         Raises:
             DatasetError: If a document has 2³¹ tokens or more.
@@ -120,8 +120,8 @@ def check(exporting: Exporting) -> None:
 
     Raises:
         RecipeError: If `out` is a URL, because a .bin grows until it is published, which object
-            stores do not support. Also if rows are exported and a task predicts the same position,
-            because its targets would be lost.
+            stores do not support. Also if rows are exported and the dataset has a same-position
+            task, because the targets of this task would be lost.
     """
     if not isinstance(exporting.out, LocalFolder):
         raise RecipeError(
@@ -147,7 +147,7 @@ def check(exporting: Exporting) -> None:
 def write(exporting: Exporting) -> dict[str, Any]:
     """Write the pairs of files, and return entries for the receipt.
 
-    The entries are dtype, documents, tokens, data_path and files.
+    The entries are `dtype`, `documents`, `tokens`, `data_path` and `files`.
     """
     manifest, out, of_documents = exporting.manifest, exporting.out, exporting.form == "documents"
     assert isinstance(out, LocalFolder)

@@ -96,9 +96,11 @@ class Joined(NamedTuple):
     Attributes:
         tokens: int32[Σ lengths].
         mask: uint8[Σ lengths], 1 where the prediction of a slot is trained.
-        lengths: int64[segments], tokens of each segment, including the eos tokens that fill it up.
+        lengths: int64[segments], number of tokens of each segment, including the eos tokens that
+            fill it up.
         begins: int64[segments], index of the first token of each segment.
-        slots: int64[segments], tokens of each segment, without the eos tokens that fill it up.
+        slots: int64[segments], number of tokens of each segment, without the eos tokens that fill
+            it up.
         by_row: int64[rows + 1], index of the first token of each row, and the total.
         segments_by_row: int64[rows + 1], index of the first segment of each row, and the total.
     """
@@ -145,7 +147,7 @@ def joined(
 def nemo_table(
     dataset: Dataset, shard: Shard, first_row: int, rows: range, multiple: int, schema: pa.Schema
 ) -> tuple[pa.Table, int]:
-    """Return the table of some rows, and the number of segments whose inputs have several eos.
+    """Return the table of some rows, and how many segments have more than one eos in their inputs.
 
     The rows have no padding. If `multiple` is above 1, each segment is filled with eos up to k ·
     multiple + 1 tokens. The extra token is needed because the last token of a segment is not an
@@ -280,7 +282,7 @@ def refuse_for_trl(exporting: Exporting, option: str, told: str) -> None:
         told: The trainer's option that keeps documents apart.
 
     Raises:
-        RecipeError: If a task predicts the same position or attends bidirectionally to its prefix.
+        RecipeError: If a task is a same-position task, or attends bidirectionally to its prefix.
     """
     in_place, prefix = _not_causal(exporting.manifest)
     for names, what in (
@@ -308,7 +310,7 @@ def _not_causal(manifest: Manifest) -> tuple[list[str], list[str]]:
 
 
 def write(exporting: Exporting) -> dict[str, Any]:
-    """Write the files, and return entries for the receipt: rows and files."""
+    """Write the files, and return the entries `rows` and `files` for the receipt."""
     written = dict(
         each_shard(exporting, _setup, exporting.out, exporting.form, workers=exporting.workers)
     )

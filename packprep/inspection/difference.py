@@ -37,12 +37,12 @@ def describe_difference(
         other: Directory or URL of the dataset `there`.
 
     Returns:
-        A dict with the keys directory, other, equal, recipe, manifest, plan, files, totals, tasks,
-        sources, shards, rows and rows_not_compared. The values of recipe, manifest and plan are
-        lists of {key, here, there}, with None for a missing key. Differences of the recipe are not
-        repeated in manifest and plan. `equal` is true if a trainer reads the same data from both
-        datasets. It ignores differences in the digests of receipts, and in the manifest's keys
-        plan, engine and made_with.
+        A dict with the keys `directory`, `other`, `equal`, `recipe`, `manifest`, `plan`, `files`,
+        `totals`, `tasks`, `sources`, `shards`, `rows` and `rows_not_compared`. The values of
+        `recipe`, `manifest` and `plan` are lists of {key, here, there}, with None for a missing
+        key. Differences of the recipe are not repeated in `manifest` and `plan`. `equal` is true if
+        a trainer reads the same data from both datasets. Differences in the digests of receipts,
+        and in the manifest's keys `plan`, `engine` and `made_with`, do not affect `equal`.
 
     Raises:
         ArgumentError: If both are the same dataset.
@@ -96,9 +96,9 @@ def _without(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _own_of_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of plan.json, without `files` and without the manifest's keys.
+    """Return the entries of plan.json, without `files` and the keys that the manifest also has.
 
-    `sources` is a key of both JSON files, but it is returned, because the plan has other values.
+    The result contains `sources`, although the manifest has this key, because the values differ.
     """
     return {
         **_without(plan, (*Manifest.__annotations__, "files")),
@@ -171,7 +171,7 @@ def _files_by_source(plan: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def _totals(here: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Return the keys totals, tasks and sources, each with [{name, here, there}].
+    """Return a dict with the keys `totals`, `tasks` and `sources`, each with [{name, here, there}].
 
     `totals` has the numbers of rows, segments, documents, tokens and padding slots. `tasks` and
     `sources` have the numbers of segments and tokens per task and per source.

@@ -69,10 +69,10 @@ def describe_document(
           `files`
         - files: [{file, text, tokens, not_read, before, after, uses}]
 
-        `text` is the start of the document. If the file was not read, text and tokens are None, and
-        `not_read` has the reason. If no document is at the position, `before` and `after` are the
-        nearest known positions. `uses` is [{use, outcome, why, segments, left_out}], with an entry
-        per pass. The outcome is "used", "removed", "rejected", "not sampled", "not repeated",
+        `text` is the start of the document. If the file was not read, `text` and `tokens` are None,
+        and `not_read` has the reason. If no document is at the position, `before` and `after` are
+        the nearest known positions. `uses` is [{use, outcome, why, segments, left_out}], with an
+        entry per pass. The outcome is "used", "removed", "rejected", "not sampled", "not repeated",
         "absent" or "lost".
 
     Raises:
@@ -131,7 +131,7 @@ def _files_that_reach(source: PlannedSource, position: int) -> list[int]:
 
 
 def _pieces_of(source: PlannedSource, files: list[int], position: int) -> np.ndarray:
-    """For the given files, return the splits that may contain `position`, int64[n]."""
+    """Return the indices of the splits of `files` that may contain `position`, int64[n]."""
     if len(files) == len(source.files) > 1000:
         return np.arange(len(source.pieces))
     pieces: list[int] = []
@@ -157,9 +157,9 @@ class _Found:
         self._after: dict[int, int] = {}
 
     def files(self) -> list[int]:
-        """Return the indices of files, ascending.
+        """Return the indices in the source of the files with a document at the position, ascending.
 
-        In these files of the source, the document at the position is used or rejected.
+        A file is included if its document is used or rejected.
         """
         held = {file for file, _ in (*self._segments, *self._rejects)}
         return sorted(file - self._source.first_file for file in held)

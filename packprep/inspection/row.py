@@ -416,8 +416,8 @@ def _stored_at(described: Mapping[str, Any]) -> str:
 def _printed(segments: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the segments to print.
 
-    They are the first MOST_SEGMENTS segments, and the first segment of each task that these do not
-    have.
+    They are the first MOST_SEGMENTS segments, and the first segment of each task that does not
+    occur among them.
     """
     printed = segments[:MOST_SEGMENTS]
     seen = {segment["task"] for segment in segments[:MOST_SEGMENTS]}

@@ -236,10 +236,10 @@ def verify_dataset(
         epoch: Above 0, check the rows as the loader resamples them in this epoch.
 
     Returns:
-        A dict with the keys directory, kind, epoch, shards, rows, segments, tokens, replayed,
-        faults and listed. `faults` is the number of faults. `listed` has descriptions of at most
-        `MAX_LISTED` faults per invariant and file. The dict also has replay_seed if `replay` is a
-        number of segments.
+        A dict with the keys `directory`, `kind`, `epoch`, `shards`, `rows`, `segments`, `tokens`,
+        `replayed`, `faults` and `listed`. `faults` is the number of faults. `listed` has
+        descriptions of at most `MAX_LISTED` faults per invariant and file. The dict also has
+        `replay_seed` if `replay` is a number of segments.
 
     Raises:
         ArgumentError: If `epoch` is out of range, or a task cannot be resampled.

@@ -299,7 +299,7 @@ def _file_keys(plan: Plan, files: np.ndarray) -> np.ndarray:
 
 
 def _kept(check: ShardCheck) -> np.ndarray:
-    """Return False for a segment if the plan excludes its document from its pass, bool[m].
+    """Return whether the plan allows each segment's document in the segment's pass, bool[m].
 
     The plan determines which documents `sample` excludes. For text files, it also determines which
     documents a fractional `repeat` excludes.

@@ -27,7 +27,7 @@ class Faults:
         slot: int | None = None,
         value: Any = None,
     ) -> None:
-        """Add one fault.
+        """Record one violation of an invariant.
 
         Args:
             promise: The invariant, such as "P7".

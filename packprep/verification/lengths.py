@@ -127,8 +127,9 @@ def _open(stack: ExitStack, directory: str) -> _Opened:
 def _check_mixture(out: Folder, directories: Sequence[str], faults: Faults) -> None:
     """Check P1 and P2 of mixture.json.
 
-    mixture.json must list the datasets of the build. The share that it gives to a dataset must be
-    the dataset's number of slots. mixture.json may be missing only if documents were removed.
+    mixture.json must list the datasets of the build. In `shares`, the number for
+    each dataset must be the dataset's number of slots. mixture.json may be missing only if
+    documents were removed.
     """
     manifests = []
     for directory in directories:

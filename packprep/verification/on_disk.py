@@ -622,8 +622,9 @@ def _sampled_again(
 
     Most sources have one result. A source has up to three results if it was planned from a token
     store, but is now read as text. The plan may store any of the three. The first comes from the
-    token store, if it can be opened. The second comes from the text, as sampled from local files.
-    The third comes from the text, as sampled at a URL, with fewer windows.
+    token store, if it can be opened. The second comes from the text, sampled in the way that is
+    used for local files. The third comes from the text, sampled in the way that is used for a URL,
+    which reads fewer but longer parts of the files.
     """
     resolved = {**UNSAMPLED, "repeat": source.repeat, "prefix": planned["prefix"]}
     again = PlannedSource(

@@ -158,7 +158,7 @@ def replay_some(shard: ShardToReplay, chosen: np.ndarray) -> int:
 
 
 def _is_explained(shard: ShardToReplay) -> bool:
-    """Read the shard's text again, and add a fault for each source that changed.
+    """Read the shard's text again, and record a fault for each source that changed.
 
     Return whether a source changed, because this explains why rebuilt segments differ.
     """
@@ -169,7 +169,7 @@ def _is_explained(shard: ShardToReplay) -> bool:
 
 
 def _note_changed_sources(shard: ShardToReplay, digests: Mapping[str, str]) -> bool:
-    """Add a fault for each source with another digest than in the receipt.
+    """Record a fault for each source whose digest differs from the receipt.
 
     Return whether a source has another digest. Token stores with removed documents are skipped,
     because removing changes their digests. The remaining documents of such a store are checked by

@@ -18,7 +18,7 @@ class ShardCheck:
     Attributes:
         plan: The dataset's plan.
         arrays: The shard's arrays, stored or as resampled for an epoch.
-        segments: The shard's segments. Use the columns bos, eos and repeated only after
+        segments: The shard's segments. Use the columns `bos`, `eos` and `repeated` only after
             `check_parts`, because they are computed from columns that must be valid.
         file: The shard's name, for messages.
         faults: Receives the faults.
@@ -68,7 +68,7 @@ class ShardCheck:
         slot: int | None = None,
         value: Any = None,
     ) -> None:
-        """Add a fault in the shard's file."""
+        """Record a violation of an invariant, with the shard's file as its location."""
         self.faults.add(promise, self.file, message, row, slot, value)
 
     def add_segment(
@@ -79,18 +79,18 @@ class ShardCheck:
         slot: int | None = None,
         value: Any = None,
     ) -> None:
-        """Add a fault in segment number `g` of the shard."""
+        """Record a violation of an invariant in segment number `g` of the shard."""
         self.add(promise, f"segment {g}: {message}", int(self.segments.row[g]), slot, value)
 
     def add_slot(self, promise: str, flat_slot: int, message: str, value: Any = None) -> None:
-        """Add a fault at a slot. `flat_slot` is an index into the flattened rows."""
+        """Record a violation at a slot. `flat_slot` is an index into the flattened rows."""
         row, slot = divmod(int(flat_slot), self.seq_length)
         self.add(promise, message, row, slot, value)
 
     def add_differences(self, promise: str, name: str, again: np.ndarray, message: str) -> None:
-        """Add a fault for each slot where the flat array `name` differs from `again`.
+        """Record a violation at each slot where the flat array `name` differs from `again`.
 
-        At most MAX_LISTED faults are added.
+        At most MAX_LISTED violations are recorded.
 
         Args:
             promise: The invariant, such as "P7".

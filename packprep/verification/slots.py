@@ -377,7 +377,7 @@ def check_sides(check: ShardCheck) -> None:
 
 
 def check_media(check: ShardCheck) -> None:
-    """Check P25 of one shard: media spans are valid, and no slot token is outside of them."""
+    """Check P25 of one shard: media spans are valid, and only they contain media's slot tokens."""
     kinds = np.array([slot for _, slot, _ in check.plan.vocabulary.media.values()])
     tokens = check.flat("tokens")
     inside = np.zeros(len(tokens), np.bool_)

@@ -117,8 +117,8 @@ def write_report(
         from_plan: As in `describe_row`.
 
     Returns:
-        {html, bytes, directory, rows, shown_rows, shards, looked_at, faults}. looked_at is the
-        number of shards that the figures cover. faults is the number of faults, or None if the
+        {html, bytes, directory, rows, shown_rows, shards, looked_at, faults}. `looked_at` is the
+        number of shards that the figures cover. `faults` is the number of faults, or None if the
         dataset was not verified.
 
     Raises:
@@ -475,8 +475,8 @@ def chosen_rows(
 ) -> list[int]:
     """Return the rows to show, ascending.
 
-    Each task gets a row first, even if there are many tasks. The remaining rows are evenly spaced,
-    or have tasks with few rows.
+    There is a row for each task, even if this gives more than the usual number of rows. Up to this
+    number, further rows are added: evenly spaced rows, and further rows of each task.
 
     Args:
         rows: The rows of each shard that is shown.
