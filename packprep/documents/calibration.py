@@ -189,10 +189,10 @@ def _estimates(ratios: dict[str, int], looks: Sequence[Looked], token_s: float) 
 
 
 def highest_ratio(source: PlannedSource) -> int:
-    """Return the maximum ratio of `Estimates.ratios`. Higher ratios are reduced to this maximum.
+    """Return the upper limit for the ratios in `Estimates.ratios`.
 
-    The weight of a split is its bytes times the ratio. With the maximum, weights stay far below
-    2⁶³.
+    Higher ratios are reduced to this limit. The weight of a split is its bytes times the ratio, so
+    with the limit, weights stay far below 2⁶³.
     """
     return min(MAX_RATIO, max(1 << 20, (1 << 56) // int(source.files.sizes.max(initial=1))))
 

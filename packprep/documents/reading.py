@@ -106,7 +106,7 @@ def _firsts(places: np.ndarray, offsets: np.ndarray) -> list[tuple[int, int]]:
     """Return (document number, index of a token) for each document with a token in `places`.
 
     `places` has ascending indices into the concatenated ids of all documents. The result has the
-    first of these indices for each document. `offsets` has the first token of each document.
+    first of these indices for each document. `offsets` has the start of each document in the ids.
     """
     owner = np.searchsorted(offsets, places, side="right") - 1
     documents, at = np.unique(owner, return_index=True)
@@ -349,8 +349,8 @@ def kept_by_plan(source: PlannedSource, use: int, file: int, positions: np.ndarr
     """Return which documents of a file pass `use` may keep, bool[n]. The file is not read.
 
     The hash split (`sample`) and the sizes of text files are known from the plan. If
-    `chosen_by_size` is True for the file, the pass keeps only some of the documents that are True
-    in the result. Which of them it keeps depends on their sizes in the file.
+    `chosen_by_size` returns True for the file, the pass keeps only some of the documents that have
+    True in the result. The sizes of the documents, which are not in the plan, determine which.
     """
     piece = next(iter(source.pieces.of_file(file - source.first_file)), None)
     keep = None if piece is None else keeper(source, use, piece)
@@ -561,8 +561,9 @@ class DocumentsBuilder:
             recipe: The recipe.
             sources: The planned sources of the shard.
             token_dtype: Dtype of the stored tokens.
-            marks: For each source, the ids that only a task may write, as `objectives.tasks.Marks`.
-                A document that contains one of them is rejected. With None, this is not checked.
+            marks: For each source, the ids that only tasks may insert, such as the ids of FIM
+                tokens, as `objectives.tasks.Marks`. A document that already contains one of these
+                ids is rejected. With None, this is not checked.
         """
         self._settings, self._sources = recipe.documents, sources
         self._token_dtype, self._marks = token_dtype, marks
@@ -754,7 +755,7 @@ def read_documents(
 def _marked(
     tokens: Tokens, trained: Mapping[int, Trained], of_plain: np.ndarray, of_supervised: np.ndarray
 ) -> dict[int, str]:
-    """Return the documents with an id that only a task may write, as document number → detail.
+    """Return the documents with an id that only tasks may insert, as document number → detail.
 
     `detail` is the text for the reject. A document is limited if `Trained.limited` is True for it.
     Limited documents draw from fewer tasks, so fewer ids are forbidden in them.
@@ -883,7 +884,7 @@ def _differs(
 
 
 def fail_on_bad(records: Iterable[dict[str, Any]], path: str) -> None:
-    """Check that `is_bad` is False for the reasons of all rejected documents of a file.
+    """Check that none of a file's rejected documents is bad, as `is_bad` defines it.
 
     Args:
         records: Records of rejected documents, as for the rejects file.

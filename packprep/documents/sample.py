@@ -207,7 +207,7 @@ class _ReadLine(NamedTuple):
 
 
 class _LineReader:
-    """A reader that decodes the lines at sampled positions and counts them in the tally.
+    """A reader that decodes the lines at sampled positions, and counts them in `sampling.tally`.
 
     If consecutive positions are in the same line, the line is decoded and counted once.
     """
@@ -342,8 +342,9 @@ def _document(
 def _limited_and_chat(conversations: Iterable[Any]) -> np.ndarray:
     """Return two bools as an array, bool[2].
 
-    The first is True if a conversation limits which of its tokens are trained. The second is True
-    if a conversation is a chat. `conversations` has None for each unsupervised document.
+    The first is True if at least one conversation limits which of its tokens are trained. The
+    second is True if at least one is a chat. `conversations` has None for each unsupervised
+    document.
     """
     supervised = [conversation for conversation in conversations if conversation is not None]
     return np.array(
@@ -372,7 +373,7 @@ def _starts_of(source: PlannedSource, pieces: np.ndarray) -> tuple[np.ndarray, n
 def _windows(
     source: PlannedSource, starts: np.ndarray, files: np.ndarray, key: np.uint64, round_: int
 ) -> Iterator[list[tuple[_Line, float]]]:
-    """Yield a list for each window of a round: the lines at the window's sampled positions.
+    """For each window of a round, yield a list of the lines at the window's sampled positions.
 
     The lists are results of `_lines_at`. Windows are spaced evenly, and each window is shifted by a
     random offset that depends on `key` and `round_`.
@@ -480,7 +481,8 @@ def _places(
         texts: The texts of all documents.
         conversations: The conversation of each document, or None.
         chosen: int64[n], numbers of the sampled documents.
-        fractions: float64[n], the `at` of each `Place`.
+        fractions: float64[n], the fraction of each sampled document that precedes the sampled
+            position, or -1 to use the whole document.
     """
     pairs = zip(chosen, fractions, strict=True)
     return [Place(texts[i], conversations[i], fraction) for i, fraction in pairs]
@@ -734,10 +736,11 @@ def _begin(
 
 
 def _some(looks: Iterator[Look]) -> tuple[Look, float]:
-    """Return (documents, fraction) for the first documents of `looks`.
+    """Read all batches of documents in `looks`, and return (documents, fraction).
 
-    To limit the memory, `documents` ends after about HELD_BYTES of text or HELD_DOCUMENTS
-    documents. `fraction` is the text bytes of `documents`, divided by all text bytes in `looks`.
+    To limit the memory, `documents` has only the first documents, up to about HELD_BYTES of text or
+    HELD_DOCUMENTS documents. `fraction` is the text bytes of `documents`, divided by the text bytes
+    of all batches.
     """
     texts: list[str] = []
     conversations: list[Any] = []
@@ -760,8 +763,8 @@ def _texts_of(
 ) -> tuple[Look, float]:
     """Decode at most the first HELD_DOCUMENTS of `lines`, and return (documents, fraction).
 
-    `fraction` is the decoded part of the bytes in `lines`. If there is a `tally`, it counts the
-    documents and rejects.
+    `fraction` is the number of decoded bytes divided by the number of bytes in `lines`. If `tally`
+    is not None, the documents and rejects are counted in it.
     """
     *first_lines, rest = lines.removeprefix(BOM).split(b"\n", HELD_DOCUMENTS)
     share = 1 - len(rest) / len(lines) if len(first_lines) == HELD_DOCUMENTS else 1.0

@@ -287,8 +287,8 @@ def _add_part(
         columns: The arrays of the shard.
         part: The work range.
         reads: The batches that were read from the work range.
-        noted: The `_Noted` that was used to read them. It has the sizes of the documents.
-        decoders: The state that was used to read them. It has the start of each step of a
+        noted: The `_Noted` that was used to read the batches. It has the sizes of the documents.
+        decoders: The state that was used to read the batches. It has the start of each step of a
             compressed file.
     """
     rejects = _rejects_of(reads)

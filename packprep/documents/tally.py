@@ -26,7 +26,8 @@ class Tally:
         looked_at: Number of sampled documents.
         reasons: Number of bad documents per reason.
         units: (places, bad) for each sampled window or split. `places` is the number of sampled
-            positions or documents, and `bad` is how many of them have a bad document.
+            positions of a window, or of sampled documents of a split. `bad` is the number of
+            positions in bad documents, or of bad documents.
         totals: (documents, bad): the estimated numbers of all documents and of all bad documents in
             the source.
         is_whole: Whether all documents of the source were sampled.
@@ -65,7 +66,7 @@ class Tally:
 
         Args:
             places: Number of sampled positions or documents.
-            bad: How many of these positions or documents have a bad document.
+            bad: Number of these positions that are in bad documents, or of bad documents.
             documents: Number of documents that the sampled documents represent.
             bad_documents: Number of bad documents that the sampled bad documents represent.
         """
@@ -94,7 +95,7 @@ class Tally:
 
         The bound is too high with a probability of about UNLIKELY at most. If all documents were
         sampled, it is the exact number. `by_chance` says whether the build reads only a random
-        subset of the documents. The exact number is then unknown.
+        subset of the documents. The result is then only a bound.
         """
         if self.is_whole and not by_chance:
             return self.totals[1]

@@ -174,8 +174,8 @@ class Files(Sequence[SourceFile]):
         Args:
             file: int64[n], index of each split's file.
             part: int64[n], index of each split within its file.
-            stored: int64[n], stored bytes of each split. If the split's file is not in
-                `piece_bytes`, this is the split's result.
+            stored: int64[n], stored bytes of each split. The result has this size for a split
+                if the split's file is not in `piece_bytes`.
         """
         if not self.piece_bytes:
             return stored
@@ -310,7 +310,7 @@ class Pieces:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def at(self, pieces: np.ndarray) -> FileColumns:
-        """Return the columns of n splits.
+        """Return the files and stored bytes of n splits, as columns.
 
         `pieces`, int64[n], has the index of each split in the source, from 0 to len(self) - 1.
         """
@@ -512,11 +512,11 @@ def odd_files(sources: Sequence[Source], found: Sequence[Files]) -> list[str]:
 def _overlap(
     sources: Sequence[Source], found: Sequence[Files], a: tuple[int, int], b: tuple[int, int]
 ) -> bool:
-    """Return whether two entries of the same file may give the same document.
+    """Return whether a document may be read twice from a file that is listed twice.
 
-    The entries `a` and `b` are (index of the source, index of the file in the source). They give
-    different documents if both have the same file name, and the hash splits (`sample`) of their
-    sources do not overlap.
+    `a` and `b` are the two listings of the file, each as (index of the source, index of the file in
+    the source). No document is read twice if both listings have the same file name, and the hash
+    splits (`sample`) of their sources do not overlap.
     """
     (low, high), (other_low, other_high) = sources[a[0]].sample, sources[b[0]].sample
     # `sample` selects documents by the file's name, so equal names have comparable ranges.
@@ -567,9 +567,9 @@ def match_below(
 def _below(root: str, out: str, names: Sequence[str]) -> list[list[str]]:
     """Return the relative paths that lead from the folder `root` to `out`, each as a list of parts.
 
-    If `out` is below `root`, one of these paths is direct. Another path may lead through a folder
-    of the files in `names`, if this folder is a link to `out` or to a folder above `out`. The
-    result is empty if no path exists.
+    If `out` is below `root`, one of these paths is direct. `names` are names of files relative to
+    `root`. If a folder in such a name is a link to `out` or to a folder above `out`, another path
+    leads through this link. The result is empty if no path exists.
     """
     if is_url(root):
         parts, above = out.rstrip("/").split("/"), root.split("/")

@@ -455,10 +455,9 @@ def _instead_of_content(messages: Any, template: str) -> str:
 
 
 class _Beyond:
-    """A counter of documents with loss_spans or media, and of positions after the text's end.
+    """Counters of documents with loss_spans or media, and of those with a position beyond the text.
 
-    Positions after the end of the text are usually a mistake: they count bytes instead of
-    characters.
+    Such a position is usually a mistake: it counts bytes, but positions must count characters.
     """
 
     def __init__(self) -> None:
@@ -614,8 +613,9 @@ def _mistake_of_token_lines(look: _Look, begin: bytes, whole: bool) -> str:
 def _object_of(line: bytes) -> tuple[dict[str, Any] | None, bool]:
     """Return (object, is_counted) for a line. `object` is None if the line is not a JSON object.
 
-    `is_counted` is False for a long line that Python's decoder refuses. Such a line may contain a
-    huge number or deep lists. The build reads it, or rejects it with an exact reason.
+    `is_counted` says whether the line counts in the search for mistakes. It is False for a long
+    line that Python's decoder refuses. The cause may be a huge number or deep lists, which are not
+    always a mistake. The build reads such a line, or rejects it with an exact reason.
     """
     try:
         document = json.loads(line)
@@ -647,7 +647,7 @@ class _LineCounts:
 
     @property
     def is_mixed(self) -> bool:
-        """Return whether a mistake occurs in only a part of the counted lines.
+        """Return whether one of the mistakes occurs in some of the counted lines, but not in all.
 
         The result is also True if no line was counted.
         """
@@ -655,7 +655,7 @@ class _LineCounts:
         return not self.looked_at or any(0 < count < self.looked_at for count in counts)
 
     def add(self, line: bytes, look: _Look) -> bool:
-        """Return whether a line contains a usable document, and count the line."""
+        """Count a line and its mistake, and return whether the line contains a usable document."""
         try:
             line.decode()
         except UnicodeDecodeError:

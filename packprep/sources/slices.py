@@ -271,11 +271,11 @@ class PlannedSource:
     def slices_of(
         self, piece: int, use: int = 0, lo: int = 0, hi: int = 1, weight: int = 1
     ) -> Iterator[Slice]:
-        """Yield the work ranges for the interval [lo, hi) of a split's weight.
+        """Yield the work ranges for a split's part from lo / weight to hi / weight of its length.
 
         If the split consists of text files, there is one work range for each file that starts in
-        the interval. Any other split has one work range. `Slice.file` is an index into all files of
-        the plan.
+        this part. For any other split, there is one work range. `Slice.file` is an index into all
+        files of the plan.
         """
         found = self.pieces.at(np.array([piece]))
         i = int(found.file[0])

@@ -104,8 +104,8 @@ class Folder(Protocol):
     def flush(self) -> None:
         """Flush the directory entries of this folder and its subfolders to disk.
 
-        Files that were added or removed then stay so after a crash of the machine. This includes
-        the files of a process that was killed before it flushed the entries.
+        After this call, a crash of the machine cannot undo that files were added or removed. This
+        includes the files of a process that was killed before it flushed the entries.
         """
 
     def remove_temporaries(self, of_process: int | None = None) -> None:

@@ -279,8 +279,8 @@ class Remote:
     def each(self, do: Callable[["Remote", int], T], shards: Sequence[int]) -> Iterator[T]:
         """Yield `do(folder, shard)` for each shard number in `shards`, in order.
 
-        Several calls of `do` run concurrently. Each subfolder is listed once, and for a file
-        that is not in its listing, no request is sent.
+        Several calls of `do` run concurrently. Each subfolder is listed once. No request is sent
+        for a file that is missing in the listing of its subfolder.
         """
         listed = _Listed(self)
         with ThreadPoolExecutor(_AT_ONCE) as pool:

@@ -166,9 +166,9 @@ class Supervision:
     Attributes:
         text: The text, or None. A document with a layout may have no text.
         loss_spans: The value of loss_spans, of any type, or None.
-        record: Maps the names of the layout's fields, weight and media to values of any type except
-            None. A recipe may rename the keys of records, but the names here are always the
-            layout's names.
+        record: Maps names of fields to the fields' values, of any type except None. The fields are
+            `weight`, `media` and the fields of the layout. A recipe may rename the keys of records,
+            but the names here are always the layout's names.
         layout: Name of the layout in `conversations/layouts.py`, or an empty string.
         kinds: Names of the media kinds that a document may contain. With an empty tuple, media is
             ignored.
@@ -428,7 +428,7 @@ def source_errors(path: str) -> Iterator[None]:
     """Convert file errors of the operating system to errors with the file's name and a remedy.
 
     Raises:
-        SourceError: If the body raises OSError.
+        SourceError: If the code in the context raises OSError.
     """
     try:
         yield

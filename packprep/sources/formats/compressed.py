@@ -38,7 +38,8 @@ T = TypeVar("T")
 class Block(NamedTuple):
     """Consecutive bytes of a stream.
 
-    Blocks cover the stream without gaps or overlaps. Each block has one label and may be empty.
+    Blocks cover the stream without gaps or overlaps, and may be empty. The label of a block says
+    which part of the stream the block belongs to, for example which step.
     """
 
     label: int  # the step, or another division of the stream

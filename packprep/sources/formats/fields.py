@@ -293,7 +293,7 @@ def _named(layout: Layout) -> str:
 
 
 def of_table(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table row as the record that a JSON line would have.
+    """Convert a table row to the record that a JSON line with the same data would have.
 
     A weight that is null or NaN is removed, also from a message, a content part and a span. In
     nested objects, keys with the value null are removed, except the content of a message.

@@ -182,9 +182,9 @@ def _entries(
 ) -> tuple[np.ndarray, np.ndarray]:
     """For the sequences of n consecutive documents, return (lengths, pointers).
 
-    For each sequence, `lengths`, int64, has the number of ids, and `pointers`, int64, has the first
-    byte in the .bin. `bounds`, int64[n + 1], has the number of the first sequence of each document,
-    then the number of the sequence after the last document.
+    For each sequence, `lengths`, int64, has the number of ids, and `pointers`, int64, has the byte
+    offset of the first id in the .bin. `bounds`, int64[n + 1], has the index of each document's
+    first sequence, then the index of the sequence after the last document.
 
     Raises:
         SourceError: If a sequence extends beyond the .bin, or has a mode other than 0.

@@ -185,7 +185,7 @@ def _rows_at_once(
 def _chunks(
     source: "_Source", file: pq.ParquetFile, groups: Iterable[int], names: Sequence[str]
 ) -> Iterator[list[pq.ColumnChunkMetaData]]:
-    """Yield a list for each row group in `groups`: the footer's metadata of some columns.
+    """For each row group in `groups`, yield a list with the footer's metadata of some columns.
 
     These are the leaf columns at or below the columns in `names`. For damaged or encrypted
     metadata, pyarrow's RowGroupMetaData aborts the process, but pyarrow's reader raises an

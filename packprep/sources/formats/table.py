@@ -409,7 +409,8 @@ def read_rows(
         first: The first row in `columns` has this row number in the file.
         keep: Selects the documents to decode, or None for all.
         batch_bytes: Content size in bytes at which a batch is complete.
-        wanted_from: Number of the first row to add. The rows before it are only passed to `keep`.
+        wanted_from: Row number in the file of the first row to add. The rows before it are only
+            passed to `keep`.
     """
     n_rows = len(next(iter(columns.values())))
     text = columns.get(text_key)
@@ -629,7 +630,7 @@ def _has_json(kind: pa.DataType) -> bool:
 class _JsonValue(NamedTuple):
     """A value that a table stores as JSON.
 
-    A null in this value is a value, but elsewhere in a table a null means a missing key.
+    A null inside this value is kept. Elsewhere in a table, a null means that the key is missing.
     """
 
     value: Any
@@ -751,7 +752,8 @@ def read_lists(
         first: The first row in `columns` has this row number in the file.
         keep: Selects the documents to decode, or None for all.
         batch_bytes: Approximate content size of a batch in bytes.
-        wanted_from: Number of the first row to read. The rows before it are only passed to `keep`.
+        wanted_from: Row number in the file of the first row to read. The rows before it are only
+            passed to `keep`.
     """
     column, others = columns[text_key], [key for key in columns if key != text_key]
     for begin in range(0, len(column), SLICE_LISTS):
@@ -830,7 +832,7 @@ def _batch(
 def _flat(
     rows: pa.Array, used: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, dict[int, tuple[str, str]]]:
-    """Return the result of `_ids` for the rows where `used` is True.
+    """Return (ids, bad) as `_ids` does, for the rows where `used` is True.
 
     `used` is bool[n], and `lengths` is int64[n], the number of ids in each row.
     """

@@ -193,7 +193,7 @@ def _line_decoder(keys: _Keys) -> Callable[[bytes], _Found]:
 
 
 def _row_of(values: dict[str, bytes], keys: _Keys, weight: Any) -> _Row:
-    """Return the row of a record. `values` maps its keys to the JSON text of their values.
+    """Return the row of a record. `values` maps the record's keys to their values' JSON text.
 
     Raises:
         ValueError: If a value is not a list of numbers, if a mask differs in length from the ids,

@@ -47,11 +47,11 @@ def masked(
         ids: Integers, [tokens], the concatenated ids of all documents.
         offsets: int64[D + 1], start of each document in `ids`.
         masks: Maps a name in MASKS to the mask's values, [tokens], as integers, bools or floats.
-            For a document without LABELS, the values are the ids of its tokens. For a document
-            without any other mask, they are 1.
-        given: Maps the name of a mask that only some documents have to bool[tokens], which is True
-            for the tokens of these documents. A mask that is not in `given` is a mask of all
-            documents.
+            For a document that does not have the mask, the values are 1, or for LABELS the ids of
+            the document's tokens.
+        given: Has an entry for each mask that exists only in some documents. The entry maps the
+            mask's name to a bool[tokens] that is True for the tokens of these documents. A mask
+            that is not in `given` is a mask of all documents.
 
     Returns:
         The tokens to keep, their weights, and the documents with invalid masks.
@@ -133,7 +133,7 @@ def _inside(is_kept: np.ndarray, documents: np.ndarray, offsets: np.ndarray) -> 
     Args:
         is_kept: bool[tokens], whether each token is kept.
         documents: int64[tokens], number of each token's document.
-        offsets: int64[D + 1], first token of each document.
+        offsets: int64[D + 1], index of each document's first token.
     """
     count = offsets_of(is_kept)
     before = count[:-1] - count[offsets[documents]]

@@ -22,8 +22,9 @@ class TokenRows(NamedTuple):
         used: bool[n], whether the row's tokens are in `ids` and `masks`.
         ids: Integers, [tokens], the concatenated ids of the used rows.
         masks: Maps a name in MASKS to the mask's values for the tokens in `ids`, [tokens].
-        given: Maps the name of a mask that only some rows have to bool[tokens], which is True for
-            the tokens of these rows. A mask that is not in `given` is a mask of all used rows.
+        given: Has an entry for each mask that exists only in some rows. The entry maps the mask's
+            name to a bool[tokens] that is True for the tokens of these rows. A mask that is not in
+            `given` is a mask of all used rows.
         weights: Maps a row's number to its weight, if the weight is not 1.
         refused: Maps the number of each row that must be rejected to (reason, detail).
     """
