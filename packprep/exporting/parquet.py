@@ -262,7 +262,7 @@ def check(exporting: Exporting) -> None:
     if in_place:
         raise RecipeError(
             f"--columns nemo: its readers predict the next token, but {', '.join(in_place)}"
-            " predict the same position\n"
+            " predict the tokens of noised positions\n"
             "hint: give --columns full, which has labels at the predicting position, or train"
             " with packprep's loader"
         )
@@ -286,7 +286,7 @@ def refuse_for_trl(exporting: Exporting, option: str, told: str) -> None:
     """
     in_place, prefix = _not_causal(exporting.manifest)
     for names, what in (
-        (in_place, "predict the same position"),
+        (in_place, "predict the tokens of noised positions"),
         (prefix, "attend bidirectionally to their prefixes"),
     ):
         if names:

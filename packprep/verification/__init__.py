@@ -93,8 +93,8 @@ PROMISES = {
         " tasks, they are the original token of the same or the next slot"
     ),
     "P11": (
-        "a segment's header names a known source and file. Its key is the key of its document,"
-        " pass and start, and selects its task"
+        "a segment's header names a known source and file. The segment's key is computed from its"
+        " document, pass and start, and determines its task"
     ),
     "P12": (
         "a segment has exactly the number of slots of its task's length formula. Its bos, mode"

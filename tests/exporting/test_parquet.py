@@ -95,7 +95,10 @@ def test_trl_is_given_each_token_its_own_label_and_no_padding(known, tmp_path, k
 def test_what_trl_cannot_train_is_refused_by_name(known, tmp_path, to, option):
     columns = {"columns": "trl"} if to == "parquet" else {}
     for dataset, names in (
-        (known("mixed").out, "llada, mdlm, .* quiet, counted predict the same position"),
+        (
+            known("mixed").out,
+            "llada, mdlm, .* quiet, counted predict the tokens of noised positions",
+        ),
         (known("repeated").out, "r, x-long, .* attend bidirectionally to their prefixes"),
     ):
         with pytest.raises(
@@ -134,7 +137,7 @@ def test_what_predicts_in_place_is_refused_by_name_for_a_reader_that_shifts(know
     with pytest.raises(
         RecipeError,
         match=(
-            "llada, mdlm, mlm, dllm, duo, bd3, quiet, counted predict the same position\nhint: give"
+            "llada, mdlm, mlm, dllm, duo, bd3, quiet, counted predict the tokens of noised positions\nhint: give"
             " --columns full"
         ),
     ):
