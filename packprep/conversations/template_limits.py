@@ -12,7 +12,6 @@ from typing import Any
 
 import jinja2
 import jinja2.nodes
-import jinja2.runtime
 import jinja2.sandbox
 import jinja2.utils
 
@@ -20,11 +19,10 @@ MOST_STEPS = 1 << 17
 MOST_CHARACTERS = 1 << 26
 _MOST_BITS = 1 << 12
 _PRINTABLE = (str, int, float, type(None), jinja2.Undefined)
-_COUNT, _JOIN = "packprep_count_step", "packprep_join_values"
+_COUNT, _JOIN = "packprep: count_step", "packprep: join_values"  # not names of a template
 _FORMATS = {"format", "format_map"}
 _STR_METHODS = frozenset(name for name in dir(str) if name[0] != "_" and name not in _FORMATS)
 _DICT_NAMES = frozenset(dir(dict))
-_HOLDERS = {jinja2.runtime.LoopContext, jinja2.utils.Namespace}
 _VALUES = {str, int, bool, dict, list}
 _REPEATED = jinja2.nodes.For | jinja2.nodes.Macro | jinja2.nodes.CallBlock | jinja2.nodes.Block
 
@@ -98,40 +96,48 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return self.concat(map(str, values))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Evaluate `obj.attribute` with the same result as in the sandbox, but faster.
+        """Evaluate `obj.attribute` as the sandbox does.
 
-        Most attributes in templates are keys of objects, methods of texts, and values of loops and
-        namespaces. For these attributes, the sandbox's checks are skipped. The checks are not
-        needed there, and take longer than all other parts of a rendering.
+        Most attributes in templates are keys of objects, methods of texts, and values of
+        namespaces. They need no check, and the sandbox's own checks take longer than all other
+        parts of a rendering.
         """
         if type(obj) is dict and attribute not in _DICT_NAMES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         if type(obj) is str and attribute in _STR_METHODS:
             return getattr(obj, attribute)
-        if type(obj) in _HOLDERS and attribute[0] != "_":
+        if type(obj) is jinja2.utils.Namespace and not attribute.startswith("_"):
             value = getattr(obj, attribute, None)
             if type(value) in _VALUES:
                 return value
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Return whether the sandbox allows the attribute.
+        """Return the sandbox's answer, which depends only on the type of `obj` and on `attr`.
 
-        The answer depends only on the type of `obj` and on `attr`, so it is cached.
+        It is cached, except for namespaces, because their attributes may come from documents.
         """
+        if type(obj) is jinja2.utils.Namespace:
+            return super().is_safe_attribute(obj, attr, value)
         key = type(obj), attr
         if key not in self._safe:
             self._safe[key] = super().is_safe_attribute(obj, attr, value)
         return self._safe[key]
 
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate `obj(…)` as the sandbox does, without its checks for methods of texts."""
-        is_method = type(__obj) is BuiltinMethodType and type(__obj.__self__) is str
-        if is_method and __obj.__name__ not in _FORMATS:
+    def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate `obj(…)` as the sandbox does, without its checks for methods of texts.
+
+        The sandbox's method is not called, because another frame would lower the depth that
+        recursive macros can reach.
+        """
+        is_method = type(obj) is BuiltinMethodType and type(obj.__self__) is str
+        if is_method and obj.__name__ not in _FORMATS:
             kwargs.pop("_block_vars", None)
             kwargs.pop("_loop_vars", None)
-            return __obj(*args, **kwargs)
-        return super().call(__context, __obj, *args, **kwargs)
+            return obj(*args, **kwargs)
+        if not self.is_safe_callable(obj):
+            raise jinja2.sandbox.SecurityError(f"{obj!r} is not safely callable")
+        return context.call(obj, *args, **kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Evaluate `left operator right`, unless the result would be too large."""

@@ -237,7 +237,47 @@ PLAIN = (
     "'{a.__class__}'.format_map({'a': 'b'})",
     "namespace(a=1).b is defined",
     "1 .real",
+    "namespace({'': 1})|attr('')",
+    "dict(_LimitedEnvironment__obj=1, context=2, self=3)",
 )
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for x in [{}, 1]|map('xmlattr') %}{{ loop.last }}{% endfor %}",
+        "{% for x in [{}, 1]|map('xmlattr') %}{{ loop.length }}{% endfor %}",
+    ],
+)
+@pytest.mark.every_case
+def test_loops_are_those_of_jinja(template):
+    plain = jinja2.sandbox.ImmutableSandboxedEnvironment()
+    assert render(template, []) == plain.from_string(template).render()
+
+
+def test_attributes_from_documents_are_not_cached():
+    template = compile_template("{% set n = namespace(tools[0]) %}{{ n[messages[0].content] }}")
+    safe = template._template.environment._safe
+    for k in range(50):
+        template.render(chats.turns(f"k{k}"), tools=[{f"k{k}": None}])
+    assert len(safe) < 9
+
+
+def test_macros_are_as_deep_as_those_of_jinja():
+    source = "{% macro r(n) %}{% if n %}{{ r(n - 1) }}{% endif %}{% endmacro %}{{ r(tools[0]) }}"
+    plain = jinja2.sandbox.ImmutableSandboxedEnvironment().from_string(source)
+    own = compile_template(source)
+
+    def deepest(renders):
+        for depth in range(1, 300):
+            try:
+                renders(depth)
+            except RecursionError:
+                return depth
+
+    assert deepest(lambda n: own.render([], tools=[n])) >= 0.97 * deepest(
+        lambda n: plain.render(tools=[n])
+    )
 
 
 def test_what_is_counted_is_what_jinja_prints():
