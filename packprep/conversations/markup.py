@@ -95,7 +95,10 @@ class Markup(NamedTuple):
         return Boundary(begin, begin + count)
 
     def ends_answer(self, literal: str) -> bool:
-        """Return whether `literal`, which follows the last string, is only the end of an answer."""
+        """Return whether `literal` ends an assistant's message that is the last message.
+
+        `literal` is the text that the template writes after the last string of this message.
+        """
         return _is_end(literal, self.last_ends)
 
     def asks(self, text: str, before: str) -> bool:

@@ -731,7 +731,7 @@ def micro_windows(length, splits, cp_size=1, rank=0) -> np.ndarray:
 def seq_idx(cu_seqlens, length, cu_seqlens_padded=None) -> np.ndarray:
     """Return for each slot the number of its segment, for state-space models.
 
-    Segments count 0, 1, …. With n segments, all padding has the number n.
+    Segments are numbered 0, 1, … in row order. With n segments, all padding has the number n.
 
     Args:
         cu_seqlens: Boundaries of the segments, int[n + 1].

@@ -73,7 +73,7 @@ class Facts:
 
     @lazy
     def shift(self) -> np.ndarray:
-        """Return which tasks predict the token of a noised slot one slot earlier, bool[tasks]."""
+        """Return which tasks predict a noised slot's token at the slot before it, bool[tasks]."""
         return np.array([task["label_alignment"] == "next_slot" for task in self.tasks])
 
     @lazy

@@ -361,10 +361,11 @@ def _texts_and_conversations(documents: Sequence[tuple[str, Any] | None]) -> Loo
 
 
 def _starts_of(source: PlannedSource, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (starts, files) for the F line files that the splits in `pieces` belong to.
+    """Return (starts, files) for the line files that the splits in `pieces` belong to.
 
-    `files`, int64[F], has the index of each file in the source. `starts`, int64[F + 1], has the
-    offset of each file's first byte if the F files are concatenated, then the summed size.
+    With F such files, `files`, int64[F], has the index of each file in the source. `starts`,
+    int64[F + 1], has the offset of each file's first byte if the F files are concatenated, then the
+    summed size.
     """
     files = np.unique(source.pieces.at(pieces).file) if len(pieces) else np.zeros(0, np.int64)
     return offsets_of(source.files.sizes[files]), files

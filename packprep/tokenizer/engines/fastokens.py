@@ -163,10 +163,11 @@ def refusal(vocabulary: Vocabulary) -> str | None:
     """Return the reason why this tokenizer's components rule out the library, or None.
 
     None means that the library may be compared with the reference. The library itself accepts more
-    tokenizers, but may give wrong ids for texts with a character that the vocabulary does not have.
-    If the tokenizer has neither ByteLevel nor byte_fallback, the library merges the characters
-    before and after this character. If it has byte_fallback, the library produces tokens that
-    contain this character, although no merge makes them.
+    tokenizers, but may give wrong ids for texts with a character that is not a token by itself. If
+    the tokenizer has neither ByteLevel nor byte_fallback, the library merges the characters before
+    and after this character, as if they were adjacent. If the tokenizer has byte_fallback, and
+    longer tokens contain this character, the library may produce these tokens, although no merges
+    lead to them.
     """
     parsed = parse_tokenizer_json(vocabulary.tokenizer_json, "tokenizer.json")
     if parsed["model"].get("byte_fallback"):

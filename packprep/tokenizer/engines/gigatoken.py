@@ -30,8 +30,8 @@ prose or 2.7 GB for random letters.
 class GigatokenEngine(CharactersFromBytes):
     """The engine `gigatoken`.
 
-    The library does not report the characters of its tokens. They are computed from the bytes of
-    the tokens, or by the reference.
+    The library does not report which characters of the text each token represents. These ranges
+    are computed from the bytes of the tokens, or by the reference.
 
     Raises:
         EngineRefusal: If the engine does not accept the tokenizer.

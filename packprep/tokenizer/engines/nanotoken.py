@@ -22,7 +22,8 @@ class WordPieceEngine:
     """The engine `nanotoken`.
 
     The library runs on the calling thread, because its thread pool does not survive a fork. It does
-    not report the characters of its tokens, so the reference computes them.
+    not report which characters of the text each token represents, so the reference computes these
+    ranges.
 
     Raises:
         EngineRefusal: If the engine does not accept the tokenizer.
