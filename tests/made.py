@@ -225,34 +225,36 @@ class Silent:
 def build(
     recipe: dict[str, Any], base: Path, out: Path, workers: int = 0, **options: Any
 ) -> Outcome:
-    """Build a recipe's table into `out`; options as of `building.run.build`. Nothing is forecast
-    where no `progress` hears the warnings: that takes a third of a small build."""
+    """Build a recipe's table into `out`, with the options of `building.run.build`.
+
+    Without `progress`, the build skips the forecast, which takes a third of a small build.
+    """
     read, progress = read_recipe(recipe, base), options.pop("progress", None)
     if progress is not None:
         return run_build(read, out, progress, workers, **options)
-    with _unforecast():
+    with _without_forecast():
         return run_build(read, out, Silent(), workers, **options)
 
 
-_is_heard, _forecast = ContextVar("whether warnings are heard", default=True), building.forecast
+_with_forecast, _forecast = ContextVar("with forecast", default=True), building.forecast
 
 
-def _forecast_where_heard(*arguments: Any) -> dict[str, Any]:
-    return _forecast(*arguments) if _is_heard.get() else {"warnings": []}
+def _forecast_if_wanted(*arguments: Any) -> dict[str, Any]:
+    return _forecast(*arguments) if _with_forecast.get() else {"warnings": []}
 
 
-building.forecast = _forecast_where_heard
+building.forecast = _forecast_if_wanted
 building.LIST_AGAIN_S = 0  # No folder of the tests caches its listing.
 
 
 @contextmanager
-def _unforecast() -> Iterator[None]:
-    """In this thread, builds forecast nothing."""
-    token = _is_heard.set(False)
+def _without_forecast() -> Iterator[None]:
+    """Skip the forecast in builds of this thread."""
+    token = _with_forecast.set(False)
     try:
         yield
     finally:
-        _is_heard.reset(token)
+        _with_forecast.reset(token)
 
 
 def build_lengths(
@@ -260,7 +262,7 @@ def build_lengths(
 ) -> list[Outcome]:
     """Build a recipe's table with seq_lengths into `out`; options as of `building.run.build`."""
     read = read_recipe(recipe, base)
-    with _unforecast():
+    with _without_forecast():
         return run_build_lengths(read, out, Silent(), workers=workers, **options)
 
 

@@ -204,7 +204,7 @@ def _fill_rows(placements, counts, lengths, places, row, offset):
 def _first_fit(lengths, capacity, max_segments, row, offset):
     """Pack by first fit. Write each segment's row to `row`, and its first slot to `offset`.
 
-    To find the first row with enough free slots in O(log rows), a tournament tree is used.
+    A tournament tree finds the first row with enough free slots in O(log rows).
     """
     n = lengths.shape[0]
     leaves = np.int64(1)

@@ -70,9 +70,8 @@ def write_first_recipe(
         say: Function that prints a message.
 
     Returns:
-        A dict with the keys `recipe` and `schema` (the paths of both files), `sources` (the names
-        of the sources), `seq_length` (the value in the recipe), and `warnings` (about the data and
-        the recipe).
+        A dict. `recipe` and `schema` are the paths of both files. `sources` has the names of the
+        sources. `seq_length` is the value in the recipe. `warnings` are about data and recipe.
 
     Raises:
         RecipeError: If `out` exists or its folder does not.

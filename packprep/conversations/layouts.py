@@ -301,8 +301,6 @@ def _take_marks(message: dict[str, Any], what: str) -> tuple[bool | None, float]
     Without marks, `train` is None and `weight` is 1. The names that other tools use for these marks
     are also accepted, such as `loss` for `train`.
     """
-    if not _MARK_KEYS & message.keys():
-        return None, 1.0
     if unread := next((key for key in _UNREAD_MARKS if message.get(key) is not None), None):
         raise _Bad(f"{what} has {unread!r}, which is not read: say it by train or weight instead")
     given = {key: message.pop(key, None) for key in ("train", "training", "loss")}
@@ -349,7 +347,6 @@ def _take_part_marks(message: dict[str, Any], what: str, kinds: Sequence[str]) -
 
 _UNREAD_MARKS = ("train_detail", "loss_mask", "loss_scale", "masked", "trainable")
 """Marks that only other tools read. packprep rejects a conversation with such a mark."""
-_MARK_KEYS = {"train", "training", "loss", "weight", "loss_weight", *_UNREAD_MARKS}
 
 
 def _taken_off(message: dict[str, Any], what: str, kinds: Sequence[str]) -> list[MediaPlace]:

@@ -150,8 +150,8 @@ def _add_strings(value: Any, strings: list[str]) -> None:
         strings.append(value)
     elif kind is dict or isinstance(value, Mapping):
         for key, inner in value.items():
-            strings.append(key) if type(key) is str else _add_strings(key, strings)
-            strings.append(inner) if type(inner) is str else _add_strings(inner, strings)
+            _add_strings(key, strings)
+            _add_strings(inner, strings)
     elif kind is list or kind is tuple:
         for inner in value:
             _add_strings(inner, strings)

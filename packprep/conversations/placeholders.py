@@ -36,7 +36,9 @@ THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 TAGS = re.compile(r"(\s*</?think>\s*)")  # Templates split a content at these tags.
 _FIRST_NUMBER = 83_152_971 * 10**6
 """The first placeholder for an integer in the arguments of a tool call."""
-_NUMBER = "8(?<![0-9]8)3152971([0-9]{6})(?![0-9])"  # Patterns that begin with a letter are fast.
+_DIGITS = str(_FIRST_NUMBER)[:8]
+# The pattern begins with a digit and not with the test before it, which is faster to search for.
+_NUMBER = f"{_DIGITS[0]}(?<![0-9]{_DIGITS[0]}){_DIGITS[1:]}([0-9]{{6}})(?![0-9])"
 _MOST_ENDS = 64  # maximum number of possible ends per string that `_fitted` tries
 
 
@@ -252,7 +254,7 @@ class Placeholders:
         self._before: dict[tuple[int, str], _End | None] = {}
         self._heads: dict[str, str] = {}
         self._known: dict[tuple[str, ...], _Places] = {}
-        # The template's markup, once the caller knows that it is right for this conversation.
+        # The template's markup. The caller sets it once it is known to fit this conversation.
         self.markup: Markup | None = None
 
     @cached_property
@@ -261,7 +263,7 @@ class Placeholders:
 
         The numbers that replace them begin with 8 fixed digits, which must not occur in a message.
         """
-        return str(_FIRST_NUMBER)[:8] not in repr(self._given)
+        return _DIGITS not in repr(self._given)
 
     # Messages with placeholders
 
@@ -291,8 +293,6 @@ class Placeholders:
 
     def _marked_text(self, k: int, text: str, key: str, part: int) -> str:
         """Return a text of message k, with placeholders for the strings between its tags."""
-        if "think>" not in text:
-            return self._new(k, text, key, Place(key, part, 0))
         return "".join(
             string if TAGS.fullmatch(string) else self._new(k, string, key, Place(key, part, i))
             for i, string in enumerate(TAGS.split(text))
@@ -527,8 +527,8 @@ class Placeholders:
             other = other or asked.tail[shared_start(asked.tail, end.tail) or 0 :]
         return other
 
-    def boundary_by_markup(self, k: int, markup: Markup) -> Boundary | None:
-        """Return where message k begins in the text, or None if `markup` does not show it.
+    def boundary_by_markup(self, k: int) -> Boundary | None:
+        """Return where message k begins in the text, or None if the markup does not show it.
 
         No messages are rendered.
         """
@@ -539,9 +539,9 @@ class Placeholders:
             is_shown = gap > 0 and owners[gap - 1] == k - 1
         else:
             is_shown = gap < len(owners) and owners[gap] == k
-        if not k or not is_shown:
+        if self.markup is None or not k or not is_shown:
             return None
-        found = markup.boundary(self._literals[gap], self._roles[k - 1], self._roles[k])
+        found = self.markup.boundary(self._literals[gap], self._roles[k - 1], self._roles[k])
         if found is None:
             return None
         start = self._starts[gap]
@@ -578,7 +578,7 @@ class Placeholders:
     def _places(self, k: int) -> _Places:
         """Return where message k begins, and where its trained characters begin."""
         gap = self._gap[k]
-        if self.markup and (shown := self.boundary_by_markup(k, self.markup)):
+        if shown := self.boundary_by_markup(k):
             start, answer = self._starts[gap], shown.answer
             return _Places(gap, shown.begin - start, None if answer is None else answer - start)
         if not self._is_between(k):

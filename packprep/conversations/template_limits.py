@@ -19,7 +19,8 @@ MOST_STEPS = 1 << 17
 MOST_CHARACTERS = 1 << 26
 _MOST_BITS = 1 << 12
 _PRINTABLE = (str, int, float, type(None), jinja2.Undefined)
-_COUNT, _JOIN = "packprep: count_step", "packprep: join_values"  # not names of a template
+_COUNT, _JOIN = "packprep: count_step", "packprep: join_values"
+"""A Jinja test and a Jinja filter. Their names are no identifiers, so no template has the same."""
 _FORMATS = {"format", "format_map"}
 _STR_METHODS = frozenset(name for name in dir(str) if name[0] != "_" and name not in _FORMATS)
 _DICT_NAMES = frozenset(dir(dict))
@@ -85,9 +86,7 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         """Join the output of a template, macro or block."""
         texts = []
         for text in pieces:
-            self._characters += len(text)
-            if self._characters > MOST_CHARACTERS:
-                raise TemplateLimit
+            self.count_characters(len(text))
             texts.append(text)
         return "".join(texts)
 
@@ -160,19 +159,20 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 # With a context, Jinja calls this at run time even for constants.
 @jinja2.pass_context
 def _finalize(context: Any, value: Any) -> Any:
-    if type(value) is not str:
-        check_printable(value)
+    check_printable(value)
     return value
 
 
 def check_printable(value: Any) -> None:
     """Raise TemplateLimit for a value with a text that may contain an address in memory."""
+    if isinstance(value, _PRINTABLE):
+        return
     if isinstance(value, Mapping):
         check_printable([*value.keys(), *value.values()])
     elif isinstance(value, list | tuple):
         for item in value:
             check_printable(item)
-    elif not isinstance(value, _PRINTABLE):
+    else:
         raise TemplateLimit
 
 

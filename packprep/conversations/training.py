@@ -154,6 +154,10 @@ def trained_tokens(
     )
 
 
+_UNTRAINED = -1
+"""The message of an untrained token."""
+
+
 def _trained_ranges(
     conversation: Conversation,
     begins: np.ndarray,
@@ -184,26 +188,16 @@ def _trained_ranges(
         message = np.searchsorted(boundaries, first_begins, side="right")
     # The last span that begins at or before each token, or −1. Span −1 is empty.
     span = np.searchsorted(spans[:, 0], first_begins, side="right") - 1
-    is_trained = first_begins < np.append(spans[:, 1], 0)[span]
+    message[first_begins >= np.append(spans[:, 1], 0)[span]] = _UNTRAINED
     for begin, end in places.spans.tolist():
-        is_trained &= (starts < begin) | (starts >= end)
+        message[(begin <= starts) & (starts < end)] = _UNTRAINED
     weight = np.append(weights, np.float32(0))[span]
-    ranges: list[list[int]] = []
-    kept: list[int] = []
-    for i in np.flatnonzero(is_trained).tolist():
-        end = int(starts[i + 1]) if i + 1 < len(starts) else n
-        last = kept[-1] if kept else -1
-        if (
-            last >= 0
-            and ranges[-1][1] == starts[i]
-            and message[last] == message[i]
-            and weight[last] == weight[i]
-        ):
-            ranges[-1][1] = end
-        else:
-            ranges.append([int(starts[i]), end])
-            kept.append(i)
-    return np.array(ranges, np.int64).reshape(-1, 2), message[kept], weight[kept]
+    is_new = np.diff(message, prepend=_UNTRAINED) != 0
+    is_new[1:] |= weight[1:] != weight[:-1]
+    first = np.flatnonzero(is_new)
+    ranges = np.stack((starts[first], np.append(starts[first[1:]], n)[: len(first)]), axis=1)
+    is_trained = message[first] != _UNTRAINED
+    return ranges[is_trained], message[first][is_trained], weight[first][is_trained]
 
 
 def _system_tokens(conversation: Conversation, begins: np.ndarray, places: MediaPlaces) -> int:

@@ -639,9 +639,9 @@ def _by_markup(chat: _Chat) -> list[Span] | None:
     spans: list[Span] = []
     last = len(chat.messages) - 1
     for k in (k for k, want in enumerate(chat.wanted) if want):
-        begin = laid.boundary_by_markup(k, markup)
+        begin = laid.boundary_by_markup(k)
         if k < last:
-            after = laid.boundary_by_markup(k + 1, markup)
+            after = laid.boundary_by_markup(k + 1)
             end = None if after is None else after.begin
         else:
             ending = laid.text_after(k)

@@ -111,7 +111,8 @@ def test_tokens_stand_where_the_kernels_put_them(density, mean, count, roll):
         )
 
 
-def test_every_mask_is_as_likely_over_segments_and_over_epochs():
+@pytest.mark.parametrize("epochs", [1000, 3000])
+def test_every_mask_is_as_likely_over_segments_and_over_epochs(epochs):
     every, key = numbers(masks()), KEYS
     for epoch in (0, 5):
         found = numbers(drawn(LAW, key, epoch))
@@ -119,7 +120,7 @@ def test_every_mask_is_as_likely_over_segments_and_over_epochs():
         assert counts.sum() == len(key) and not is_improbable(
             counts, np.full(len(every), len(key) / len(every))
         )
-    found = np.concatenate([numbers(drawn(LAW, key[:1], epoch)) for epoch in range(1, 1001)])
+    found = np.concatenate([numbers(drawn(LAW, key[:1], epoch)) for epoch in range(1, epochs + 1)])
     counts = np.array([(found == number).sum() for number in every])
     assert not is_improbable(counts, np.full(len(every), len(found) / len(every)))
 
@@ -149,7 +150,8 @@ def test_under_a_roll_a_segment_keeps_its_kind_and_every_rotation_of_it_is_as_li
         )
 
 
-def test_every_pivot_is_as_likely():
+@pytest.mark.parametrize("epochs", [550, 2200])
+def test_every_pivot_is_as_likely(epochs):
     own = Stretches(KEYS, np.full(len(KEYS), N), np.arange(len(KEYS)) * 100)
     stored, anew = (
         token_slots.pivot_slots(
@@ -164,9 +166,9 @@ def test_every_pivot_is_as_likely():
         token_slots.pivot_slots(
             {"sentinel": False, "eos_after_inputs": False}, ids(0), one, e, NONE
         ).prefix[0]
-        for e in range(1, 551)
+        for e in range(1, epochs + 1)
     ]
-    assert not is_improbable(np.bincount(pivots)[1:], np.full(N - 1, 550 / (N - 1)))
+    assert not is_improbable(np.bincount(pivots)[1:], np.full(N - 1, epochs / (N - 1)))
 
 
 def cut_law(rate=0.7, spm_rate=0.4, text_safe=True):

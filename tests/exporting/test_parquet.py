@@ -137,8 +137,8 @@ def test_what_predicts_in_place_is_refused_by_name_for_a_reader_that_shifts(know
     with pytest.raises(
         RecipeError,
         match=(
-            "llada, mdlm, mlm, dllm, duo, bd3, quiet, counted predict the tokens of noised positions\nhint: give"
-            " --columns full"
+            "llada, mdlm, mlm, dllm, duo, bd3, quiet, counted predict the tokens of noised"
+            " positions\nhint: give --columns full"
         ),
     ):
         known("mixed").export(tmp_path / "out", "parquet")
