@@ -21,9 +21,8 @@ the code that the adapters share.
 
 import os
 
-from packprep.dataset.attention import RULES
 from packprep.dataset.loader import COLUMNS, Dataset, open_dataset
-from packprep.dataset.manifest import StoredTask, has_weighted_spans, is_in_place
+from packprep.dataset.manifest import StoredTask, block_columns, has_weighted_spans, is_in_place
 from packprep.dataset.mixture import Mixture
 from packprep.errors import ArgumentError
 
@@ -99,12 +98,15 @@ def default_columns(dataset: Dataset | Mixture) -> tuple[str, ...]:
     """Return the columns that a trainer needs for the tasks of every dataset.
 
     They are COLUMNS and `prefix_ends`. If a task is a same-position task, or if documents give loss
-    weights, `loss_weights` is added. If a task uses block diffusion, `block_lengths` is added.
+    weights, `loss_weights` is added. `columns_of_blocks` are added too.
     """
     names, tasks = list(COLUMNS), tasks_of(dataset)
     if any(is_in_place(task) for task in tasks) or weights_spans(dataset):
         names.append("loss_weights")
-    names.append("prefix_ends")
-    if any(RULES[task["attention"]].in_blocks for task in tasks):
-        names.append("block_lengths")
-    return tuple(names)
+    return (*names, "prefix_ends", *columns_of_blocks(dataset))
+
+
+def columns_of_blocks(dataset: Dataset | Mixture) -> list[str]:
+    """Return the `block_columns` that any of the datasets needs."""
+    columns = (name for each in datasets_of(dataset) for name in block_columns(each.manifest))
+    return list(dict.fromkeys(columns))

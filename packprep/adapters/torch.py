@@ -20,9 +20,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
 
-from packprep.adapters import default_columns, opened, tasks_of
+from packprep.adapters import columns_of_blocks, default_columns, opened
 from packprep.dataset import attention, order
-from packprep.dataset.attention import RULES
 from packprep.dataset.batches import Batches, check_state
 from packprep.dataset.encoder_decoder import NAMES, READ, check_length, split
 from packprep.dataset.loader import Dataset
@@ -40,6 +39,7 @@ DTYPES = {
     "segment_ids": np.dtype(np.int32),
     "prefix_ends": np.dtype(np.int32),
     "block_lengths": np.dtype(np.int32),
+    "block_starts": np.dtype(np.int32),
     "loss_mask": np.dtype(bool),
     "loss_weights": np.dtype(np.float32),
     "seq_idx": np.dtype(np.int32),
@@ -111,10 +111,8 @@ class Form:
         # The layout needs segment_ids and the sums need loss_mask. Labels need their mask if
         # ignore_index is written to them.
         needed = ["segment_ids"] if layout == "thd" else []
-        if "prefix_ends" in wanted and any(
-            RULES[task["attention"]].in_blocks for task in tasks_of(dataset)
-        ):
-            needed.append("block_lengths")
+        if "prefix_ends" in wanted:
+            needed += columns_of_blocks(dataset)
         if ignore_index is not None or "loss_weights" in wanted:
             needed.append("loss_mask")
         if ignore_index is not None:

@@ -13,7 +13,8 @@ Each run of padding is a causal segment, so that every query has a key. Ranges a
 compares one slot index with two or four bounds and never reads a key's segment.
 
 A batch encodes its pattern in segment_ids and prefix_ends. If the dataset has block diffusion,
-position_ids and block_lengths are needed too. A batch without prefix_ends is refused unless
+position_ids and block_lengths are needed too, and block_starts if blocks start at the answers of
+supervised documents. A batch without prefix_ends is refused unless
 prefix_bidirectional=False asks for causal attention.
 
 The arrays of an encoder and a decoder (`packprep.dataset.encoder_decoder`) have three patterns,
@@ -32,7 +33,7 @@ import torch
 
 from packprep.adapters import datasets_of
 from packprep.dataset import boundaries
-from packprep.dataset.attention import RULES
+from packprep.dataset.attention import RULES, with_block_ends
 from packprep.dataset.loader import Dataset
 from packprep.dataset.mixture import Mixture
 from packprep.errors import ArgumentError
@@ -104,6 +105,7 @@ def key_ranges(
     columns = {
         name: _column(batch, name) for name in RULES["block_diffusion"].columns if name in batch
     }
+    columns = with_block_ends(columns, _slots(segment_ids), _runs)
     of_query = (_slots(segment_ids), *_runs(segment_ids), columns, torch.where)
     rule = RULES["causal"]
     if prefix_bidirectional:

@@ -15,7 +15,9 @@ import numpy as np
 
 from packprep.building.segments import LeftOut
 from packprep.conversations.training import history_tokens
-from packprep.dataset.manifest import is_count
+from packprep.dataset.attention import RULES
+from packprep.dataset.blocks import n_answers
+from packprep.dataset.manifest import ANSWERS, is_count
 from packprep.dataset.segments import Segments
 from packprep.documents.reading import Documents
 from packprep.documents.store import StoredDocuments
@@ -146,16 +148,29 @@ def segment_counts(
         added = dict.fromkeys(ADDED, 0) | _sums(added_by_kind, of_source)
         counts["sources"][name] = {"slots": {"added": added}, "segments": int(of_source.sum())}
     for t, task in enumerate(tasks):
-        counts["tasks"][task.name] = sums_of(segments, segments.task == t)
+        counts["tasks"][task.name] = sums_of(segments, segments.task == t, task)
     if recipe.packing.sides is not None:
         counts[ENCODER] = int(segments.prefix.sum())
     return counts
 
 
-def sums_of(segments: Segments, chosen: np.ndarray) -> dict[str, int]:
-    """Return the number of chosen segments, and the sums of their tokens and slots, as a dict."""
+def sums_of(segments: Segments, chosen: np.ndarray, task: Task | None = None) -> dict[str, int]:
+    """Return the number of chosen segments, and the sums of their tokens and slots, as a dict.
+
+    Args:
+        segments: The segments.
+        chosen: bool[m]: the segments to count.
+        task: The task of the chosen segments. If its blocks start at answers, these answers are
+            counted too. The count is left out if it is 0.
+    """
     tokens, slots = segments.tokens[chosen], segments.slots[chosen]
-    return {"segments": len(tokens), "tokens": int(tokens.sum()), "slots": int(slots.sum())}
+    sums = {"segments": len(tokens), "tokens": int(tokens.sum()), "slots": int(slots.sum())}
+    if task is not None and RULES[task.objective.attention].in_blocks:
+        answers = n_answers(task.parameters, len(segments), segments.trained)[
+            chosen & segments.has_tokens
+        ]
+        sums |= {ANSWERS: int(answers.sum())} if answers.any() else {}
+    return sums
 
 
 def added_slots(tasks: Sequence[Task], segments: Segments) -> dict[str, np.ndarray]:
@@ -312,11 +327,12 @@ def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
         ):
             return False
         later = {
+            "tasks": (ANSWERS,),
             "": (ENCODER,),
             "added": ADDED_LATER,
             "slots": (WEIGHTED, MEDIA),
             "tokens": (APART, HISTORY),
-        }.get(path[-1] if path else "", ())
+        }.get(path[0] if path[:1] == ("tasks",) else path[-1] if path else "", ())
         unknown = set() if path[-2:] in reasons else part.keys() - form.keys() - set(later)
         if unknown and path not in (("sources",), ("tasks",)):
             raise PlanError(f"ledger: {newer_version('.'.join((*path, min(unknown))))}")

@@ -14,7 +14,7 @@ from packprep.conversations.training import Training
 from packprep.dataset.attention import RULES
 from packprep.dataset.boundaries import offsets_of, owners, ranks
 from packprep.dataset.epochs import noise
-from packprep.dataset.epochs.noise import Noised, Target
+from packprep.dataset.epochs.noise import Noised, NoisedBlocks, Target
 from packprep.dataset.segments import Bodies, MediaSpans, NoiseBlocks, Segments, TrainedRanges
 from packprep.documents.reading import Documents
 from packprep.kernel import copy_items, copy_ranges, kernel
@@ -346,7 +346,7 @@ def render_rows(
     # Write the segments task by task, and collect the columns that writing determines.
     prefix = np.zeros(m, np.int64)
     level, weight = np.zeros(m, np.float32), np.ones(m, np.float32)
-    block_parts: list[tuple[np.ndarray, tuple]] = []
+    block_parts: list[tuple[np.ndarray, NoisedBlocks]] = []
     for t, task in enumerate(tasks):
         chosen = np.flatnonzero(segments.task == t)
         if not len(chosen):
@@ -595,24 +595,24 @@ def _trained_ranges(first_slot: np.ndarray, segments: Segments, rows: _Rows) -> 
     return TrainedRanges(offsets, ranges)
 
 
-def _joined_blocks(count: int, parts: list[tuple[np.ndarray, tuple]]) -> NoiseBlocks:
+def _joined_blocks(count: int, parts: list[tuple[np.ndarray, NoisedBlocks]]) -> NoiseBlocks:
     """Return the noise blocks of all tasks in segment order.
 
     Args:
         count: Number of all segments.
-        parts: For each task, (indices of its segments, (blocks per segment, noise levels,
-            weights)). The levels and weights have one entry per block of the task.
+        parts: For each task, the indices of its segments, and the blocks of these segments.
     """
     counts = np.zeros(count, np.int64)
-    for segment, (block_counts, _, _) in parts:
-        counts[segment] = block_counts
+    for segment, noised in parts:
+        counts[segment] = noised.blocks.count
     offsets = offsets_of(counts)
     if len(parts) == 1:
-        return NoiseBlocks(offsets, *parts[0][1][1:])
+        return NoiseBlocks(offsets, parts[0][1].level, parts[0][1].weight)
     level, weight = np.empty((2, offsets[-1]), np.float32)
-    for segment, (block_counts, levels, weights) in parts:
+    for segment, noised in parts:
+        block_counts = noised.blocks.count
         which = np.repeat(offsets[segment], block_counts) + ranks(block_counts)
-        level[which], weight[which] = levels, weights
+        level[which], weight[which] = noised.level, noised.weight
     return NoiseBlocks(offsets, level, weight)
 
 

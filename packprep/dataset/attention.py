@@ -65,7 +65,7 @@ class Rule(NamedTuple):
             - "own": any other set of keys, which may exclude earlier keys and include later keys.
               segment_prefix is −1.
 
-        columns: The columns of a batch that `keys` reads.
+        columns: The columns of a batch that `keys` reads. block_starts may be missing.
         keys: (query, begin, end, columns, where) → Keys, in slots of the row. `query` has the slots
             of queries. `begin` and `end` have the bounds of each query's segment, from
             `boundaries.runs`. `where` is numpy.where, torch.where or jax.numpy.where, depending on
@@ -109,12 +109,18 @@ def _keys_of_blocks(query, begin, end, columns, where) -> Keys:
 
     A block-diffusion segment consists of the noised half x_t and the clean half x_0. A query in x_t
     sees its own block of x_t, and all earlier blocks of x_0. A query in x_0 sees its own block of
-    x_0, and all earlier blocks of x_0.
+    x_0, and all earlier blocks of x_0. Without the column block_starts, blocks count from the start
+    of the segment.
     """
-    middle, length = (begin + end) // 2, columns["block_lengths"]
-    length = where(length > 0, length, 1)
-    block_begin = columns["position_ids"] // length * length
-    block_end = where(block_begin + length < middle - begin, block_begin + length, middle - begin)
+    middle, positions = (begin + end) // 2, columns["position_ids"]
+    if "block_starts" in columns:
+        block_begin = columns["block_starts"]
+        block_end = columns["block_ends"] - (query - positions)
+    else:
+        length = columns["block_lengths"]
+        length = where(length > 0, length, 1)
+        block_begin, half = positions // length * length, middle - begin
+        block_end = where(block_begin + length < half, block_begin + length, half)
     noised = query < middle  # The query is in x_t.
     return [
         (where(noised, begin + block_begin, middle), where(noised, begin, middle) + block_end),
@@ -127,7 +133,10 @@ RULES = {
     "prefix": Rule("prefix", ("prefix_ends",), _keys_of_prefix),
     "bidirectional": Rule("segment", ("prefix_ends",), _keys_of_prefix),
     "block_diffusion": Rule(
-        "blocks", ("prefix_ends", "position_ids", "block_lengths"), _keys_of_blocks, copies=2
+        "blocks",
+        ("prefix_ends", "position_ids", "block_lengths", "block_starts"),
+        _keys_of_blocks,
+        copies=2,
     ),
 }
 """The value of a task's key `attention` → the pattern."""
@@ -358,7 +367,27 @@ def dense_mask(segment_ids, prefix_ends=None, window=None) -> np.ndarray:
     return allowed & (ids[queries, None] == ids[keys])
 
 
-def block_mask(segment_ids, position_ids, half, block_length) -> np.ndarray:
+def with_block_ends(
+    columns: Mapping[str, Any], slots: Any, runs: Callable[[Any], tuple[Any, Any]]
+) -> dict[str, Any]:
+    """Return the columns of a batch with block_ends, if they have block_starts.
+
+    Args:
+        columns: Columns of a batch. block_starts needs position_ids.
+        slots: 0 … T − 1 for every row.
+        runs: A function that returns the bounds (begin, end) of the run of equal values that
+            contains each slot.
+
+    Returns:
+        The columns. block_ends has for each slot the slot of the row after its block.
+    """
+    if "block_starts" not in columns:
+        return dict(columns)
+    first_slot = slots - columns["position_ids"] + columns["block_starts"]
+    return {**columns, "block_ends": runs(first_slot)[1]}
+
+
+def block_mask(segment_ids, position_ids, half, block_length, block_starts=None) -> np.ndarray:
     """Return the attention mask of block diffusion.
 
     Each segment consists of the noised half x_t and then the clean half x_0. A query sees its own
@@ -370,12 +399,17 @@ def block_mask(segment_ids, position_ids, half, block_length) -> np.ndarray:
         position_ids: Positions, [T]. They count 0 … L − 1 in each half of L slots.
         half: 0 for slots in x_t and 1 for slots in x_0, [T].
         block_length: Number of slots of a block. A slot is in block position // block_length.
+        block_starts: The position at which each slot's block begins, [T], as in the column
+            block_starts. If given, `block_length` is not used.
 
     Returns:
         bool[T, T]. Entry [q, k] is True if query q sees key k.
     """
     ids, half = np.asarray(segment_ids), np.asarray(half).astype(bool)
-    block = np.asarray(position_ids) // block_length
+    if block_starts is None:
+        block = np.asarray(position_ids) // block_length
+    else:
+        block = np.asarray(block_starts)
     q_block, k_block, q_half, k_half = block[:, None], block, half[:, None], half
     allowed = (q_block == k_block) & (q_half == k_half)
     allowed |= ~q_half & k_half & (q_block > k_block)
@@ -389,14 +423,18 @@ def block_varlen(batch: Mapping[str, Any]) -> dict[str, Any]:
     Flat slots are slots of the batch's rows, joined to one long row. Each half of a block-diffusion
     segment, x_t or x_0, is one sequence. Each other segment and each run of padding is a sequence
     with block length 0. In sequence i, the flat slot s is in block (s − block_origins[i]) //
-    block_lengths[i].
+    block_lengths[i]. If the batch has block_starts, blocks have different lengths, and block_ids
+    has the number of each slot's block.
 
     Args:
-        batch: segment_ids, position_ids and block_lengths, [B, T] each.
+        batch: segment_ids, position_ids and block_lengths, [B, T] each, and block_starts if blocks
+            start at answers.
 
     Returns:
-        A dict with cu_seqlens int32[n + 1], max_seqlen int, block_origins int32[n] (the first flat
-        slot of each sequence) and block_lengths int32[n].
+        A dict with cu_seqlens int32[n + 1] and max_seqlen int. Without block_starts, also
+        block_origins int32[n] (the first flat slot of each sequence) and block_lengths int32[n].
+        With block_starts, also block_ids int32[B · T]: the number of the slot's block in its
+        sequence, from 0, or −1 in a sequence without blocks.
     """
     ids, positions, lengths = (
         np.atleast_2d(np.asarray(batch[name]))
@@ -407,9 +445,17 @@ def block_varlen(batch: Mapping[str, Any]) -> dict[str, Any]:
     begins[:, 1:] |= ids[:, 1:] != ids[:, :-1]
     origins = np.flatnonzero(begins)
     cu_seqlens = np.append(origins, ids.size)
-    return {
+    sequences: dict[str, Any] = {
         "cu_seqlens": cu_seqlens.astype(np.int32),
         "max_seqlen": int(np.diff(cu_seqlens).max(initial=0)),
+    }
+    if "block_starts" in batch:
+        starts = np.atleast_2d(np.asarray(batch["block_starts"]))
+        begins_block = np.cumsum((starts == positions) & (lengths > 0))
+        first = np.repeat(begins_block[origins], np.diff(cu_seqlens))
+        numbers = np.where(lengths.reshape(-1) > 0, begins_block - first, -1)
+        return sequences | {"block_ids": numbers.astype(np.int32)}
+    return sequences | {
         "block_origins": origins.astype(np.int32),
         "block_lengths": lengths.reshape(-1)[origins].astype(np.int32),
     }

@@ -95,32 +95,6 @@ def read_only(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def put_blocks(
-    slots: np.ndarray, at, half, block_length, count, values: np.ndarray, ahead=0
-) -> None:
-    """Write one value per block into the noised halves of block-diffusion segments.
-
-    A segment consists of the noised half x_t and the clean half x_0. All slots of a block of x_t
-    get the block's value.
-
-    Args:
-        slots: The flat array to write.
-        at: The first slot of each segment, int[m].
-        half: Number of slots of x_t in each segment, int[m].
-        block_length: Number of slots of a block in each segment, int[m].
-        count: Number of blocks of each segment, int[m].
-        values: The values of all blocks, [Σ count].
-        ahead: With 0, a slot gets the value of its own block. With 1, it gets the value of the
-            block that contains the next slot. An array [m] of 0 and 1 has one choice per segment.
-    """
-    per_block = np.repeat(block_length, count)
-    lengths = np.minimum(np.repeat(half, count) - ranks(count) * per_block, per_block)
-    ends = np.cumsum(count)
-    lengths[ends - count] -= ahead
-    lengths[ends - 1] += ahead
-    slots[np.repeat(at, half) + ranks(half)] = np.repeat(values, lengths)
-
-
 def move_ahead(slots: np.ndarray, at: np.ndarray, length: np.ndarray, last: int) -> None:
     """Shift the values in each range by one slot, so that each slot gets the next slot's value.
 

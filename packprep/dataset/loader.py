@@ -131,9 +131,7 @@ class Dataset(Reader):
         )
         self.token_dtype = np.dtype(manifest["token_dtype"])
         self.encoder_length = encoder_length(manifest)
-        self.facts = Facts(
-            str(directory), self.seq_length, self.pad_id, self.token_dtype, manifest["tasks"]
-        )
+        self.facts = Facts.of(str(directory), manifest)
         self._first_row = first_rows(manifest)
         self._row_bounds, self._n_rows = np.array(self._first_row), self._first_row[-1]
         in_place = [task["attention"] for task in self.tasks if is_in_place(task)]
@@ -484,8 +482,7 @@ def segments_of(shard: Shard, manifest: Manifest, rows: range | None = None) -> 
     Returns:
         The `RowSegments` of these rows.
     """
-    dtype = np.dtype(manifest["token_dtype"])
-    facts = Facts(str(shard.path), shard.seq_length, manifest["pad_id"], dtype, manifest["tasks"])
+    facts = Facts.of(str(shard.path), manifest)
     return RowSegments(
         facts, [(shard, row) for row in (range(shard.rows) if rows is None else rows)]
     )

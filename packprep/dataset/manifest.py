@@ -517,6 +517,26 @@ def has_weighted_spans(manifest: Mapping[str, Any]) -> bool:
     return any(_counted(source, "slots", "weighted") for source in sources)
 
 
+ANSWERS = "answers"
+"""The key of a ledger's task that counts the answers at which blocks of block diffusion start."""
+
+
+def block_columns(manifest: Mapping[str, Any]) -> list[str]:
+    """Return the columns that attention by blocks needs besides prefix_ends and position_ids.
+
+    They are block_lengths if a task uses block diffusion, and block_starts if, by the ledger, its
+    blocks start at the answers of supervised documents. Opening a dataset does not check the
+    ledger.
+    """
+    names = []
+    if any(RULES[task["attention"]].in_blocks for task in manifest["tasks"]):
+        names.append("block_lengths")
+    counted = _members(manifest["ledger"], "tasks")
+    if any(_counted(counted, name, ANSWERS) for name in counted):
+        names.append("block_starts")
+    return names
+
+
 def encoder_length(manifest: Mapping[str, Any]) -> int:
     """Return the recipe's packing.encoder_length, or 0 if it is not set.
 

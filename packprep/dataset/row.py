@@ -31,7 +31,8 @@ class Row:
 
         tokens        token_dtype[T]    loss_mask     uint8[T]     prefix_ends   int32[T]
         labels        token_dtype[T]    loss_weights  float32[T]   block_lengths int32[T]
-        segment_ids   uint16[T]         position_ids  int32[T]     seq_idx       int32[T]
+        segment_ids   uint16[T]         position_ids  int32[T]     block_starts  int32[T]
+        seq_idx       int32[T]
         labels_k, loss_mask_k, loss_weights_k     as in `Dataset.batch`
         cu_seqlens    int32[n_segments + 1]
         cu_seqlens_padded  int32[n_segments + 1], or None if the recipe's pad_seq_to_mult is 1
@@ -62,6 +63,7 @@ class Row:
     loss_weights: np.ndarray
     prefix_ends: np.ndarray
     block_lengths: np.ndarray
+    block_starts: np.ndarray
     seq_idx: np.ndarray
     labels_2: np.ndarray
     labels_3: np.ndarray

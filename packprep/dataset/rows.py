@@ -18,17 +18,27 @@ from typing import NamedTuple
 import numpy as np
 
 from packprep.dataset import attention
+from packprep.dataset.blocks import (
+    Answers,
+    Blocks,
+    answers_of_ranges,
+    block_starts,
+    blocks_of,
+    joined_blocks,
+    put_by_block,
+    starts_at_answers,
+)
 from packprep.dataset.boundaries import (
     boundaries,
     fill_slots,
     next_token_loss_mask,
     owners,
     put_block_labels,
-    put_blocks,
+    ranks,
     segment_ids,
 )
 from packprep.dataset.epochs.noise import levels_by_block
-from packprep.dataset.manifest import StoredTask, is_in_place
+from packprep.dataset.manifest import Manifest, StoredTask, is_in_place
 from packprep.dataset.shard import Shard
 from packprep.errors import DatasetError
 from packprep.forking import lazy
@@ -47,6 +57,7 @@ class Facts:
         pad_id: The token of padding.
         token_dtype: uint16 or int32.
         tasks: The task table of the manifest.
+        prepend_bos: Whether documents begin with bos.
         loss_on: Two arrays, bool[sources] and bool[tasks]. A segment keeps its loss only if the
             flags of its source and of its task are both True. None keeps the loss of all segments.
     """
@@ -56,6 +67,7 @@ class Facts:
     pad_id: int
     token_dtype: np.dtype
     tasks: list[StoredTask]
+    prepend_bos: bool
     loss_on: tuple[np.ndarray, np.ndarray] | None = None
 
     @lazy
@@ -82,6 +94,23 @@ class Facts:
         return np.array(
             [attention.RULES[task["attention"]].ahead == "prefix" for task in self.tasks]
         )
+
+    @classmethod
+    def of(cls, where: str, manifest: Manifest) -> "Facts":
+        """Return the metadata of a dataset. `where` names it in error messages."""
+        return cls(
+            where,
+            manifest["seq_length"],
+            manifest["pad_id"],
+            np.dtype(manifest["token_dtype"]),
+            manifest["tasks"],
+            bool(manifest["recipe"].get("documents", {}).get("prepend_bos", False)),
+        )
+
+    @lazy
+    def mode(self) -> np.ndarray:
+        """Return the number of slots of each task's mode token, 0 or 1, int64[tasks]."""
+        return np.array([int(task["mode_token"] is not None) for task in self.tasks])
 
     @lazy
     def levels_by_block(self) -> np.ndarray:
@@ -282,6 +311,52 @@ class RowSegments:
         return self.looked_up("task", self.facts.block_lengths())
 
     @lazy
+    def blocks(self) -> Blocks:
+        """Return the blocks of all segments. Segments without block diffusion have none."""
+        lengths, answers = self.facts.block_lengths(), self._answers()
+        half = self.slots // 2
+        is_first = self.column("start") == 0
+        before = is_first * self.facts.prepend_bos + self.looked_up("task", self.facts.mode)
+        parts = []
+        for t in np.flatnonzero(lengths).tolist():
+            chosen = np.flatnonzero(self.task == t)
+            of_task = None if answers is None else answers.of_segments(chosen)
+            parameters = self.facts.tasks[t]["parameters"]
+            parts.append((chosen, blocks_of(parameters, half[chosen], before[chosen], of_task)))
+        return joined_blocks(len(self), parts)
+
+    def _answers(self) -> Answers | None:
+        """Return the runs of trained slots, or None if no shard has trained ranges.
+
+        In shards without trained ranges, each half of a segment is one run.
+        """
+        which = self._with_ranges
+        if not which:
+            return None
+        own = self
+        if len(which) < len(self.places):
+            own = RowSegments(self.facts, [self.places[i] for i in which])
+        segment, ranges, _ = own.trained()
+        of_own = np.flatnonzero(np.isin(self.row, which))
+        stored = answers_of_ranges(of_own[segment], ranges)
+        others = np.setdiff1d(np.arange(len(self)), of_own)
+        whole = Answers(others, np.zeros_like(others), self.slots[others] // 2)
+        both = Answers(*map(np.concatenate, zip(stored, whole, strict=True)))
+        order = np.argsort(both.segment, kind="stable")
+        return Answers(*(column[order] for column in both))
+
+    @lazy
+    def _with_ranges(self) -> list[int]:
+        """Return the indices of the rows whose shards have trained ranges."""
+        return [i for i, (shard, _) in enumerate(self.places) if "trained_ranges" in shard.layout]
+
+    @property
+    def have_answers(self) -> bool:
+        """Whether blocks of these rows may start at answers."""
+        tasks = (self.facts.tasks[t] for t in np.flatnonzero(self.facts.in_blocks).tolist())
+        return bool(self._with_ranges) and any(starts_at_answers(task) for task in tasks)
+
+    @lazy
     def task(self) -> np.ndarray:
         """Return the index of each segment's task, int64[m]."""
         return self.looked_up("task", np.arange(len(self.facts.tasks)))
@@ -309,6 +384,20 @@ class RowSegments:
         np.subtract(np.arange(self.size, dtype=np.int32), positions, out=positions)
         positions[self.gaps] = 0
         return positions
+
+    def block_starts(self) -> np.ndarray:
+        """Return for each slot the position at which its block begins, int32[size].
+
+        A slot outside all blocks is a block of its own. Slots without block diffusion have 0.
+        """
+        starts = np.zeros(self.size, np.int32)
+        which = np.flatnonzero(self.lengths_of_blocks())
+        half = self.slots[which] // 2
+        of_half = block_starts(self.blocks.select(which), half)
+        for copy in (0, 1):
+            first = self.at[which] + copy * half
+            starts[np.repeat(first, half) + ranks(half)] = of_half
+        return starts
 
     def seq_idx(self) -> np.ndarray:
         """Return for each slot the number of its segment in the row, int32[size].
@@ -458,9 +547,9 @@ class RowSegments:
         weights = self.at_slots(self.column("loss_weight"), 0)
         if not self.facts.levels_by_block.any() or "block_offsets" not in self.places[0][0].layout:
             return weights
-        lengths = self.lengths_of_blocks() * self.looked_up("task", self.facts.levels_by_block)
-        needed = np.where(lengths, -(-(half := self.slots // 2) // np.maximum(lengths, 1)), 0)
-        counts, values, begin = [], [], 0
+        has_levels = self.looked_up("task", self.facts.levels_by_block)
+        needed = np.where(has_levels, self.blocks.count, 0)
+        values, begin = [], 0
         for i, ((shard, row), own) in enumerate(
             zip(self.places, self.parts("block_offsets", 1), strict=True)
         ):
@@ -471,20 +560,11 @@ class RowSegments:
                 raise self.fault(
                     i, f"block_offsets do not give its segments {should.tolist()} blocks"
                 )
-            counts.append(count)
             values.append(shard.part("block_loss_weight", row, int(own[0]), int(own[-1])))
-        which = np.flatnonzero(lengths)
-        count = np.concatenate(counts)[which]
-        ahead = self.looked_up("task", self.facts.shift)[which]
-        put_blocks(
-            weights,
-            self.at[which],
-            half[which],
-            lengths[which],
-            count,
-            np.concatenate(values),
-            ahead,
-        )
+        which = np.flatnonzero(has_levels)
+        ahead = self.looked_up("task", self.facts.shift.astype(np.int64))[which]
+        blocks = self.blocks.select(which)
+        put_by_block(weights, self.at[which], blocks, np.concatenate(values), ahead)
         return weights
 
 
@@ -516,6 +596,7 @@ SLOTS: dict[str, SlotColumn] = {
     "block_lengths": SlotColumn(
         np.dtype("i4"), False, lambda s: s.at_slots(s.lengths_of_blocks(), 0)
     ),
+    "block_starts": SlotColumn(np.dtype("i4"), False, RowSegments.block_starts),
     "seq_idx": SlotColumn(np.dtype("i4"), False, RowSegments.seq_idx),
 }
 DISTANCES = range(2, 9)
@@ -639,6 +720,12 @@ def gather(
     if not places:
         return
     segments, made = RowSegments(facts, places), [name for name in batch if name in MADE_FROM]
+    if "block_lengths" in batch and "block_starts" not in batch and segments.have_answers:
+        raise DatasetError(
+            f"{facts.where}: blocks start at the answers of supervised documents, so block_lengths"
+            " alone would give a wrong attention mask\n"
+            "hint: ask for the column block_starts too"
+        )
     slots = {name: values for name, values in batch.items() if name in SLOTS and name not in AHEAD}
     if "row_cost" in batch:
         np.copyto(batch["row_cost"], segments.costs(), casting="unsafe")

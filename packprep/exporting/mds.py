@@ -20,6 +20,7 @@ from packprep.dataset.attention import RULES
 from packprep.dataset.loader import open_dataset
 from packprep.dataset.manifest import (
     Manifest,
+    block_columns,
     drawn_tasks,
     first_rows,
     has_weighted_spans,
@@ -49,8 +50,8 @@ def columns_of(manifest: Manifest) -> dict[str, np.dtype]:
     """Return column name → dtype, sorted by name.
 
     The columns are the loader's. `loss_weights` is present only if there is a same-position task
-    or documents give weights. `prefix_ends` and `block_lengths` are present only if a task needs
-    them.
+    or documents give weights. `prefix_ends`, `block_lengths` and `block_starts` are present only if
+    a task needs them.
     """
     tasks = drawn_tasks(manifest)
     rules = [RULES[task["attention"]] for task in tasks]
@@ -61,8 +62,7 @@ def columns_of(manifest: Manifest) -> dict[str, np.dtype]:
         found["loss_weights"] = "<f4"
     if any(rule.ahead != "never" for rule in rules):
         found["prefix_ends"] = "<i4"
-    if any(rule.in_blocks for rule in rules):
-        found["block_lengths"] = "<i4"
+    found |= dict.fromkeys(block_columns(manifest), "<i4")
     return {name: np.dtype(found[name]) for name in sorted(found)}
 
 

@@ -23,7 +23,13 @@ from packprep.building.processes import Do, Report, one_by_one
 from packprep.dataset.attention import RULES
 from packprep.dataset.boundaries import offsets_of
 from packprep.dataset.loader import Dataset, open_dataset
-from packprep.dataset.manifest import Manifest, drawn_tasks, first_rows, is_in_place
+from packprep.dataset.manifest import (
+    Manifest,
+    block_columns,
+    drawn_tasks,
+    first_rows,
+    is_in_place,
+)
 from packprep.dataset.rows import RowSegments
 from packprep.dataset.shard import Shard
 from packprep.errors import RecipeError
@@ -57,12 +63,12 @@ def row_groups(rows: int, seq_length: int) -> list[range]:
     return [range(begin, min(begin + many, rows)) for begin in range(0, rows, many)]
 
 
-def schema_of(columns: str, has_blocks: bool, metadata: dict[bytes, bytes]) -> pa.Schema:
+def schema_of(columns: str, more_columns: Sequence[str], metadata: dict[bytes, bytes]) -> pa.Schema:
     """Return the Arrow schema of a form.
 
     Args:
         columns: "nemo", "trl" or "full".
-        has_blocks: Whether a task is block diffusion.
+        more_columns: The result of `block_columns`, for "full".
         metadata: Key-value metadata of the file.
     """
     i4, u1, f4, name = pa.int32(), pa.uint8(), pa.float32(), pa.string()
@@ -73,7 +79,7 @@ def schema_of(columns: str, has_blocks: bool, metadata: dict[bytes, bytes]) -> p
     else:
         types = {
             column: {"loss_mask": u1, "loss_weights": f4}.get(column, i4)
-            for column in _slot_columns(has_blocks)
+            for column in (*_FULL, *more_columns)
         }
         types |= {
             "segment_begin": i4,
@@ -84,10 +90,6 @@ def schema_of(columns: str, has_blocks: bool, metadata: dict[bytes, bytes]) -> p
     return pa.schema(
         [pa.field(key, pa.list_(kind), nullable=False) for key, kind in types.items()], metadata
     )
-
-
-def _slot_columns(has_blocks: bool) -> tuple[str, ...]:
-    return (*_FULL, "block_lengths") if has_blocks else _FULL
 
 
 class Joined(NamedTuple):
@@ -332,7 +334,7 @@ def said(result: Mapping[str, Any]) -> list[str]:
 def _setup(local: LocalCopy, manifest: Manifest, out: Folder, columns: str) -> Do:
     dataset = open_dataset(local.folder, max_open=1)
     multiple = manifest["recipe"].get("packing", {}).get("pad_seq_to_mult", 1)
-    has_blocks = any(RULES[task["attention"]].in_blocks for task in manifest["tasks"])
+    more_columns = block_columns(manifest)
     begins = first_rows(manifest)
 
     def export(item: ShardToExport, report: Report) -> dict[str, Any]:
@@ -342,7 +344,7 @@ def _setup(local: LocalCopy, manifest: Manifest, out: Folder, columns: str) -> D
             begins[item.number],
         )
         metadata = {KEY: encode(_metadata(manifest, columns, item.number)).rstrip(b"\n")}
-        schema = schema_of(columns, has_blocks, metadata)
+        schema = schema_of(columns, more_columns, metadata)
         standing = _standing(out, name, schema, entry["rows"])
         if standing is not None:
             report(0, entry["bytes"], entry["rows"] * manifest["seq_length"], 0)

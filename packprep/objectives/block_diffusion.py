@@ -136,6 +136,7 @@ OBJECTIVE = Objective(
     name=SCHEDULE.name,
     attention=SCHEDULE.attention,
     parameters=SCHEDULE.parameters,
+    supervised=True,
     noise=partial(SCHEDULE.draw, write=noise_blocks),
     mean_weight=mean_weight,
     resolve=resolve,

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from packprep.dataset.blocks import Blocks, candidate_ranges
 from packprep.dataset.epochs.noise import ONE, BlockSchedule, NoiseIds, Target, thresholds
 from packprep.kernel import below, flags_as_bits, kernel, philox_blocks, trailing_zeros, word
 from packprep.randomness import LN_2, NOISE, NOISE_LEVEL, NOISE_LOW, REPLACEMENT, ROOTS_OF_HALF
@@ -22,7 +23,6 @@ from packprep.randomness import LN_2, NOISE, NOISE_LEVEL, NOISE_LOW, REPLACEMENT
 _1, _32 = np.uint64(1), np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
 _ONE = np.uint64(ONE)
-_UNBLOCKED = np.int64(1 << 40)  # a block length that no segment reaches, for noise without blocks
 _TICK = 2.0**-24
 # Bit patterns of a float64: all bits of the fraction, and the exponent of numbers in [½, 1).
 _MANTISSA, _HALF = ((1 << 52) - 1, 1022 << 52)
@@ -82,19 +82,20 @@ def _bits(flags, begin, count):
 
 
 @kernel(inline=True)
-def _hit_below(key, count, before, block_length, threshold, epoch, buffers):
-    """Set hit[j] = 1 iff candidate j's 40-bit random number is below the threshold of its block.
+def _hit_below(key, lengths, threshold, epoch, buffers):
+    """Set hit[j] = 1 iff candidate j's 40-bit random number is below the threshold of its range.
 
-    The block of candidate j is (before + j) // block_length.
+    Range r has the next `lengths[r]` candidates and the threshold `threshold[r]`.
     """
     high, top, hit = buffers.words.view(np.uint8), buffers.top, buffers.hit
+    count = np.int64(0)
+    for r in range(lengths.shape[0]):
+        count += lengths[r]
     philox_blocks(key, NOISE, epoch, (count + 15) >> 4, buffers.words)
     # Write the high byte of each candidate's threshold to `top`.
     begin = np.int64(0)
-    while begin < count:
-        block = (before + begin) // block_length
-        end = np.int64(min((block + 1) * block_length - before, count))
-        limit = threshold[block]
+    for r in range(lengths.shape[0]):
+        end, limit = begin + lengths[r], threshold[r]
         if limit >= _ONE:  # The high part of the limit would not fit into a byte.
             top[begin:end] = 1
             high[begin:end] = 0
@@ -104,12 +105,16 @@ def _hit_below(key, count, before, block_length, threshold, epoch, buffers):
     # Where both bytes are equal, the low word decides and writes bytes that differ.
     for j in range(count):
         hit[j] = high[j] == top[j]
+    r, range_end = np.int64(0), lengths[0]
     for begin_of_64 in range(0, count, 64):
         equal_bits = _bits(hit, begin_of_64, count)
         while equal_bits:
             place = begin_of_64 + np.int64(trailing_zeros(equal_bits))
             equal_bits &= equal_bits - _1
-            low_limit = threshold[(before + place) // block_length] & _LOW
+            while place >= range_end:
+                r += 1
+                range_end += lengths[r]
+            low_limit = threshold[r] & _LOW
             if np.uint64(word(key, NOISE_LOW, place, epoch, 0)) < low_limit:
                 high[place], top[place] = 0, 1
     for j in range(count):
@@ -239,7 +244,7 @@ def _mask(target, ratio, threshold, replacement, epoch, share):
         if ratio.shape[0] > 0:
             share[i] = _hit_exact_count(key, n, ratio[i], epoch, buffers)
         else:
-            _hit_below(key, n, 0, _UNBLOCKED, threshold[i : i + 1], epoch, buffers)
+            _hit_below(key, segments.count[i : i + 1], threshold[i : i + 1], epoch, buffers)
             for j in range(n):
                 hit[j] &= allowed[j]
         # Replace them.
@@ -295,7 +300,7 @@ def _flip(target, threshold, loss_on_all, ids, epoch):
     for i in range(segments.key.shape[0]):
         key, begin, n = segments.key[i], segments.at[i], segments.count[i]
         # Select the candidates that flip, and the candidates that are trained.
-        _hit_below(key, n, 0, _UNBLOCKED, threshold[i : i + 1], epoch, buffers)
+        _hit_below(key, segments.count[i : i + 1], threshold[i : i + 1], epoch, buffers)
         _mark_trainable(begin, n, target.trainable, allowed)
         for j in range(n):
             hit[j] &= allowed[j]
@@ -412,75 +417,84 @@ def _power_of_half(x):
 
 
 @kernel
-def _hit_soonest(key, count, before, level, schedule, epoch, buffers):
-    """Set hit[j] = 1 iff candidate j is one of the first candidates of its block to arrive.
+def _hit_soonest(key, lengths, level, schedule, epoch, buffers):
+    """Set hit[j] = 1 iff candidate j is one of the first candidates of its range to arrive.
 
-    In a block with n candidates, the first round(level · n) candidates to arrive are hits.
-    Candidate i arrives at an exponential random time, divided by a power of two that grows with i.
-    Of two candidates with the same time, the candidate with the lower index arrives first.
+    Range r has the next n = `lengths[r]` candidates. The first round(`level[r]` · n) of them to
+    arrive are hits. Candidate i arrives at an exponential random time, divided by a power of two
+    that grows with i. Of two candidates with the same time, the candidate with the lower index
+    arrives first.
     """
-    time, hit, block_length = buffers.time, buffers.hit, schedule.block_length
+    time, hit = buffers.time, buffers.hit
+    count = np.int64(0)
+    for r in range(lengths.shape[0]):
+        count += lengths[r]
     philox_blocks(key, NOISE_LOW, epoch, (count + 3) >> 2, buffers.words)
     _exponentials(buffers.words, count, time)
     begin = np.int64(0)
-    while begin < count:
-        block = (before + begin) // block_length
-        end = np.int64(min((block + 1) * block_length - before, count))
-        rate = (1.0 - level[block]) / (schedule.half_life * block_length)
-        slower, scale = _power_of_half(rate), 1.0
-        for j in range(begin, end):
-            time[j] *= scale
-            scale *= slower
-        k = np.int64(np.rint(level[block] * (end - begin)))
-        _mark_least(time[begin:end], k, hit[begin:end])
+    for r in range(lengths.shape[0]):
+        end, k = begin + lengths[r], np.int64(np.rint(level[r] * lengths[r]))
+        hit[begin:end] = 0
+        if k > 0:
+            rate = (1.0 - level[r]) / (schedule.half_life * schedule.block_length)
+            slower, scale = _power_of_half(rate), 1.0
+            for j in range(begin, end):
+                time[j] *= scale
+                scale *= slower
+            _mark_least(time[begin:end], k, hit[begin:end])
         begin = end
 
 
 @kernel(inline=True)
-def _draw_levels(key, schedule, epoch, words, level, threshold):
-    """Write the level and the threshold of each block of a segment to `level` and `threshold`."""
+def _draw_levels(key, schedule, epoch, words, level, range_level, threshold):
+    """Draw the level of each block of a segment.
+
+    `level` receives the levels of the blocks. `range_level` and `threshold` receive the levels and
+    the thresholds of all ranges: block b is range 2 b + 1. The other ranges, between blocks, get 0.
+    """
     low, high, blocks = schedule.low, schedule.high, level.shape[0]
+    range_level[: 2 * blocks + 1] = 0.0
+    threshold[: 2 * blocks + 1] = 0
     if low < high:
         philox_blocks(key, NOISE_LEVEL, epoch, (blocks + 3) >> 2, words)
-        for b in range(blocks):
-            u = np.float64(words[b] >> np.uint32(8)) * _TICK
-            level[b] = np.floor((low + (high - low) * u) / _TICK) * _TICK
-            threshold[b] = np.uint64(np.floor(level[b] * ONE))
-    else:  # All blocks have the same level, which no word affects, and share the first threshold.
-        level[:] = np.floor(low / _TICK) * _TICK
-        threshold[:1] = np.uint64(np.floor(np.floor(low / _TICK) * _TICK * ONE))
+    for b in range(blocks):
+        u = np.float64(words[b] >> np.uint32(8)) * _TICK if low < high else 0.0
+        drawn = np.floor((low + (high - low) * u) / _TICK) * _TICK
+        level[b] = range_level[2 * b + 1] = drawn
+        threshold[2 * b + 1] = np.uint64(np.floor(drawn * ONE))
 
 
 @kernel
-def _noise_blocks(target, blocks, schedule, replacement, epoch, level):
-    """Write the noise of the function `noise_blocks`, and each block's level to `level`."""
+def _noise_blocks(target, blocks, lengths, schedule, replacement, epoch, level):
+    """Write the noise of the function `noise_blocks`, and each block's level to `level`.
+
+    `blocks` has the number of blocks of each segment, and `lengths` the `candidate_ranges`.
+    """
     segments, tokens, loss_mask = target.segments, target.tokens, target.loss_mask
     most_blocks = _largest(blocks)
-    buffers, threshold = (
-        _buffers(_largest(segments.count), most_blocks),
-        np.empty(most_blocks, np.uint64),
-    )
-    hit = buffers.hit
-    first_block = np.int64(0)
+    buffers = _buffers(_largest(segments.count), most_blocks)
+    range_level, threshold = np.empty(2 * most_blocks + 1), np.empty(2 * most_blocks + 1, np.uint64)
+    hit, allowed = buffers.hit, buffers.allowed
+    first_block, first_range = np.int64(0), np.int64(0)
     for i in range(segments.key.shape[0]):
         key, begin, n = segments.key[i], segments.at[i], segments.count[i]
-        before = target.before[i]
+        ranges = 2 * blocks[i] + 1
+        own_lengths = lengths[first_range : first_range + ranges]
         block_levels = level[first_block : first_block + blocks[i]]
-        first_block += blocks[i]
-        _draw_levels(key, schedule, epoch, buffers.words, block_levels, threshold)
+        first_block, first_range = first_block + blocks[i], first_range + ranges
+        _draw_levels(key, schedule, epoch, buffers.words, block_levels, range_level, threshold)
         # Select the candidates that are noised.
+        _mark_trainable(begin, n, target.trainable, allowed)
         if schedule.half_life > 0:
-            _hit_soonest(key, n, before, block_levels, schedule, epoch, buffers)
-        elif schedule.low < schedule.high:
-            _hit_below(key, n, before, schedule.block_length, threshold, epoch, buffers)
+            _hit_soonest(key, own_lengths, range_level, schedule, epoch, buffers)
         else:
-            _hit_below(key, n, 0, _UNBLOCKED, threshold, epoch, buffers)
-        if schedule.inverse:
-            for j in range(n):
-                hit[j] ^= 1
+            _hit_below(key, own_lengths, threshold, epoch, buffers)
+        for j in range(n):
+            hit[j] = (hit[j] ^ np.uint8(schedule.inverse)) & allowed[j]
         # Replace them and set the loss mask.
         if schedule.uniform:
-            loss_mask[begin : begin + n] = 1
+            for j in range(np.uint64(n)):
+                loss_mask[np.uint64(begin) + j] |= allowed[j]
             _replace(key, begin, n, replacement, epoch, buffers, tokens)
         else:
             _exclude_mask(begin, n, tokens, replacement.mask_id, hit)
@@ -488,32 +502,38 @@ def _noise_blocks(target, blocks, schedule, replacement, epoch, level):
 
 
 def noise_blocks(
-    target: Target, schedule: BlockSchedule, ids: NoiseIds, epoch: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
+    target: Target, blocks: Blocks, schedule: BlockSchedule, ids: NoiseIds, epoch: int = 0
+) -> np.ndarray:
     """Write the same noise as `noise.noise_blocks`, with a compiled kernel.
 
     Args:
         target: As in `noise.noise_blocks`.
+        blocks: As in `noise.noise_blocks`.
         schedule: As in `noise.noise_blocks`.
         ids: As in `noise.noise_blocks`.
         epoch: As in `noise.noise_blocks`.
 
     Returns:
-        The number of blocks of each segment, int64[m], and the level of each block,
-        float32[blocks].
+        The level of each block, float32[blocks].
     """
     _check(target)
     assert (target.before + target.segments.count <= target.length).all()
-    blocks = -(-target.length // schedule.block_length)
-    level = np.empty(int(blocks.sum()), np.float32)  # exact for multiples of 2⁻²⁴ up to 1
+    lengths = candidate_ranges(blocks, target.before, target.segments.count)
+    level = np.empty(len(blocks.begin), np.float32)  # exact for multiples of 2⁻²⁴ up to 1
     # Recipes may have integers here, which would compile another variant.
     floats: Any = {name: float(getattr(schedule, name)) for name in ("low", "high", "half_life")}
     shares = (0.0, 1.0, 0.0) if schedule.uniform else (1.0, 0.0, 0.0)
     replacement = _replacement(shares, ids, target.tokens.dtype)
     _noise_blocks(
-        _with_flags(target), blocks, schedule._replace(**floats), replacement, epoch, level
+        _with_flags(target),
+        blocks.count,
+        lengths,
+        schedule._replace(**floats),
+        replacement,
+        epoch,
+        level,
     )
-    return blocks, np.float32(1.0) - level if schedule.inverse else level
+    return np.float32(1.0) - level if schedule.inverse else level
 
 
 def _replacement(

@@ -622,7 +622,8 @@ def _counted(plan: Plan, segments: Segments) -> dict[str, dict[str, dict[str, in
         ("tasks", [task.name for task in plan.tasks], segments.task),
     ):
         for i, name in enumerate(names):
-            counts[kind][name] = sums_of(segments, (number == i) & segments.has_tokens)
+            task = plan.tasks[i] if kind == "tasks" else None
+            counts[kind][name] = sums_of(segments, (number == i) & segments.has_tokens, task)
             if kind == "sources":
                 of_kinds = {what: int(slots[number == i].sum()) for what, slots in within.items()}
                 counts[kind][name] |= of_kinds

@@ -14,16 +14,22 @@ from packprep.building.plan import Plan
 from packprep.building.render import draw_noise, target_of
 from packprep.building.segments import expected_prefix
 from packprep.dataset.attention import RULES
+from packprep.dataset.blocks import (
+    Blocks,
+    answers_of_ranges,
+    blocks_of,
+    joined_blocks,
+    put_by_block,
+)
 from packprep.dataset.boundaries import (
     fill_slots,
     next_token_loss_mask,
     put_block_labels,
-    put_blocks,
     put_clean,
     read_only,
     segment_ids,
 )
-from packprep.dataset.epochs.noise import levels_by_block
+from packprep.dataset.epochs.noise import NoisedBlocks, levels_by_block
 from packprep.dataset.loader import Dataset
 from packprep.dataset.manifest import stores_labels
 from packprep.dataset.rows import RowSegments, fill, own_dtype
@@ -554,23 +560,42 @@ def _check_trained(check: ShardCheck) -> None:
         check.add_segment("P19", segment[i], message)
 
 
+def blocks_of_segments(plan: Plan, segments: Segments) -> Blocks:
+    """Return the blocks that the stored segments of block-diffusion tasks need.
+
+    Tasks whose segments have a single level have no blocks here.
+    """
+    answers, parts = None, []
+    if segments.trained is not None:
+        answers = answers_of_ranges(segments.trained.segment, segments.trained.ranges)
+    before = _before_body(plan, segments)
+    for t, task in enumerate(plan.tasks):
+        chosen = np.flatnonzero(segments.task == t)
+        if RULES[task.objective.attention].in_blocks and levels_by_block(task.parameters):
+            of_task = None if answers is None else answers.of_segments(chosen)
+            half = segments.slots[chosen] // 2
+            parts.append((chosen, blocks_of(task.parameters, half, before[chosen], of_task)))
+    return joined_blocks(len(segments), parts)
+
+
+def _before_body(plan: Plan, segments: Segments) -> np.ndarray:
+    """Return the slots of bos and mode token of each segment, int64[m].
+
+    Segments of removed documents keep these slots, as padding.
+    """
+    bos = (segments.start == 0) & plan.recipe.documents.prepend_bos
+    return bos + plan.by_task.mode[segments.task]
+
+
 def _check_blocks(check: ShardCheck) -> None:
     """Check P20: each block-diffusion segment has the number of blocks that its slots need.
 
     The noise level and the loss weight of each block must be in range.
     """
-    segments, blocks, tasks = check.segments, check.segments.blocks, check.plan.tasks
+    segments, blocks = check.segments, check.segments.blocks
     if blocks is None:
         return
-    has_levels = np.array(
-        [
-            RULES[task.objective.attention].in_blocks and levels_by_block(task.parameters)
-            for task in tasks
-        ]
-    )
-    length = np.maximum(check.plan.by_task.block_length[segments.task], 1)
-    needed = np.where(has_levels[segments.task], -(-(segments.slots // 2) // length), 0)
-    counts = np.diff(blocks.offsets)
+    needed, counts = blocks_of_segments(check.plan, segments).count, np.diff(blocks.offsets)
     for g in np.flatnonzero(counts != needed):
         check.add_segment("P20", g, f"has {counts[g]} blocks, but needs {needed[g]}")
     is_good = (blocks.noise > 0) & (blocks.noise <= 1) & np.isfinite(blocks.loss_weight)
@@ -579,22 +604,18 @@ def _check_blocks(check: ShardCheck) -> None:
         check.add("P20", message, value=str(blocks.noise[i]))
 
 
-Blocks = list[tuple[np.ndarray, Task, tuple[np.ndarray, np.ndarray, np.ndarray]]]
-"""One entry (segments, task, (counts, levels, weights)) per task with blocks.
-
-`segments` has the indices of the task's segments, and `counts` their numbers of blocks. `levels`
-and `weights` have the noise level and the loss weight of each block.
-"""
+NoisedTasks = list[tuple[np.ndarray, Task, NoisedBlocks]]
+"""One entry (segments, task, blocks) per task with blocks. `segments` has the indices of the
+task's segments."""
 
 
-def check_noise(check: ShardCheck) -> Blocks:
+def check_noise(check: ShardCheck) -> NoisedTasks:
     """Check P18: the stored noise equals the noise recomputed from labels and keys.
 
     Equality also proves that only candidate slots are corrupted. For block diffusion, also check
-    P10: the labels agree with the clean tokens x_0. Return the recomputed blocks, as described at
-    `Blocks`.
+    P10: the labels agree with the clean tokens x_0. Return the recomputed blocks.
     """
-    blocks: Blocks = []
+    blocks: NoisedTasks = []
     if not check.in_place.any():
         return blocks
     segments, in_place, size = check.segments, check.in_place, check.arrays["tokens"].size
@@ -611,8 +632,11 @@ def check_noise(check: ShardCheck) -> Blocks:
         chosen = np.flatnonzero(segments.task == t)
         if not task.in_place or not len(chosen):
             continue
-        first_slots = check.first_slots[chosen]
-        target = target_of(task, segments.select(chosen), first_slots, tokens, loss_mask, trainable)
+        first_slots, of_task = check.first_slots[chosen], segments.select(chosen)
+        target = target_of(task, of_task, first_slots, tokens, loss_mask, trainable)
+        before = _before_body(check.plan, of_task)
+        candidates = target.segments._replace(at=first_slots + before)
+        target = target._replace(segments=candidates, before=before)
         noised = draw_noise(t, task, target, check.epoch)
         for name, again in (("noise", noised.level), ("loss_weight", noised.weight)):
             values = getattr(segments, name)[chosen]
@@ -623,7 +647,7 @@ def check_noise(check: ShardCheck) -> Blocks:
         if noised.blocks is not None:
             blocks.append((chosen, task, noised.blocks))
             if not check.epoch:
-                _compare_blocks(check, chosen, *noised.blocks[1:])
+                _compare_blocks(check, chosen, noised.blocks)
     is_noised = fill_slots(check.first_slots, segments.slots, in_place, False, size)
     for name, again in (("tokens", tokens), ("loss_mask", loss_mask)):
         drawn = np.where(is_noised, again, check.flat(name))
@@ -631,22 +655,20 @@ def check_noise(check: ShardCheck) -> Blocks:
     return blocks
 
 
-def _compare_blocks(
-    check: ShardCheck, chosen: np.ndarray, levels: np.ndarray, weights: np.ndarray
-) -> None:
-    """Check P18: the blocks of the chosen segments have the recomputed `levels` and `weights`."""
+def _compare_blocks(check: ShardCheck, chosen: np.ndarray, noised: NoisedBlocks) -> None:
+    """Check P18: the blocks of the chosen segments have the recomputed levels and weights."""
     stored = check.segments.blocks
     assert stored is not None
     bounds = zip(stored.offsets[chosen].tolist(), stored.offsets[chosen + 1].tolist(), strict=True)
     which = np.concatenate([np.arange(begin, end) for begin, end in bounds])
-    for name, again in (("noise", levels), ("loss_weight", weights)):
+    for name, again in (("noise", noised.level), ("loss_weight", noised.weight)):
         values = getattr(stored, name)[which]
         for i in np.flatnonzero(values != again)[:MAX_LISTED]:
             message = f"block {which[i]}: block_{name} should be {again[i]}"
             check.add("P18", message, value=float(values[i]))
 
 
-def _check_weights(check: ShardCheck, blocks: Blocks) -> None:
+def _check_weights(check: ShardCheck, blocks: NoisedTasks) -> None:
     """Check the array `loss_weights` of a resampled shard (P13, P18).
 
     The expected weight is the product of `loss_mask`, the weight of the segment or block, and the
@@ -654,10 +676,8 @@ def _check_weights(check: ShardCheck, blocks: Blocks) -> None:
     """
     segments, first_slots, size = check.segments, check.first_slots, check.arrays["tokens"].size
     expected = fill_slots(first_slots, segments.slots, segments.loss_weight, 0, size)
-    for chosen, task, (count, _, weights) in blocks:
-        length = np.full(len(chosen), task.parameters["block_length"])
-        half = segments.slots[chosen] // 2
-        put_blocks(expected, first_slots[chosen], half, length, count, weights, int(task.shift))
+    for chosen, task, noised in blocks:
+        put_by_block(expected, first_slots[chosen], noised.blocks, noised.weight, int(task.shift))
     trained = segments.trained
     if trained is not None and trained.weights is not None:
         segment, in_place = trained.segment, check.in_place

@@ -277,7 +277,7 @@ def test_what_is_derived_is_what_a_walk_over_the_segments_gives(options):
         "made", n_rows, len(arrays["segment_key"]), length, {k: () for k in arrays}, 0, 0
     )
     opened.__dict__["arrays"] = arrays
-    facts = rows.Facts("made", length, PAD, arrays["tokens"].dtype, tasks())
+    facts = rows.Facts("made", length, PAD, arrays["tokens"].dtype, tasks(), False)
     found = rows.RowSegments(facts, [(opened, r) for r in range(n_rows)])
     for name in ("segment_ids", "loss_mask"):
         assert np.array_equal(rows.SLOTS[name].derived(found).reshape(n_rows, length), arrays[name])

@@ -53,7 +53,7 @@ def test_each_block_has_one_level_and_the_clean_half_stays(candidates, before, b
     target = noise.Target(segments, np.array([before]), np.array([half]), None, tokens, loss_mask)
     parameters = {**DEFAULTS, "block_length": block_length}
     noised = noise.block_diffusion(0, parameters, {}, made.ids().for_noise, target, 0)
-    counts, level, weight = noised.blocks
+    counts, level, weight = noised.blocks.blocks.count, noised.blocks.level, noised.blocks.weight
     assert counts.tolist() == [-(-half // block_length)] == [len(level)] == [len(weight)]
     assert tokens[half:].tolist() == list(range(10, 10 + half)) and not loss_mask[half:].any()
     assert tokens[:before].tolist() == list(range(10, 10 + before)) and not loss_mask[:before].any()
@@ -71,7 +71,7 @@ def test_a_level_of_one_masks_everything():
     parameters = {**DEFAULTS, "noise_range": (1.0, 1.0), "block_length": 4}
     noised = noise.block_diffusion(0, parameters, {}, made.ids().for_noise, target, 0)
     assert loss_mask.tolist() == [0] + [1] * 9 + [0] * 10
-    assert noised.blocks[1].tolist() == noised.blocks[2].tolist() == [1.0] * 3
+    assert noised.blocks.level.tolist() == noised.blocks.weight.tolist() == [1.0] * 3
 
 
 def test_a_range_from_0_has_no_weights():

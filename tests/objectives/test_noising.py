@@ -40,8 +40,14 @@ def both(law, case, parameters, resolved=None, ids=None, task=0, epoch=0):
             columns(segments), np.array(before, np.int64), length, flags, made, loss_mask
         )
         noised = write(task, parameters, resolved or {}, ids or ids_of(), target, epoch)
-        found.append((made, loss_mask, noised.level, noised.weight, *(noised.blocks or ())))
+        found.append((made, loss_mask, noised.level, noised.weight, *of_blocks(noised)))
     return found
+
+
+def of_blocks(noised):
+    if noised.blocks is None:
+        return ()
+    return (*noised.blocks.blocks, noised.blocks.level, noised.blocks.weight)
 
 
 def assert_equal(found):

@@ -103,7 +103,9 @@ def compare_shard(
             for begin, segment, one in zip(
                 plain["cu_seqlens_padded"] or plain["cu_seqlens"], row, made, strict=False
             ):
-                weights[begin : begin + len(one.slots)] = loss_weights(twin, segment, one)
+                weights[begin : begin + len(one.slots)] = loss_weights(
+                    twin, segment, one, supervised
+                )
             found += _differences_of(LOSS_WEIGHTS, arrays[LOSS_WEIGHTS][r], weights, reported, r)
         for name in ("cu_seqlens", "cu_seqlens_padded"):
             if name in columns:
@@ -365,7 +367,7 @@ def _of_segment(
         "loss_mask": one.loss,
     }
     if LOSS_WEIGHTS in arrays:
-        values[LOSS_WEIGHTS] = loss_weights(twin, segment, one)
+        values[LOSS_WEIGHTS] = loss_weights(twin, segment, one, supervised)
     for name in values.keys() & arrays.keys():
         for difference in _differences_of(
             name, arrays[name][row, begin : begin + slots], values[name], reported, row

@@ -632,17 +632,28 @@ def rendered_row(
     return result
 
 
-def loss_weights(twin: Twin, segment: Segment, one: Rendered) -> list[float]:
+def loss_weights(twin: Twin, segment: Segment, one: Rendered, supervised: bool) -> list[float]:
     """What each slot's loss counts: nothing, or its segment's or block's weight times that of what
     the slot predicts."""
     facts = facts_of(twin, segment)
     ahead = 0 if objectives.is_in_place(facts["objective"]) else 1
-    found = []
+    found, block_of_slot = [], []
+    if one.blocks:
+        half = len(one.slots) // 2
+        flags = [0] * half
+        for begin, end, _ in one.trainable:
+            flags[begin:end] = [1] * (end - begin)
+        before, parameters = len(objectives.head_and_tail(facts)[0]), facts["parameters"]
+        block_of_slot = objectives.of(facts["objective"]).numbers(
+            half, before, flags if supervised else None, parameters
+        )
+        if parameters["shift"]:
+            block_of_slot = [*block_of_slot[1:], None]
     for t, trained in enumerate(one.loss):
         weight = one.weight
         if one.blocks:
-            block = (t + int(facts["parameters"]["shift"])) // facts["parameters"]["block_length"]
-            weight = one.blocks[block][1] if block < len(one.blocks) else 0.0
+            block = block_of_slot[t] if t < len(block_of_slot) else None
+            weight = 0.0 if block is None else one.blocks[block][1]
         for begin, end, of_range in one.trainable:
             if begin <= t + ahead < end:
                 weight = nearest(nearest(weight) * nearest(of_range))

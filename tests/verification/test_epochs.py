@@ -307,8 +307,8 @@ def test_weights_of_blocks_that_are_wrong_are_seen(datasets, monkeypatch):
 
     def draw(*arguments, **more):
         noised = law.draw(*arguments, **more)
-        count, level, weight = noised.blocks
-        return noised._replace(blocks=(count, level, np.roll(weight, 1)))
+        weight = np.roll(noised.blocks.weight, 1)
+        return noised._replace(blocks=noised.blocks._replace(weight=weight))
 
     monkeypatch.setitem(noise.SCHEDULES, "block_diffusion", replace(law, draw=draw))
     assert broken(datasets("in_place")) == {"P18"}

@@ -28,7 +28,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask_info import MaskInfo
 
 from packprep.dataset import boundaries
-from packprep.dataset.attention import RULES
+from packprep.dataset.attention import RULES, with_block_ends
 from packprep.errors import ArgumentError
 
 _EMPTY, _PARTIAL, _FULL = 0, 1, 2  # values of splash attention's block_mask
@@ -40,6 +40,7 @@ def dense_mask(
     position_ids: jax.Array | None = None,
     block_lengths: jax.Array | None = None,
     key_segment_ids: jax.Array | None = None,
+    block_starts: jax.Array | None = None,
 ) -> jax.Array:
     """Return a mask for jax.nn.dot_product_attention, with O(T²) memory.
 
@@ -51,19 +52,23 @@ def dense_mask(
         position_ids: int[B, T], needed for block diffusion.
         block_lengths: int[B, T], needed for block diffusion.
         key_segment_ids: int[B, K], segment ids of the keys in cross attention.
+        block_starts: int[B, T], the positions at which blocks begin, for blocks that start at the
+            answers of supervised documents.
 
     Returns:
         bool[B, 1, T, T], indexed [q, k]; bool[B, 1, T, K] for cross attention.
 
     Raises:
-        ArgumentError: If only one of position_ids and block_lengths is given, or if key_segment_ids
-            is combined with prefix_ends or block_lengths.
+        ArgumentError: If only one of position_ids and block_lengths is given, if block_starts is
+            given without them, or if key_segment_ids is combined with prefix_ends or block_lengths.
 
     Example:
         mask = dense_mask(batch["segment_ids"], batch["prefix_ends"])
         jax.nn.dot_product_attention(query, key, value, mask=mask)
     """
-    if (position_ids is None) != (block_lengths is None):
+    if (position_ids is None) != (block_lengths is None) or (
+        block_starts is not None and block_lengths is None
+    ):
         raise ArgumentError(
             "the blocks of block diffusion need both position_ids and block_lengths\n"
             "hint: give both"
@@ -81,6 +86,9 @@ def dense_mask(
     allowed = keys < _reach(segment_ids, prefix_ends)[..., None]
     if position_ids is not None and block_lengths is not None:
         columns = {"position_ids": position_ids, "block_lengths": block_lengths}
+        if block_starts is not None:
+            columns["block_starts"] = block_starts
+        columns = with_block_ends(columns, keys, _runs)
         ranges = RULES["block_diffusion"].keys(keys, *_runs(segment_ids), columns, jnp.where)
         own, clean = [(begin[..., None] <= keys) & (keys < end[..., None]) for begin, end in ranges]
         allowed = jnp.where(block_lengths[..., None] > 0, own | clean, allowed)

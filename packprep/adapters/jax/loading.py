@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from packprep.adapters import opened, tasks_of, weights_spans
+from packprep.adapters import columns_of_blocks, opened, tasks_of, weights_spans
 from packprep.adapters.jax.maxtext import (
     IN_PLACE_NAMES,
     MAXTEXT_NAMES,
@@ -46,7 +46,7 @@ _STEPS_AHEAD = 64
 ATTENTION: dict[str, frozenset[str]] = {
     "causal": frozenset(),
     "splash": frozenset({"prefix_ends"}),
-    "dense": frozenset({"prefix_ends", "position_ids", "block_lengths"}),
+    "dense": frozenset({"prefix_ends", "position_ids", "block_lengths", "block_starts"}),
 }
 """Columns that each attention path reads in addition to segment_ids.
 
@@ -304,7 +304,7 @@ def loader(
             raise ArgumentError(f"names={names!r} determines the columns\nhint: leave columns out")
         refuse_columns(columns, without=(*BY_ROW, MEDIA))
         dataset.checked_columns(columns)
-    named = _named(tasks, weighted, columns, names, attention or "causal", max_segments)
+    named = _named(dataset, weighted, columns, names, attention or "causal", max_segments)
     named |= IN_PLACE_NAMES if in_place else {}
     form = _Form(named, max_segments, prefix_bidirectional, noised_alone, names == "seqio")
     given: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "epochs": epochs, "samples": samples}
@@ -319,7 +319,7 @@ def loader(
 
 
 def _named(
-    tasks: Sequence[StoredTask],
+    dataset: Dataset | Mixture,
     weighted: bool,
     columns: Sequence[str] | None,
     names: str,
@@ -329,7 +329,7 @@ def _named(
     """Return a dict that maps the name of each array in the batch to packprep's column.
 
     Args:
-        tasks: The tasks of all datasets.
+        dataset: The dataset, or the mixture.
         weighted: Whether documents give loss weights.
         columns: The columns that were asked for, or None for the default columns.
         names: Naming scheme, as in `loader`.
@@ -340,12 +340,12 @@ def _named(
         own = list(columns)
     else:
         own = [] if names in NAMES else list(COLUMNS)
-        if names not in NAMES and (weighted or any(is_in_place(task) for task in tasks)):
+        if names not in NAMES and (weighted or any(map(is_in_place, tasks_of(dataset)))):
             own.append("loss_weights")
         if attention != "causal":
             own.append("prefix_ends")
-        if attention == "dense" and any(RULES[task["attention"]].in_blocks for task in tasks):
-            own.append("block_lengths")
+        if attention == "dense":
+            own += columns_of_blocks(dataset)
     own += LAYOUT_COLUMNS if max_segments is not None else ()
     return {**NAMES.get(names, {}), **{name: name for name in own}}
 

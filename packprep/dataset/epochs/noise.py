@@ -27,6 +27,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep import randomness
+from packprep.dataset.blocks import (
+    Blocks,
+    answers_of_flags,
+    block_ranges,
+    blocks_of,
+    candidate_ranges,
+    range_offsets,
+)
 from packprep.dataset.boundaries import move_ahead, owners, ranks, starts_of
 from packprep.dataset.epochs.candidates import (
     Candidates,
@@ -52,8 +60,15 @@ class Noised(NamedTuple):
 
     level: np.ndarray  # float32[m]
     weight: np.ndarray  # float32[m]
-    # With one level per block: int64[m] counts, float32[blocks] levels, float32[blocks] weights
-    blocks: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    blocks: "NoisedBlocks | None" = None  # if each block has its own level
+
+
+class NoisedBlocks(NamedTuple):
+    """The blocks of noised segments, with their levels and weights."""
+
+    blocks: Blocks
+    level: np.ndarray  # float32[k]
+    weight: np.ndarray  # float32[k]
 
 
 def quantised(values: np.ndarray) -> np.ndarray:
@@ -376,48 +391,48 @@ def levels_by_block(parameters: Mapping[str, Any]) -> bool:
 
 
 def noise_blocks(
-    target: "Target", schedule: BlockSchedule, ids: "NoiseIds", epoch: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
+    target: "Target", blocks: Blocks, schedule: BlockSchedule, ids: "NoiseIds", epoch: int = 0
+) -> np.ndarray:
     """Write the noise and the loss_mask of block-diffusion segments, with one level per block.
 
     Args:
-        target: The segments, and the rows to write. `target.trainable` is not used.
+        target: The segments, and the rows to write.
+        blocks: The blocks of the segments. Candidates outside of them are not noised.
         schedule: The noise schedule of the blocks.
         ids: The ids of the mask token and of ordinary tokens.
         epoch: The epoch of the random numbers.
 
     Returns:
-        The number of blocks of each segment, int64[m], and the level of each block,
-        float64[blocks]. With `schedule.inverse`, the level is 1 minus the drawn level.
+        The level of each block, float64[blocks]. With `schedule.inverse`, the level is 1 minus the
+        drawn level.
     """
-    before, block_length = target.before, schedule.block_length
-    blocks = -(-target.length // block_length)
-    first_block, number = starts_of(blocks), ranks(blocks)
-    u = randomness.uniforms(np.repeat(target.segments.key, blocks), NOISE_LEVEL, number, epoch)
-    level = quantised(schedule.low + (schedule.high - schedule.low) * u)
-    limit = thresholds(level)
-    # A block's candidates are the overlap of its slots with the segment's candidates.
-    overlap_begin = np.maximum(number * block_length, np.repeat(before, blocks))
-    overlap_end = np.minimum(
-        (number + 1) * block_length, np.repeat(before + target.segments.count, blocks)
+    u = randomness.uniforms(
+        np.repeat(target.segments.key, blocks.count), NOISE_LEVEL, ranks(blocks.count), epoch
     )
-    candidates = np.maximum(overlap_end - overlap_begin, 0)
+    level = quantised(schedule.low + (schedule.high - schedule.low) * u)
+    # Candidates between blocks have level 0, so they are never noised.
+    lengths = candidate_ranges(blocks, target.before, target.segments.count)
+    range_level = np.zeros(len(lengths))
+    range_level[block_ranges(blocks)] = level
+    limit, offsets = thresholds(range_level), range_offsets(blocks)
     # Words and ids take 4 bytes.
     width = 4 if schedule.uniform or schedule.half_life else 1
     for part, segments, window in chunks(target.segments, width):
-        part_blocks = slice(int(first_block[part][0]), int((first_block + blocks)[part][-1]))
+        own = slice(int(offsets[:-1][part][0]), int(offsets[1:][part][-1]))
         if schedule.half_life:
-            noised = _soonest(
-                segments, candidates[part_blocks], level[part_blocks], schedule, epoch
-            )
+            noised = _soonest(segments, lengths[own], range_level[own], schedule, epoch)
         else:
-            noised = below(
-                segments.key, segments.count, limit[part_blocks], candidates[part_blocks], epoch
-            )
+            noised = below(segments.key, segments.count, limit[own], lengths[own], epoch)
         if schedule.inverse:
             noised = ~noised
+        allowed = (
+            np.ones(len(noised), np.bool_)
+            if target.trainable is None
+            else window.candidates(target.trainable) != 0
+        )
+        noised &= allowed
         if schedule.uniform:
-            trained_slots = window.laid_out(np.ones(len(noised), np.bool_))
+            trained_slots = window.laid_out(allowed)
             _replace(segments, window, noised, (0.0, 1.0, 0.0), ids, target.tokens, epoch)
         else:
             if window.holds(target.tokens, ids.mask):
@@ -425,7 +440,7 @@ def noise_blocks(
             trained_slots = window.laid_out(noised)
             put(target.tokens[window.here], trained_slots, ids.mask)
         target.loss_mask[window.here] |= trained_slots.view(np.uint8)
-    return blocks, 1.0 - level if schedule.inverse else level
+    return 1.0 - level if schedule.inverse else level
 
 
 def _soonest(
@@ -435,18 +450,20 @@ def _soonest(
     schedule: BlockSchedule,
     epoch: int,
 ) -> np.ndarray:
-    """Draw round(level · n) of the n candidates of each block, and return flags, bool[Σ count].
+    """Draw round(level · n) of the n candidates of each range, and return flags, bool[Σ count].
 
-    The draw uses the weights that `BlockSchedule.half_life` describes. Each candidate gets an
-    exponential random time, divided by its weight. The candidates with the smallest times are a
-    weighted draw without replacement (Efraimidis and Spirakis 2006). If times are equal, earlier
-    candidates are drawn first. `lengths` has the number of candidates of each block, int64[blocks].
+    A range is a block, or the candidates between two blocks, which have level 0. The draw uses the
+    weights that `BlockSchedule.half_life` describes. Each candidate gets an exponential random
+    time, divided by its weight. The candidates with the smallest times are a weighted draw without
+    replacement (Efraimidis and Spirakis 2006). If times are equal, earlier candidates are drawn
+    first. `lengths` has the number of candidates of each range, and `level` its level.
     """
     time = randomness.exponentials(words_of(segments.key, segments.count, NOISE_LOW, "<u4", epoch))
     slower = randomness.power_of_half((1.0 - level) / (schedule.half_life * schedule.block_length))
     begin, scale = starts_of(lengths), np.ones(len(time))
-    for place in range(1, int(lengths.max(initial=0))):
-        longer = lengths > place
+    block_lengths = np.where(level > 0, lengths, 0)
+    for place in range(1, int(block_lengths.max(initial=0))):
+        longer = block_lengths > place
         here = begin[longer] + place
         scale[here] = scale[here - 1] * slower[longer]
     order = np.lexsort((time * scale, owners(lengths)))
@@ -605,9 +622,10 @@ def block_diffusion(
 ) -> Noised:
     """Add noise to block-diffusion segments, with one level per block.
 
-    With noise = "all", all candidates are noised, and each segment has the level 1 instead of one
-    level per block. With the parameter shift, the loss_mask of the noised half x_t is moved one
-    slot earlier.
+    In a shard with supervised documents, only trained slots are noised. `blocks_of` describes the
+    blocks. With noise = "all", all candidates are noised, and each segment has the level 1 instead
+    of one level per block. With the parameter shift, the loss_mask of the noised half x_t is moved
+    one slot earlier.
 
     Args:
         task: Index of the task. It is not used.
@@ -622,10 +640,14 @@ def block_diffusion(
         The levels and weights of the segments and of their blocks.
     """
     schedule, drawn_epoch = block_schedule(parameters, epoch)
-    m = len(target.length)
-    blocks, level = write(target, schedule, ids, drawn_epoch)
+    m, first_slot = len(target.length), target.segments.at - target.before
+    answers = None
+    if target.trainable is not None:
+        answers = answers_of_flags(target.trainable, first_slot, target.length)
+    blocks = blocks_of(parameters, target.length, target.before, answers)
+    level = write(target, blocks, schedule, ids, drawn_epoch)
     if parameters["shift"]:
-        move_ahead(target.loss_mask, target.segments.at - target.before, target.length, 0)
+        move_ahead(target.loss_mask, first_slot, target.length, 0)
     if not levels_by_block(parameters):
         return Noised(np.ones(m, np.float32), np.ones(m, np.float32))
     level = level.astype(np.float32, copy=False)
@@ -634,7 +656,8 @@ def block_diffusion(
         np.divide(1, weight, out=weight)
     else:
         weight = np.ones(len(level), np.float32)
-    return Noised(np.zeros(m, np.float32), np.ones(m, np.float32), (blocks, level, weight))
+    by_block = NoisedBlocks(blocks, level, weight)
+    return Noised(np.zeros(m, np.float32), np.ones(m, np.float32), by_block)
 
 
 # The registered schedules
@@ -804,6 +827,13 @@ BLOCK_DIFFUSION = NoiseSchedule(
             "1/p",
             "a block's loss weight: 1/level, or 1",
             choices=("1/p", "none"),
+            later=True,
+        ),
+        Parameter(
+            "block_origin",
+            "answer",
+            "where the blocks of supervised documents start: at each answer, or at the segment",
+            choices=("answer", "segment"),
             later=True,
         ),
     ),

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep.dataset.attention import RULES
-from packprep.dataset.boundaries import fill_slots, next_token_loss_mask, put_blocks, put_clean
+from packprep.dataset.blocks import put_by_block
+from packprep.dataset.boundaries import fill_slots, next_token_loss_mask, put_clean
 from packprep.dataset.epochs import noise
 from packprep.dataset.epochs.token_slots import (
     EOS_AFTER_INPUTS,
@@ -596,16 +597,14 @@ def _noise_all(rows: _Rows, in_place: np.ndarray, weighted: bool) -> np.ndarray 
         drawn = rows.header.tokens[which] > 0
         weight[which[drawn]], level[which[drawn]] = noised.weight[drawn], noised.level[drawn]
         if noised.blocks is not None:
-            noised_blocks.append((which, task.parameters, noised.blocks))
+            noised_blocks.append((which, int(task.parameters["shift"]), noised.blocks))
     segments.changed |= {"loss_weight": weight, "noise": level}
     if not weighted:
         return None
     # Spread the weights of segments, blocks and trained ranges over slots.
     weights = segments.at_slots(weight, 0)
-    for which, parameters, (count, _, values) in noised_blocks:
-        lengths = np.full(len(which), parameters["block_length"])
-        half, shift = segments.slots[which] // 2, int(parameters["shift"])
-        put_blocks(weights, segments.at[which], half, lengths, count, values, shift)
+    for which, shift, by_block in noised_blocks:
+        put_by_block(weights, segments.at[which], by_block.blocks, by_block.weight, shift)
     if (range_weights := segments.range_weights()) is not None:
         weights *= range_weights
     return weights.reshape(tokens.shape)
@@ -789,7 +788,7 @@ def _target(rows: _Rows, task: NoisedTask, which: np.ndarray) -> noise.Target:
     half = segments.slots[which] // task.copies
     before = header.before[which]
     count = half - before
-    if not task.parameters["noise_eos"] and (rows.trainable is None or task.copies > 1):
+    if not task.parameters["noise_eos"] and rows.trainable is None:
         # Trained ranges already exclude eos if noise_eos is false.
         count = np.minimum(count, header.tokens[which])
     if (count < 0).any():

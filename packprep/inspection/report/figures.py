@@ -17,7 +17,8 @@ import numpy as np
 from markupsafe import Markup
 
 from packprep.building.plan import Plan
-from packprep.dataset.boundaries import fill_slots, put_clean, ranks
+from packprep.dataset.blocks import Blocks
+from packprep.dataset.boundaries import fill_slots, put_clean, ranks, starts_of
 from packprep.dataset.epochs.noise import SCHEDULES, level_range, levels_by_block
 from packprep.dataset.loader import segments_of
 from packprep.dataset.manifest import Manifest
@@ -60,8 +61,8 @@ class Columns(NamedTuple):
         level: Noise level of each segment, float32[m].
         trainable: 1 for slots inside trained ranges, uint8, or None if the shard has no trained
             ranges.
-        block_level: Noise level of each block, float32[blocks].
-        block_offsets: First block of each segment, int64[m + 1].
+        block_level: Noise level of each stored block, float32[k].
+        blocks: The blocks of all segments. None if the shard stores none.
     """
 
     tokens: np.ndarray
@@ -76,7 +77,7 @@ class Columns(NamedTuple):
     level: np.ndarray
     trainable: np.ndarray | None
     block_level: np.ndarray | None
-    block_offsets: np.ndarray | None
+    blocks: Blocks | None
 
 
 @dataclass
@@ -192,7 +193,7 @@ class Figures:
         any_token, has_blocks = SCHEDULES[task.objective.name].any_token(parameters), copies > 1
         before, half = self._before(task, c, which), c.slots[which] // copies
         count = half - before
-        if not parameters.get("noise_eos", True) and (c.trainable is None or has_blocks):
+        if not parameters.get("noise_eos", True) and c.trainable is None:
             count = np.minimum(count, c.n[which])
         # In block diffusion, the second half of a segment has the original tokens.
         begins = c.at[which] + before
@@ -202,9 +203,9 @@ class Figures:
             put_clean(originals, c.tokens, c.at[which], half)
         if has_blocks and levels_by_block(parameters):
             bodies = before, before + count
-            level, begins, ends = _levels_of_blocks(c, which, parameters["block_length"], bodies)
+            level, begins, ends = _levels_of_blocks(c, which, bodies)
         allowed = np.ones(len(c.tokens), np.uint8)
-        if c.trainable is not None and not has_blocks:
+        if c.trainable is not None:
             allowed = c.trainable.copy()
         if not any_token:
             allowed &= originals != self.manifest["specials"].get("mask", -1)
@@ -226,27 +227,23 @@ class Figures:
 
 
 def _levels_of_blocks(
-    c: Columns, which: np.ndarray, length: int, bodies: tuple[np.ndarray, np.ndarray]
+    c: Columns, which: np.ndarray, bodies: tuple[np.ndarray, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the noise level, first slot and end slot of each block of some segments.
+    """Return the noise level, first candidate and end of each block of some segments.
 
     Args:
         c: The columns of the rows.
         which: The segments, int64[k].
-        length: Number of slots of a block.
         bodies: First slot of each segment's body, and the slot after its last candidate. Both count
             from the start of the segment.
     """
-    assert c.block_level is not None and c.block_offsets is not None
-    blocks, first_block = np.diff(c.block_offsets)[which], c.block_offsets[which]
-    number = ranks(blocks)
-    first_slot, body_begin, body_end = (
-        np.repeat(column, blocks) for column in (c.at[which], *bodies)
-    )
-    low = np.maximum(number * length, body_begin)
-    high = np.minimum((number + 1) * length, body_end)
-    begins = first_slot + low
-    level = c.block_level[np.repeat(first_block, blocks) + number]
+    assert c.block_level is not None and c.blocks is not None
+    blocks = c.blocks.select(which)
+    body_begin, body_end = (column[blocks.segment] for column in bodies)
+    low, high = np.maximum(blocks.begin, body_begin), np.minimum(blocks.end, body_end)
+    begins = c.at[which][blocks.segment] + low
+    first_block = starts_of(c.blocks.count)[which]
+    level = c.block_level[np.repeat(first_block, blocks.count) + ranks(blocks.count)]
     return level, begins, begins + np.maximum(high - low, 0)
 
 
@@ -319,7 +316,7 @@ def _columns(shard: Shard, manifest: Manifest, rows: range) -> Columns:
         arrays["segment_noise"][chosen],
         trainable,
         None if blocks is None else arrays["block_noise"][blocks[0] : blocks[-1]],
-        None if blocks is None else blocks - blocks[0],
+        None if blocks is None else segments.blocks,
     )
 
 

@@ -2,7 +2,7 @@
 clean.
 
 `parameters` of a segment: noise_range, block_length, canvas, noise, half_life, complementary,
-shift, weighting.
+shift, weighting, noise_eos, block_origin.
 """
 
 from tests.twin.chance import (
@@ -19,6 +19,7 @@ from tests.twin.chance import (
 from tests.twin.objectives.masked_diffusion import replaced
 
 COPIES = 2
+SUPERVISED = True
 
 
 def law(n, facts):
@@ -41,18 +42,24 @@ def noise(task, ids, segments, trainable, tokens, loss_mask, epoch):
     epoch -= inverse
     result = []
     for key, at, count, _, skipped, half in segments:
+        flags = None if trainable is None else trainable[at - skipped : at - skipped + half]
+        block_of_slot = numbers(half, skipped, flags, parameters)
         levels = [
             quantised(low + (high - low) * uniforms(key, NOISE_LEVEL, block, epoch))
-            for block in range(-(-half // length))
+            for block in range(max((b for b in block_of_slot if b is not None), default=-1) + 1)
         ]
-        block_of = [(skipped + i) // length for i in range(count)]
+        block_of = block_of_slot[skipped : skipped + count]
         if parameters["noise"] == "position":
             chosen = soonest(key, block_of, levels, parameters["half_life"] * length, epoch)
         else:
             chosen = [
-                uniform40(key, i, epoch) < threshold(levels[block_of[i]]) for i in range(count)
+                block_of[i] is not None
+                and uniform40(key, i, epoch) < threshold(levels[block_of[i]])
+                for i in range(count)
             ]
         for i in range(count):
+            if flags is not None and not flags[skipped + i]:
+                continue
             hit = chosen[i] != inverse and (uniform or tokens[at + i] != mask_id)
             if hit:
                 tokens[at + i] = replaced(
@@ -69,11 +76,38 @@ def noise(task, ids, segments, trainable, tokens, loss_mask, epoch):
     return result
 
 
+def numbers(half, before, flags, parameters):
+    """The block of each slot of a half; None of a slot that is in none.
+
+    flags: of each slot, whether it may be trained; None where no document of the shard says so.
+    before: the slots of bos and mode token.
+    """
+    length = parameters["block_length"]
+    if flags is None or parameters["block_origin"] == "segment":
+        return [t // length for t in range(half)]
+    found, block, t = [None] * half, 0, 0
+    while t < half:
+        if not flags[t]:
+            t += 1
+            continue
+        first = t
+        while t < half and flags[t]:
+            t += 1
+        if first <= before:
+            first = 0
+        end = t if parameters["noise_eos"] or t < half - 1 else half
+        for slot in range(first, end):
+            found[slot] = block + (slot - first) // length
+        block = found[end - 1] + 1
+        t = max(t, end)
+    return found
+
+
 def soonest(key, block_of, levels, half_life, epoch):
     """Whether each candidate is among the round(level · n) of its block's n that arrive first;
     later ones are faster."""
     chosen = [False] * len(block_of)
-    for block in sorted(set(block_of)):
+    for block in sorted(set(block_of) - {None}):
         level, mine = levels[block], [i for i, b in enumerate(block_of) if b == block]
         slower, scale, times = power_of_half((1.0 - level) / half_life), 1.0, []
         for i in mine:
