@@ -75,7 +75,7 @@ def stored_segments(plan: Plan, arrays: Arrays) -> Segments:
 
 def _ends_in_eos(plan: Plan, arrays: Arrays, segments: Segments) -> np.ndarray:
     """Return whether each segment's last token is eos, bool[m]."""
-    last_slot = segments.row, segments.first_slot + segments.slots - 1
+    last_slot = segments.row, segments.first_slot + segments.slots - 1 - segments.fill
     last = arrays["tokens"][last_slot].astype(np.int64)
     # In segments with same-position prediction, tokens may be noised, so the label is read. Other
     # segments need the token, because their last label is pad. Block diffusion does not need the
@@ -107,7 +107,8 @@ def _first_trained(plan: Plan, segments: Segments) -> np.ndarray:
     supervised = segments.select(with_ranges)
     body = supervised.bos + plan.by_task.mode[supervised.task]
     half = supervised.slots // plan.by_task.copies[supervised.task]
-    is_whole = (gaps == 0) & (begin <= body) & (end >= half - (supervised.eos > 0))
+    content_end = half - (supervised.eos > 0) - supervised.fill
+    is_whole = (gaps == 0) & (begin <= body) & (end >= content_end)
     first[with_ranges] = np.where(is_whole, -1, begin - body)
     return first
 
@@ -501,6 +502,7 @@ def _cut_again(plan: Plan, documents: Documents, stored: Segments) -> Segments:
         key,
         repeated=zeros,
         first_trained=zeros - 1,
+        fill=zeros,
     )
     return segments_of_cuts(plan.tasks, documents, cuts)
 

@@ -31,7 +31,7 @@ Ledger = Mapping[str, Any]
 AFTER_TOKENIZATION = ("too_long", "untrained_segment", "other_length", "place_too_long")
 """Dropped tokens with these reasons are in `Documents`. Tokens with other reasons are not."""
 ADDED = ("bos", "mode", "sentinel", "fim", "eos", "copy")
-ADDED_LATER: tuple[str, ...] = ()
+ADDED_LATER = ("eos_fill",)
 """Kinds of added slots that later versions introduced. A count is written only if it is not 0."""
 APART = "answers_apart"
 """The key that counts answer tokens that are untrained because the question is in another chunk.
@@ -183,13 +183,15 @@ def added_slots(tasks: Sequence[Task], segments: Segments) -> dict[str, np.ndarr
     mode = by_task.mode[task]
     once = segments.slots // by_task.copies[task]
     ends = segments.eos + by_task.input_eos[task]
-    between = once - segments.tokens - segments.repeated - segments.bos - ends - mode
+    body = once - segments.bos - ends - mode - segments.fill
+    between = body - segments.tokens - segments.repeated
     kinds = by_task.added[task]
     return {
         "bos": segments.bos,
         "mode": mode,
         **{kind: np.where(kinds == kind, between, 0) for kind in ("sentinel", "fim")},
         "eos": ends,
+        "eos_fill": segments.fill,
         "copy": segments.repeated + segments.slots - once,
     }
 

@@ -47,7 +47,7 @@ class _Frames(NamedTuple):
     first_slot: np.ndarray  # in the flat rows
     slots: np.ndarray  # of the segment
     bos: np.ndarray  # 0 or 1
-    eos: np.ndarray  # 0 or 1
+    eos: np.ndarray  # number of eos: 0 or 1, and the eos that fill up the last block
     segment_id: np.ndarray
 
 
@@ -61,6 +61,7 @@ class _Marked(NamedTuple):
     body: np.ndarray  # first slot of the body in the flat rows
     n: np.ndarray  # tokens of the body
     eos: np.ndarray  # 1 if the segment has an eos that may be trained, otherwise 0
+    fill: np.ndarray  # number of eos that fill up the last block
     start: np.ndarray
     repeated: np.ndarray
     is_last: np.ndarray  # bool: True if the document ends with the segment
@@ -105,8 +106,8 @@ def _write_frames(frames, mode, bos_id, mode_id, eos_id, rows):
             rows.tokens[begin] = bos_id
         if mode:
             rows.tokens[first_slot + frames.bos[i]] = mode_id
-        if frames.eos[i]:
-            rows.tokens[end - _1] = eos_id
+        for t in range(end - np.uint64(frames.eos[i]), end):
+            rows.tokens[t] = eos_id
         segment_id = np.uint16(frames.segment_id[i])
         for t in range(begin, end):
             rows.segment_ids[t] = segment_id
@@ -198,7 +199,7 @@ def _mark_spans(segments, trained, has_prefix, rows):
     `pivot`. If the document continues after the segment, the segment's eos is trained like the
     token before it. At the end of the document, eos has the weight `eos_weight`. This eos is
     trainable if `eos_weight` is above 0 and `trained_in` allows the segment to train the document's
-    last span.
+    last span. The eos that fill up the last block have the weight of the last trained slot.
 
     Args:
         segments: The segments.
@@ -247,13 +248,25 @@ def _mark_spans(segments, trained, has_prefix, rows):
             is_trained = trained_in(trained.turns, span_end - 1, start)
             end_weight = segments.eos_weight[i] if is_trained else np.float32(0)
             end_group = segments.group[i]
-        if segments.eos[i] and end_weight > 0:
-            end = body + n + shift
-            trainable[end] = 1
-            if weighted:
-                weights[end] = end_weight
-            if grouped:
-                group[end] = end_group
+        end = body + n + shift
+        if segments.eos[i]:
+            if end_weight > 0:
+                trainable[end] = 1
+                if weighted:
+                    weights[end] = end_weight
+                if grouped:
+                    group[end] = end_group
+            end += 1
+        if segments.fill[i] > 0:
+            like = end - 1
+            while not trainable[like]:
+                like -= 1
+            for slot in range(end, end + segments.fill[i]):
+                trainable[slot] = 1
+                if weighted:
+                    weights[slot] = weights[like]
+                if grouped:
+                    group[slot] = group[like]
 
 
 @kernel
@@ -450,7 +463,8 @@ class _Writer:
         """Write bos, mode token, eos and segment ids of one copy of the chosen segments."""
         slots = of_task.slots // task.objective.copies
         first_slot = self.first_slot[chosen] + copy * slots
-        frames = _Frames(first_slot, slots, of_task.bos, of_task.eos, self.segment_id[chosen])
+        eos = of_task.eos + of_task.fill
+        frames = _Frames(first_slot, slots, of_task.bos, eos, self.segment_id[chosen])
         ids = task.ids.bos, task.mode_token, task.ids.eos
         _write_frames(frames, task.mode, *ids, self.rows)
 
@@ -511,6 +525,7 @@ class _Writer:
             self.first_slot[chosen] + of_task.bos + task.mode,
             bodies.n,
             of_task.eos if noises_eos else np.zeros_like(of_task.eos),
+            of_task.fill,
             of_task.start,
             of_task.repeated,
             np.ones(len(chosen), np.bool_) if is_last is None else is_last[chosen],
@@ -548,7 +563,7 @@ def target_of(
     """
     before = segments.bos + task.mode
     eos = segments.eos if task.parameters.get("noise_eos", True) else 0
-    count = segments.tokens + segments.repeated + eos
+    count = segments.tokens + segments.repeated + eos + segments.fill
     candidates = noise.Candidates(segments.key, first_slot + before, count, segments.row)
     return Target(
         candidates, before, segments.slots // task.objective.copies, trainable, tokens, loss_mask

@@ -67,6 +67,31 @@ class CutLimits(NamedTuple):
     random_length: np.ndarray
     # int64[tasks, 2], by bos: number of leading tokens of a supervised body that no slot predicts
     unpredicted: np.ndarray
+    blocks: "_BlockLimits"
+
+
+class _BlockLimits(NamedTuple):
+    """What cutting has to know of the blocks of block-diffusion tasks. All arrays are [tasks]."""
+
+    length: np.ndarray  # int64: slots of a block, 0 for tasks without blocks
+    from_segment: np.ndarray  # bool: blocks start at the segment, not at the answer
+    fills: np.ndarray  # bool: eos fills up the last block of a text
+    mode: np.ndarray  # int64: slots of the mode token, 0 or 1
+
+    @property
+    def most_fill(self) -> np.ndarray:
+        """The most eos that can fill a block, int64[tasks]."""
+        return np.where(self.fills, self.length - 1, 0)
+
+
+def _block_limits(tasks: Sequence[Task]) -> _BlockLimits:
+    in_blocks = [task.parameters for task in tasks]
+    return _BlockLimits(
+        np.array([parameters.get("block_length", 0) for parameters in in_blocks], np.int64),
+        np.array([parameters.get("block_origin") == "segment" for parameters in in_blocks]),
+        np.array([parameters.get("eos_fill") == "block" for parameters in in_blocks]),
+        np.array([task.mode for task in tasks], np.int64),
+    )
 
 
 def cut_limits(recipe: Recipe, tasks: Sequence[Task]) -> CutLimits:
@@ -81,7 +106,26 @@ def cut_limits(recipe: Recipe, tasks: Sequence[Task]) -> CutLimits:
     unpredicted = np.array(
         [[_unpredicted(task, bos) for bos in (0, 1)] for task in tasks], np.int64
     )
-    return CutLimits(drawn, drawn_supervised, capacity, inner, random_length, unpredicted)
+    blocks = _block_limits(tasks)
+    _check_fill(recipe, tasks, inner.min(axis=(0, 2)), blocks)
+    of_tasks = random_length, unpredicted, blocks
+    return CutLimits(drawn, drawn_supervised, capacity, inner, *of_tasks)
+
+
+def _check_fill(
+    recipe: Recipe, tasks: Sequence[Task], room: np.ndarray, blocks: _BlockLimits
+) -> None:
+    """Check that the end of every text and its filled-up block fit into a segment.
+
+    `room`, int64[tasks], has the most tokens of a chunk that is not the last of its text.
+    """
+    least = 2 * recipe.min_tail - 1 + blocks.length
+    for t in np.flatnonzero(blocks.fills & (room < least)).tolist():
+        raise RecipeError(
+            f"task {tasks[t].name!r}: a segment holds {room[t]} tokens, but eos_fill needs room for"
+            f" a block of {blocks.length[t]} and {2 * recipe.min_tail - 1} tokens\n"
+            "hint: increase seq_length, or reduce block_length"
+        )
 
 
 def uncut_tokens(recipe: Recipe, limits: CutLimits) -> int:
@@ -93,7 +137,7 @@ def uncut_tokens(recipe: Recipe, limits: CutLimits) -> int:
     if recipe.packing.algorithm == "concat" or recipe.documents.long == "decompose":
         return 0
     length, bos = recipe.lengths.index(recipe.seq_length), int(recipe.documents.prepend_bos)
-    return int(limits.capacity[length, :, bos].min())
+    return max(int((limits.capacity[length, :, bos] - limits.blocks.most_fill).min()), 0)
 
 
 def _unpredicted(task: Task, bos: int) -> int:
@@ -182,6 +226,7 @@ class Cut(NamedTuple):
     key: Any
     repeated: Any
     first_trained: Any
+    fill: Any = 0
 
 
 class Cuts(NamedTuple):
@@ -196,6 +241,7 @@ class Cuts(NamedTuple):
     key: np.ndarray
     repeated: np.ndarray
     first_trained: np.ndarray
+    fill: np.ndarray
 
     @classmethod
     def empty(cls, count: int) -> "Cuts":
@@ -261,7 +307,7 @@ def _write_cut(cuts, count, cut):
     cuts.start[count], cuts.tokens[count] = cut.start, cut.tokens
     cuts.task[count], cuts.bos[count], cuts.eos[count] = cut.task, cut.bos, cut.eos
     cuts.key[count], cuts.repeated[count] = cut.key, cut.repeated
-    cuts.first_trained[count] = cut.first_trained
+    cuts.first_trained[count], cuts.fill[count] = cut.first_trained, cut.fill
 
 
 @kernel(inline=True)
@@ -285,7 +331,7 @@ def _lengths_of(documents, supervised, limits, bos, length):
 
     A document goes to the shortest row length that fits all of its tokens. If no row length fits
     all, it goes to the row length that fits the most tokens, and to the shortest of several such
-    row lengths.
+    row lengths. For a supervised document, the longest possible eos_fill counts too.
     """
     capacity, first_token = limits.capacity, np.int64(0)
     for d in range(documents.offsets.shape[0] - 1):
@@ -293,6 +339,8 @@ def _lengths_of(documents, supervised, limits, bos, length):
         total = documents.offsets[d + 1] - documents.offsets[d]
         drawn = limits.drawn_supervised if supervised[d] else limits.drawn
         _, task = _drawn_task(documents, d, first_token, total, drawn)
+        if supervised[d] and limits.blocks.fills[task]:
+            total += limits.blocks.length[task] - 1
         chosen = np.int64(0)
         for longer in range(1, capacity.shape[0]):
             if capacity[chosen, task, bos] < min(total, capacity[longer, task, bos]):
@@ -351,7 +399,7 @@ def _cut(documents, limits, policy, cuts, elsewhere):
                     tokens, eos = shorter, np.int64(policy.eos_inner)
             # Chunks for other row lengths are only counted, because other datasets contain them.
             if length == policy.length:
-                _write_cut(cuts, count, Cut(d, start, tokens, task, bos, eos, key, 0, -1))
+                _write_cut(cuts, count, Cut(d, start, tokens, task, bos, eos, key, 0, -1, 0))
                 count += 1
             else:
                 elsewhere[d] += tokens
@@ -459,7 +507,7 @@ def _end_beside_span(span_begin, span_end, start, end):
 
 @kernel(inline=True)
 def _trained_part(spans, turns, span, last_span, start, end):
-    """Return the indices of the first and last trained token in the chunk [start, end).
+    """Find the trained tokens of the chunk [start, end).
 
     Args:
         spans: `Training.spans`, the trained ranges.
@@ -470,19 +518,59 @@ def _trained_part(spans, turns, span, last_span, start, end):
         end: Index of the first token after the chunk.
 
     Returns:
-        Three values: the index of the first trained token, the index of the last trained token, and
-        the number of tokens in ranges that `trained_in` excludes. The indices are -1 without a
-        trained token.
+        Four values: the index of the first trained token, the index of the last trained token, the
+        first index of the run of trained tokens that contains the last one, and the number of
+        tokens in ranges that `trained_in` excludes. The indices are -1 without a trained token.
     """
-    first, last, apart = np.int64(-1), np.int64(-1), np.int64(0)
+    first, last, run, apart = np.int64(-1), np.int64(-1), np.int64(-1), np.int64(0)
     while span < last_span and spans[span, 0] < end:
         begin, stop = max(spans[span, 0], start), min(spans[span, 1], end)
         if trained_in(turns, span, start):
+            run = run if last == begin - 1 and first >= 0 else begin
             first, last = (begin if first < 0 else first), stop - 1
         else:
             apart += stop - begin
         span += 1
-    return first, last, apart
+    return first, last, run, apart
+
+
+@kernel(inline=True)
+def _block_origin(blocks, task, run, start, repeated, bos):
+    """Return the slot at which the blocks of the answer start that begins at token `run`.
+
+    Slots count from the first slot of the chunk that starts at token `start`. `blocks_of` has the
+    rule: bos and mode token belong to the first block of an answer that directly follows them.
+    """
+    body_token = run - start + repeated
+    if blocks.from_segment[task] or body_token == 0:
+        return np.int64(0)
+    return bos + blocks.mode[task] + body_token
+
+
+@kernel(inline=True)
+def _eos_fill(blocks, task, origin, half, is_ended):
+    """Return the number of eos that fill up the last block of a chunk of `half` slots.
+
+    With block_origin "answer", only an answer that ends the chunk is filled up (`is_ended`). With
+    "segment", every chunk that ends its text is.
+    """
+    if not blocks.fills[task] or not (is_ended or blocks.from_segment[task]):
+        return np.int64(0)
+    return -(half - origin) % blocks.length[task]
+
+
+@kernel(inline=True)
+def _end_at_block(blocks, task, origin, run, slots_before, start, end):
+    """Return the end of the chunk [start, end), moved to the last border of a block in its answer.
+
+    The chunk ends inside the answer that begins at token `run`, and has `slots_before` slots before
+    token `start`. If the chunk has no whole block of the answer, its end stays.
+    """
+    length = blocks.length[task]
+    if length == 0:
+        return end
+    at_border = end - (slots_before + end - start - origin) % length
+    return at_border if at_border > max(run, start + SHORTEST - 1) else end
 
 
 @kernel(inline=True)
@@ -509,10 +597,12 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
     - A segment is left out if none of its slots predicts a trained token or a trained eos.
     - If rows have an encoder and a decoder sequence, segments of the task `too_short` are left out,
       because that task would fill only one of the two.
+    - With block diffusion, a cut inside an answer is at the border of a block. With `eos_fill`, the
+      eos that fill up the last block of a text must fit too.
     """
     capacity, inner = limits.capacity[policy.length], limits.inner[policy.length]
     messages, ranks, turns = supervision.cuts, supervision.ranks, supervision.turns
-    spans, places = supervision.spans, supervision.places
+    spans, places, blocks = supervision.spans, supervision.places, limits.blocks
     count, too_short = np.int64(0), capacity.shape[0] - 1
     for d in range(documents.offsets.shape[0] - 1):
         total, count_before = documents.offsets[d + 1] - documents.offsets[d], count
@@ -533,21 +623,43 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
             # A later chunk repeats the system message, because the message applies to all turns.
             if start > text_begin:
                 min_room = max(2 * policy.min_tail - 1, widest)
+                if blocks.fills[task]:
+                    min_room += blocks.length[task]
                 repeated = _repeated_tokens(supervision.system[d], min(last_room, room), min_room)
             last_room, room = last_room - repeated, room - repeated
-            end, eos = text_end, np.int64(policy.eos_last)
-            if text_end - start > last_room:
+            end, eos, fill = text_end, np.int64(policy.eos_last), np.int64(0)
+            span = _first_after(spans, span, last_span, start)
+            slots_before = bos + blocks.mode[task] + repeated
+            if blocks.fills[task]:
+                _, last, run, _ = _trained_part(spans, turns, span, last_span, start, end)
+                is_ended = last == end - 1
+                if end == total and eos > 0:
+                    is_ended &= supervision.eos_weight[d] > 0 and trained_in(
+                        turns, last_span - 1, start
+                    )
+                origin = _block_origin(blocks, task, run, start, repeated, bos)
+                half = slots_before + end - start + eos
+                fill = _eos_fill(blocks, task, origin, half, is_ended)
+            if text_end - start + fill > last_room:
                 if policy.long == DROP:
                     lost.too_long[d] += text_end - start
                     start = text_end
                     continue
                 # Prefer to cut before a message, so that the next chunk has a complete question.
                 eos, before_tail = np.int64(policy.eos_inner), text_end - policy.min_tail
-                end = min(start + room, text_end if policy.long == TRUNCATE else before_tail)
+                keeps_tail = policy.long != TRUNCATE or fill > 0
+                fill = np.int64(0)
+                end = min(start + room, before_tail if keeps_tail else text_end)
                 boundary = _first_from(messages, boundary, last_boundary, start + SHORTEST)
                 reach = min(start + room, before_tail)
                 message = _message_in_reach(messages, ranks, boundary, last_boundary, reach)
-                end = message if message > 0 else end
+                if message > 0:
+                    end = message
+                elif blocks.length[task] > 0:
+                    _, last, run, _ = _trained_part(spans, turns, span, last_span, start, end + 1)
+                    if last == end and run < end:
+                        origin = _block_origin(blocks, task, run, start, repeated, bos)
+                        end = _end_at_block(blocks, task, origin, run, slots_before, start, end)
                 # A media span stays whole, because a segment holds all tokens of a medium or none.
                 place = _first_after(places, place, last_place, end)
                 if place < last_place and places[place, 0] < end:
@@ -561,8 +673,7 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
                         break
                     task = task if end - start >= SHORTEST else np.int64(too_short)
             # A segment without loss is left out, because it would only take space.
-            span = _first_after(spans, span, last_span, start)
-            first, last, apart = _trained_part(spans, turns, span, last_span, start, end)
+            first, last, _, apart = _trained_part(spans, turns, span, last_span, start, end)
             is_eos_trained = last == end - 1
             if end == total:
                 is_eos_trained = supervision.eos_weight[d] > 0 and trained_in(
@@ -572,7 +683,8 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
             is_trained = first >= 0 and (is_predicted or (eos > 0 and is_eos_trained))
             if is_trained and not (policy.has_sides and task == too_short):
                 first_trained = repeated + first - start
-                cut = Cut(d, start, end - start, task, bos, eos, key, repeated, first_trained)
+                length = end - start
+                cut = Cut(d, start, length, task, bos, eos, key, repeated, first_trained, fill)
                 _write_cut(cuts, count, cut)
                 count += 1
             else:
@@ -628,7 +740,7 @@ def _cut_at_row_ends(documents, limits, policy, cuts, row):
             if tokens < 1:
                 r, fill, in_row = r + 1, np.int64(0), np.int64(0)
                 continue
-            _write_cut(cuts, count, Cut(d, start, tokens, task, bos, eos, key, 0, -1))
+            _write_cut(cuts, count, Cut(d, start, tokens, task, bos, eos, key, 0, -1, 0))
             if count < row.shape[0]:
                 row[count] = r
             count += 1

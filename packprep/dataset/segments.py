@@ -52,6 +52,7 @@ class Bodies(NamedTuple):
     key: np.ndarray  # uint64
     # int64: index of the first trained body token if the document is supervised, otherwise -1
     first_trained: np.ndarray
+    fill: Any = 0  # int64: number of eos that fill up the last block
     epoch: int = 0  # The epoch of the random numbers. Stored rows have epoch 0.
 
 
@@ -169,6 +170,7 @@ class Segments:
     repeated: np.ndarray  # number of tokens of a system message, repeated before the content
     # Index of the first trained body token if the document is supervised, otherwise -1.
     first_trained: np.ndarray
+    fill: np.ndarray  # number of eos, after `eos`, that fill up the last block of block diffusion
     # Positions in the rows.
     slots: np.ndarray  # number of slots by the length formula, without padding
     row: np.ndarray
@@ -213,6 +215,8 @@ class Segments:
         """
         columns: dict[str, Any] = header_columns(arrays)
         columns["row"], columns["first_slot"], columns["slots"] = segment_slots(arrays)
+        if "segment_fill" in arrays:
+            columns["fill"] = arrays["segment_fill"].astype(np.int64)
         if "trained_offsets" in arrays:
             columns["trained"] = TrainedRanges(
                 arrays["trained_offsets"], arrays["trained_ranges"], arrays.get("trained_weights")
@@ -251,7 +255,7 @@ class Segments:
 
     def bodies(self, epoch: int = 0) -> Bodies:
         """Return the columns that an objective needs to draw the bodies in an epoch."""
-        return Bodies(self.tokens + self.repeated, self.key, self.first_trained, epoch)
+        return Bodies(self.tokens + self.repeated, self.key, self.first_trained, self.fill, epoch)
 
     def flat_slots(self, seq_length: int) -> np.ndarray:
         """Return each segment's first slot in the flat rows, int64[m]."""
@@ -299,6 +303,8 @@ class Segments:
         if pad_seq_to_mult > 1:
             padded = self.slots + -self.slots % pad_seq_to_mult
             arrays["cu_seqlens_padded"] = _cumulative(padded, self.row, row_offsets)
+        if self.fill.any():
+            arrays["segment_fill"] = self.fill.astype("<u2")
         for prefix, record in (("media", self.media), ("block", self.blocks)):
             if record is not None:
                 arrays |= {f"{prefix}_{name}": column for name, column in record._asdict().items()}

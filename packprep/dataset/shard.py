@@ -228,6 +228,7 @@ def layout(
     weighted: bool = False,
     compact: bool = False,
     media: tuple[int, int] | None = None,
+    filled: bool = False,
 ) -> Layout:
     """Return the arrays of a shard in file order.
 
@@ -245,6 +246,7 @@ def layout(
             `blocks` and `trained`, loss_mask is left out as well.
         media: A tuple (number of media spans, number of bytes of all references), or None without
             media.
+        filled: Whether eos fill up the last block of a segment.
 
     Returns:
         A dict name → (dtype, shape).
@@ -292,6 +294,8 @@ def layout(
         arrays["media_tokens"] = (i32, media[:1])
 
     arrays |= header_of(2)
+    if filled:
+        arrays["segment_fill"] = (u16, (segments,))
     if media is not None:
         arrays["media_kind"] = (u16, media[:1])
         arrays["media_ref"] = (u8, media[1:])
@@ -310,6 +314,7 @@ NAMES = frozenset(
         trained=0,
         weighted=True,
         media=(0, 0),
+        filled=True,
     )
 )
 
@@ -357,6 +362,7 @@ def _inferred_layout(
         weighted="trained_weights" in shapes,
         compact="segment_ids" not in shapes,
         media=(count("media_slot"), count("media_ref")) if has_media else None,
+        filled="segment_fill" in shapes,
     )
     missing = [name for name in expected if name not in shapes]
     if missing:

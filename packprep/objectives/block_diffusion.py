@@ -78,6 +78,15 @@ def check(parameters: Mapping[str, Any], where: str) -> None:
             " give\n"
             f"hint: leave complementary or {what} out"
         )
+    if parameters["eos_fill"] == "block" and not parameters["noise_eos"]:
+        raise RecipeError(
+            f'{where}: eos_fill = "block" trains eos, but noise_eos is false\n'
+            "hint: leave one of them out"
+        )
+    if parameters["eos_fill"] == "block" and parameters["block_length"] > 1 << 16:
+        raise RecipeError(
+            f'{where}: eos_fill = "block" supports blocks of up to {1 << 16:,} positions'
+        )
     if parameters["complementary"] and low == 1:
         raise RecipeError(
             f"{where}.noise_range = [1, 1]: the complement of its mask would be empty\n"

@@ -114,7 +114,8 @@ class Task:
         Returns:
             int64[m].
         """
-        return self.objective.copies * (self.body_slots(bodies) + bos + eos + self.mode)
+        once = self.body_slots(bodies) + bos + eos + self.mode + bodies.fill
+        return self.objective.copies * once
 
     def body_slots(self, bodies: Bodies) -> np.ndarray:
         """Return the number of slots of one copy of each body, int64[m]."""

@@ -361,7 +361,7 @@ def _check_form(check: ShardCheck) -> bool:
     for name, has, slot, token in (
         ("bos", bos == 1, check.first_slots + clean, roles.get("bos", -1)),
         ("mode token", mode >= 0, check.first_slots + bos + clean, mode),
-        ("eos", eos == 1, check.first_slots + slots - 1, roles.get("eos", -1)),
+        ("eos", eos == 1, check.first_slots + slots - 1 - segments.fill, roles.get("eos", -1)),
     ):
         which = np.flatnonzero(has)
         is_label = (check.in_place & ~check.is_twice)[which]

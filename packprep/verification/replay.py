@@ -118,6 +118,7 @@ def _check_inverse(shard: ShardToReplay, made: Made) -> None:
         eos=segments.eos,
         repeated=segments.repeated,
         first_trained=segments.first_trained,
+        fill=segments.fill,
     )
     every_segment = np.arange(len(segments))
     restored = restore(shard.plan, shard.arrays, exact, every_segment, shard.epoch)

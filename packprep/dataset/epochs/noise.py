@@ -836,6 +836,13 @@ BLOCK_DIFFUSION = NoiseSchedule(
             choices=("answer", "segment"),
             later=True,
         ),
+        Parameter(
+            "eos_fill",
+            "none",
+            "fill up the last block of a supervised document with trained eos",
+            choices=("none", "block"),
+            later=True,
+        ),
     ),
     draw=block_diffusion,
     needs=lambda parameters: frozenset(
