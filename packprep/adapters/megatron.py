@@ -73,7 +73,7 @@ def _causal(dataset: Dataset | Mixture, prefix_bidirectional: bool) -> None:
 class GPTRows(TorchDataset):
     """A map-style dataset of rows with the keys of Megatron-core's GPTDataset.
 
-        tokens labels position_ids   int64[T]     loss_mask    float32[T], with loss_weights
+        tokens labels position_ids   int64[T]     loss_mask    float32[T], the column loss_weights
         cu_seqlens   int32[max_segments + 2]      max_seqlen   int32[]
 
     In cu_seqlens, the gap that pad_seq_to_mult leaves after a segment counts as the last slots of

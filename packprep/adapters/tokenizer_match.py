@@ -81,10 +81,10 @@ PIECES = (  # Normalizers and pre-tokenizers differ in these strings.
 def check_tokenizer(ds: str | os.PathLike | Dataset | Mixture, tokenizer: Any) -> None:
     """Check that a tokenizer gives ids the same meaning as a dataset, and encodes text equally.
 
-    The same file matches. Another tokenizer matches if it has the dataset's tokens, including those
-    that the build added, under the same ids. It must also encode 1000 texts equally. Together, the
-    texts contain all tokens of the dataset. Both tokenizers encode the texts without
-    post-processing, truncation, padding and dropout.
+    A file that equals the dataset's tokenizer.json matches. Any other tokenizer matches if it has
+    the dataset's tokens under the same ids, including the tokens that the build added. It must also
+    encode 1000 texts equally. Together, the texts contain all tokens of the dataset. Both
+    tokenizers encode the texts without post-processing, truncation, padding and dropout.
 
     Additional tokens, as for a chat template, are allowed. A difference that affects neither an id
     nor one of the texts is not found, for example the order of merges that seldom compete.

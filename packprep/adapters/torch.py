@@ -53,7 +53,9 @@ MASKS = {name: name.replace("labels", "loss_mask") for name in DTYPES if name.st
 
 
 def batch_sums(batch: Mapping[str, np.ndarray]) -> dict[str, int | float]:
-    """Return the sums of one batch. Added over several batches, they are divisors of the loss.
+    """Return the sums of one batch that are used as the denominator of the loss.
+
+    For a loss over several ranks or accumulated batches, add the sums of all their batches.
 
     Args:
         batch: A batch with `loss_mask` and perhaps `loss_weights`.
@@ -300,8 +302,8 @@ class RankBatches(IterableDataset):
     def __len__(self) -> int:
         """Return the number of batches of the whole run at this batch size.
 
-        Batches before `start` count too. A trainer that knows the length does not prefetch a batch.
-        A prefetched batch would be missing after a checkpoint.
+        The number includes batches before `start`. A trainer may prefetch a batch if it does not
+        know the length. A resumed run would then skip the prefetched batch.
 
         Raises:
             TypeError: If the run is endless.
@@ -489,7 +491,10 @@ def loader(
 
         tokens labels position_ids   int64     loss_mask      bool: where labels[t] counts
         segment_ids prefix_ends      int32     loss_weights   float32, if losses have weights
-        n_trained, loss_weight_sum   int, float: the sums that a loss over all ranks is divided by
+        n_trained, loss_weight_sum   int, float: trained slots of this batch, sum of their weights
+
+    To get the denominator of the loss, add `n_trained` or `loss_weight_sum` over all ranks and
+    accumulated batches. Without `loss_weights`, each weight is 1.
 
     layout "thd": the same arrays with all rows joined, [1, slots] each. The batch also has
     cu_seqlens, int32[segments + 1], and the int max_seqlen.
@@ -497,9 +502,10 @@ def loader(
     If a dataset has block diffusion, batches also have block_lengths, int32. Slots of block
     diffusion have prefix_ends −1 and block_lengths above 0. Other slots have block_lengths 0.
 
-    With names="seqio", a batch has the arrays of `packprep.dataset.encoder_decoder.split`, with
-    int64 tokens and positions, and the sums. The dataset must have packing.encoder_length. Under
-    names="packprep", batches of such a dataset have the int `encoder_length`.
+    With names="seqio", a batch has the arrays of `packprep.dataset.encoder_decoder.split`,
+    n_trained and loss_weight_sum. Tokens and positions are int64. The dataset must have
+    packing.encoder_length. With names="packprep", batches of such a dataset have the int
+    `encoder_length`.
 
     Args:
         directory: Dataset folder, or an open `Dataset` or `Mixture`.
@@ -545,10 +551,10 @@ def loader(
 class Rows(TorchDataset):
     """A map-style dataset of rows. A row is a dict of [T] tensors in the dtypes of `loader`.
 
-    The result of `open_dataset` works under DataLoader too, with tokens in their stored dtype.
-    torch can hold uint16 tokens, but can neither add them nor look them up in an embedding. A
-    mixture's rows are the rows of its datasets in order. BatchSampler draws rows by the shares of
-    the datasets. Other samplers ignore the shares.
+    DataLoader also accepts the result of `open_dataset`, but then tokens have their stored dtype.
+    torch can neither add uint16 tokens nor look them up in an embedding. A mixture's rows are the
+    rows of its datasets in order. BatchSampler draws rows by the shares of the datasets. Other
+    samplers ignore the shares.
 
     Args:
         directory: Dataset folder, or an open `Dataset` or `Mixture`.

@@ -214,8 +214,9 @@ def flex_block_mask(
     """Return a BlockMask for FlexAttention. It supports every pattern.
 
     The result equals the result of create_block_mask, but the mask is never evaluated over all T²
-    pairs. The cost is O(T + (T / block_size)²). A query's keys are ranges. So the key blocks that a
-    range touches are also a range, and so are the key blocks that it covers.
+    pairs. The cost is O(T + (T / block_size)²). This works because a query's keys are one or two
+    ranges. The key blocks that overlap a range are consecutive, and so are the key blocks that are
+    completely in a range.
 
     Args:
         batch: As in `key_ranges`.
@@ -279,7 +280,7 @@ def _table(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _counts(first: torch.Tensor, end: torch.Tensor, block_size: int, n: int) -> torch.Tensor:
-    """For each query block and key block, count the queries whose range has the key block.
+    """Count, for each query block and key block, the queries whose range has the key block.
 
     Only queries of the query block are counted. The key blocks first … end − 1 are the range of a
     query.
@@ -310,9 +311,9 @@ def _counts(first: torch.Tensor, end: torch.Tensor, block_size: int, n: int) -> 
 def varlen_causal(dataset: Dataset | Mixture, prefix_bidirectional: bool = True) -> bool:
     """Return the `causal` flag that a varlen kernel needs for this dataset.
 
-    Call it once, before training. All datasets of a mixture must need the same flag. A task without
-    segments does not count. The implicit task too_short is causal. It counts if the ledger has
-    segments of it.
+    Call it once, before training. All datasets of a mixture must need the same flag. Only tasks
+    that have segments in the ledger count. This includes the implicit task too_short, which is
+    causal.
 
     Args:
         dataset: The dataset or mixture.

@@ -107,8 +107,10 @@ class ReplacedForm(_Part):
     """An earlier version of this dataset, before documents were removed.
 
     `fingerprint` is the fingerprint of the earlier dataset. `digest`, `plan` and `removed` are the
-    digests of its manifest, its plan and its removed.json. `ledger` and `shards` have only the
-    manifest's values that the next removal changed. `shards` is {shard number: {key: value}}.
+    digests of its manifest, its plan and its removed.json. `removed` is None if the earlier
+    dataset had no removed.json. `ledger` is the ledger of its manifest. `shards` maps a shard
+    number to the shard's entry in this manifest, and lists only the shards that lost documents in
+    the removal after this version.
     """
 
     fingerprint: Digest

@@ -784,10 +784,10 @@ class Batches:
     def _with_own_end(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Replace the `end` in the state's balance with the `end` of this iteration.
 
-        The result is a new state. A balance cuts the window that contains its `end` in two. If the
-        state was saved inside a window that is cut at the old or the new `end`, the replacement
-        could change later rows. In this case, the result is `state` itself, so that `check_state`
-        compares the ends.
+        The result is a new state. With balanced steps, the window that contains `end` is cut in two
+        at `end`. If the state was saved inside a window that is cut at the old or the new `end`,
+        the replacement could change later rows. In this case, the result is `state` itself, so that
+        `check_state` compares the ends.
         """
         balance, rows = (
             (state.get(key) for key in ("balance", "rows"))

@@ -56,9 +56,9 @@ def split(batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
     keep their ids, and the positions of each segment count from 0.
 
     decoder_input_tokens are the targets of the same segment, shifted right by one. They are 0 at
-    the start of a segment and on padding. The slot before a target predicts it. So the target's
-    decoder_loss_weights are the loss_mask of that slot, multiplied by its loss_weights if the batch
-    has this column.
+    the start of a segment and on padding. In a row, a target is predicted at the slot before the
+    target. So decoder_loss_weights of a target are the loss_mask at that slot, multiplied by the
+    loss_weights at that slot if the batch has this column.
 
     Args:
         batch: A batch with encoder_length E and the columns of READ, [B, T] each.

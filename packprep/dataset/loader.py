@@ -121,8 +121,8 @@ class Dataset(Reader):
             max_open: Maximum number of open shards.
             io: "mmap" or "pread".
             held: A function that takes a shard's entry in the manifest, and returns a context
-                manager. The context manager provides the path of the shard's file, and keeps the
-                file until the context ends. None opens the shards in `directory`.
+                manager. Entering the context gives the path of the shard's file. The file exists
+                until the context ends. None opens the shards in `directory`.
         """
         self.directory, self._held, self.max_open, self.io = directory, held, max_open, io
         self.manifest = manifest

@@ -27,8 +27,8 @@ computed without the earlier cycles:
                         (2 i + 1) / (2 c_d), and ties go to the first dataset
     number within d     s = k · c_d + (positions before p in cycle k that belong to d)
 
-Shares that change are described by `Schedule`. Among the first n samples, the count of each dataset
-then follows the integral of its share.
+Shares that change are described by `Schedule`. The number of samples from a dataset, among the
+first n samples, is then close to the integral of the dataset's share.
 """
 
 import math
@@ -277,9 +277,9 @@ def dealt(costs: np.ndarray) -> np.ndarray:
 
     Each expensive row is paired with a cheap row. Then pairs of high total cost are paired with
     pairs of low total cost, and so on. If the group's size has the prime factor 3, one step of this
-    algorithm combines three sets of rows instead of two, and similarly for 5, 7, …. As a result,
-    runs of 2, 4, 8, … rows that begin at a multiple of their length have similar costs. A rank with
-    a batch size of 8 reads a run of 8 rows.
+    algorithm combines three sets of rows instead of two. Prime factors 5, 7, … are handled in the
+    same way. As a result, runs of 2, 4, 8, … rows that begin at a multiple of their length have
+    similar costs. A rank with a batch size of 8 reads a run of 8 rows.
 
     Args:
         costs: Costs of the rows, float64[groups, rows].
@@ -586,7 +586,7 @@ class Schedule:
 
         A(q) = I_half(τ), where τ is the time at which I_group(τ) = q
 
-    From one q to the next, A grows by 0 … 1, because a half's share is a part of its group's share.
+    From q to q + 1, A(q) grows by at most 1, because a half's share is a part of its group's share.
     So each sample goes to exactly one half, and the counts after n samples depend only on n.
 
     A half's count deviates from its integral by at most ½ more than its group's count. If |q −

@@ -1,10 +1,16 @@
 """Estimate the text bytes and tokens of a source from a keyed random sample of its documents.
 
-The estimates are text bytes per byte of a split, tokens per text byte, and the lengths of
-documents. The plan uses them to compute the number of shards, the number of passes that give each
-source its `share`, and the weights of splits. It also stores the estimates, except the measured
-times. If a source has a `share`, the sample grows until the error of the estimated number of tokens
-is small (`precise`).
+A split is an independently readable part of a source. These values are estimated for each source:
+
+- bytes of text per byte of a split's size, for each file format
+- tokens per byte of text
+- length of a document
+- time to read a byte of text, and time to tokenize it
+
+From the estimates, a plan computes the number of shards, the weights of splits, and the number of
+passes that give each source its `share`. The plan stores the estimates except the times. If a
+source has a `share`, the sample grows until the error of the estimated number of tokens is small
+(`precise`).
 """
 
 import math
@@ -51,8 +57,8 @@ MAX_RATIO = 1 << 24  # text bytes per 1024 stored bytes
 class Estimates:
     """The estimates of one source.
 
-    `ratios` maps a format's name to its text bytes per 1024 bytes of a split, for example
-    {"jsonl.zstd": 4096}.
+    `ratios` maps the name of a format to the bytes of text per 1024 bytes of a split's size. For
+    example, {"jsonl.zstd": 4096} means that compression reduces the text to a quarter.
     """
 
     ratios: dict[str, int]

@@ -8,9 +8,9 @@ A line is a document as it was read, or a row as a model reads it.
     {"row": 7, "segments": [{"text": "Ein Satz.\n<eos>", "labels": "", "trained": [[0, 15]], "task":
     "causal", …}, …]}
 
-Documents are restored and joined, without bos and eos. A dataset built from them has the same ids
-if the tokenizer's texts are lossless. In a row, each segment has a text. In a segment of a
-same-position task, the labels are a second text.
+For documents, the original tokens of all segments are restored and joined, without bos and eos. A
+dataset built from these lines has the same ids if the tokenizer decodes ids without loss. In a row,
+each segment has a text. In a segment of a same-position task, the labels are a second text.
 """
 
 import codecs

@@ -1,8 +1,9 @@
 """Export a dataset as Megatron-core's indexed datasets, as documents or as packed rows.
 
-Documents give one pair of files per source, as `preprocess_data.py --append-eod` writes it from the
-text. Megatron then shuffles, joins and cuts the documents. Rows give a single pair. They keep the
-packing, but lose the boundaries of segments and the loss masks.
+An export of documents writes one pair of files per source, as `preprocess_data.py --append-eod`
+would write it from the text. Megatron then shuffles, joins and cuts the documents. An export of
+rows writes a single pair. It keeps the packing, but loses the boundaries of segments and the loss
+masks.
 
 Text that the recipe truncated or dropped is not in the dataset.
 

@@ -143,7 +143,8 @@ def _pieces_of(source: PlannedSource, files: list[int], position: int) -> np.nda
 class _Found:
     """The segments and rejects that were found for one position.
 
-    Each of the given files of a source may have one document at this position.
+    The position is searched in several files of a source. Each file may have one document at the
+    position.
     """
 
     def __init__(self, data: OpenedDataset, source: PlannedSource, files: list[int], position: int):

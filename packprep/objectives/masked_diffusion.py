@@ -4,7 +4,7 @@
     slots        99  11  99  13  99  99
     labels       10  11  12  13  14  15
     loss_mask     1   0   1   0   1   1
-    prefix 6: every slot sees every other
+    prefix 6: every slot sees all six slots
 
 A segment's candidates are the slots that may be masked. They are masked with the same probability
 p. LLaDA (Nie et al. 2025) and MDLM (Sahoo et al. 2024) draw t ~ U(0, 1) and use p = (1 − ε) t + ε

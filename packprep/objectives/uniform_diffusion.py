@@ -4,12 +4,12 @@
     slots        10  57  12  13  31  15
     labels       10  11  12  13  14  15
     loss_mask     1   1   1   1   1   1     loss_on = "all"; with "corrupted": 0 1 0 0 1 0
-    prefix 6: every slot sees every other
+    prefix 6: every slot sees all six slots
 
-The noise level of a segment sets the probability. Duo (Sahoo et al. 2025) noises one-hot vectors
-with Gaussians and takes the argmax. The result is the original token with probability 1 − P, and
-otherwise any other token with equal probability. packprep draws once per token, with the same
-distribution: P = ∫ φ(x − µ) (1 − Φ(x)^(V−1)) dx, for V tokens and the µ of the level.
+The noise level of a segment determines P, the probability that a token changes. Duo (Sahoo et al.
+2025) adds Gaussian noise to one-hot vectors and takes the argmax. With probability P, the argmax is
+another token, and all other tokens are equally probable. packprep draws once per token, with the
+same distribution: P = ∫ φ(x − µ) (1 − Φ(x)^(V−1)) dx, for V tokens and the µ of the level.
 """
 
 import math

@@ -440,7 +440,7 @@ def texts_with_added(vocabulary: Vocabulary) -> list[str]:
 
 
 def compared(file_key: np.uint64, positions: np.ndarray, use: int) -> np.ndarray:
-    """Return the indices into `positions` of the documents to compare during a build.
+    """Return which documents a build compares with the reference, as indices into `positions`.
 
     A document is compared if u < 1 / RATE. The uniform random number u in [0, 1) depends on the
     file, the position and the pass. Its Philox key and counters are the same as in `segment_key`,

@@ -209,10 +209,11 @@ def loader(
         loss_mask                                bool[batch_size, T]
         loss_weights                             float32[batch_size, T], if losses have weights
         prefix_ends                              int32[batch_size, T], unless attention is "causal"
-        block_lengths                            int32[batch_size, T], for block diffusion: 0
-                                                 outside of it, and prefix_ends is −1 inside
+        block_lengths                            int32[batch_size, T], if a task is block diffusion
         cu_seqlens cu_seqlens_padded offsets     int32[batch_size, max_segments + 1]
         seqlens                                  int32[batch_size, max_segments], with max_segments
+
+    Slots of block diffusion have prefix_ends −1. Slots of other tasks have block_lengths 0.
 
     `seqlens` and `offsets` follow TransformerEngine's layout: one entry per segment, filled up with
     0 in `seqlens` and −1 in `offsets`. If `epochs` or `samples` leaves the last batch short, rows
@@ -717,8 +718,8 @@ def masked_loss(
     """Return the summed cross entropy of the trained slots, and the number of trained slots.
 
     labels[t] is the target of logits[t]: do not shift labels again. The caller chooses the divisor.
-    Logits of other slots affect neither the sum nor its gradient, even if they are NaN. They are
-    replaced before anything is computed from them, since 0 · NaN is NaN.
+    Logits of untrained slots affect neither the sum nor its gradient, even if they are NaN. These
+    logits are replaced before anything is computed from them, since 0 · NaN is NaN.
 
     Args:
         logits: float[B, T, vocabulary].

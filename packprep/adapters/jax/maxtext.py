@@ -43,8 +43,8 @@ def check_maxtext(
 
     MaxText trains same-position tasks as block diffusion. Its mask counts blocks of
     causal_block_size slots from the row's start and compares segment ids. So every segment must
-    start at a block boundary. A single block as long as the row gives bidirectional attention
-    inside each segment.
+    start at a block boundary. If causal_block_size is the length of the row, attention is
+    bidirectional inside each segment.
 
     Args:
         dataset: The dataset or mixture.

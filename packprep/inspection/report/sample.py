@@ -71,8 +71,8 @@ def sample_rows(
     Args:
         data: The open dataset.
         rows: Numbers of the rows.
-        sound: Numbers of the shards without a fault. Original tokens are restored, and segments are
-            rebuilt from the source files, only in these shards.
+        sound: Numbers of the shards without a fault. Only in these shards, original tokens are
+            restored and segments are rebuilt from the source files.
     """
     described: list[dict[str, Any]] = []
     locations = [data.location(row) for row in rows]
