@@ -171,12 +171,15 @@ def example(
     key: int,
     mode: bool = True,
     spans: Sequence[tuple[int, int]] = (),
+    fill: int = 0,
     **given: Any,
 ) -> str:
     """One segment of an objective, slot by slot: what render writes and what `restore` gives back.
 
-    spans: the trained tokens of a supervised document; none: all are.
+    spans: the trained tokens of a supervised document; none: all are. fill: number of eos that fill
+    up the last block.
     """
+    from packprep.dataset.blocks import answers_of_ranges, blocks_of
     from packprep.building.render import Texts, render_rows
     from packprep.conversations.supervision import Conversation
     from packprep.conversations.training import trained_tokens, training_columns
@@ -191,7 +194,9 @@ def example(
     if spans:
         marked = trained_tokens(Conversation("x" * n, spans), np.arange(n))
         training = training_columns({0: marked}, 1)
-    bodies = Bodies(one * n, np.array([key], np.uint64), one * (spans[0][0] if spans else -1))
+    bodies = Bodies(
+        one * n, np.array([key], np.uint64), one * (spans[0][0] if spans else -1), one * fill
+    )
     slots = task.slots(bodies, none, one)
     segments = Segments.create(
         1,
@@ -200,6 +205,7 @@ def example(
         eos=one,
         key=bodies.key,
         first_trained=bodies.first_trained,
+        fill=bodies.fill,
         slots=slots,
     )
     width = int(slots[0])
@@ -235,7 +241,13 @@ def example(
         lines.append(line("prefix", ["P" if i < prefix else "." for i in range(width)]))
     blocks = rendered.blocks
     if blocks is not None:
-        half = [i // settings["block_length"] for i in range(width // 2)]
+        ranges, answers = rendered.trained, None
+        if ranges is not None:
+            answers = answers_of_ranges(ranges.segment, ranges.ranges)
+        bounds = blocks_of(settings, slots // 2, one * task.mode, answers)
+        half = ["."] * (width // 2)
+        for b, (begin, end) in enumerate(zip(bounds.begin, bounds.end, strict=True)):
+            half[begin:end] = [str(b)] * (end - begin)
         lines += [line("half", ["t"] * len(half) + ["0"] * len(half)), line("block", half * 2)]
     lines += [line("trained on", trained), line("loss_mask", loss), ""]
     if blocks is not None:
@@ -309,6 +321,32 @@ def block_laws() -> str:
             )]  # fmt: skip
             lines.append("")
     return _fenced("\n".join(line.rstrip() for line in lines[:-1]))
+
+
+def block_attention() -> str:
+    """Which slots each slot of a conversation with two answers sees: a mask of block diffusion."""
+    from packprep.dataset.attention import block_mask
+    from packprep.dataset.blocks import Answers, block_starts, blocks_of
+
+    words = ("ask", "ans", "ans", "ans", "ask", "ans", "ans")
+    half, none = np.array([len(words)]), np.zeros(1, np.int64)
+    answers = Answers(np.zeros(2, np.int64), np.array([1, 5]), np.array([4, 7]))
+    settings = {"block_length": 2, "noise_eos": True}
+    blocks = blocks_of(settings, half, none, answers)
+    starts = np.tile(block_starts(blocks, half), 2)
+    in_x0 = np.repeat([0, 1], len(words))
+    positions = np.tile(np.arange(len(words)), 2)
+    sees = block_mask(np.ones(2 * len(words)), positions, in_x0, 2, starts)
+    numbers = ["·"] * len(words)
+    for b, (begin, end) in enumerate(zip(blocks.begin, blocks.end, strict=True)):
+        numbers[begin:end] = [str(b)] * (end - begin)
+    names = [f"{'0' if clean else 't'}{i}" for clean, i in zip(in_x0, positions, strict=True)]
+    lines = [" " * 15 + "sees " + " ".join(names)]
+    for q, name in enumerate(names):
+        i = q % len(words)
+        cells = "".join(f"{'■' if seen else '·':>3}" for seen in sees[q])
+        lines.append(f"{name}  {words[i]}  block {numbers[i]}    {cells}")
+    return _fenced("\n".join(lines))
 
 
 def lengths(objective: str, sizes: Sequence[int], settings: Sequence[Mapping[str, float]]) -> str:
@@ -413,6 +451,7 @@ def arrays() -> str:
         trained=70,
         weighted=True,
         media=(50, 60),
+        filled=True,
     )
     rows = []
     for name, (dtype, shape) in full.items():
@@ -446,6 +485,10 @@ _MEANINGS = {
     "segment_key": "the key of the segment's chance",
     "block_offsets": "block diffusion: which of the blocks below belong to each segment",
     "trained_offsets": "supervised data: which of the ranges below belong to each segment",
+    "segment_fill": (
+        "block diffusion: number of eos that fill up the segment's last block; only if any is"
+        " above 0"
+    ),
     "media_offsets": "media: which of the places below belong to each segment",
     "media_ref_offsets": "where each place's ref begins in `media_ref`",
     "media_slot": "the first slot of each place in its row",
@@ -654,6 +697,17 @@ PARTS: dict[str, Callable[[], str]] = {
     "example supervised masked_diffusion": lambda: example(
         "masked_diffusion", 12, 2, mode=False, spans=((3, 5), (9, 12))
     ),
+    "example supervised block_diffusion": lambda: example(
+        "block_diffusion",
+        9,
+        1,
+        mode=False,
+        spans=((2, 5), (7, 9)),
+        fill=1,
+        block_length=2,
+        eos_fill="block",
+    ),  # fmt: skip
+    "block attention": block_attention,
     "lengths": lambda: lengths("span_corruption", (512, 2048, 4096), DENSITIES),
     **{f"p{i}": lambda i=i: promise(f"P{i}") for i in range(1, 26)},
     "promises": promises,
