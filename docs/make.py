@@ -179,10 +179,10 @@ def example(
     spans: the trained tokens of a supervised document; none: all are. fill: number of eos that fill
     up the last block.
     """
-    from packprep.dataset.blocks import answers_of_ranges, blocks_of
     from packprep.building.render import Texts, render_rows
     from packprep.conversations.supervision import Conversation
     from packprep.conversations.training import trained_tokens, training_columns
+    from packprep.dataset.blocks import answers_of_ranges, blocks_of
     from packprep.dataset.segments import Bodies, Segments
     from packprep.objectives.objective import BodySlots
 

@@ -105,16 +105,17 @@ def _hit_below(key, lengths, threshold, epoch, buffers):
     # Where both bytes are equal, the low word decides and writes bytes that differ.
     for j in range(count):
         hit[j] = high[j] == top[j]
-    r, range_end = np.int64(0), lengths[0]
+    number = np.int64(0)
+    range_end = lengths[0]
     for begin_of_64 in range(0, count, 64):
         equal_bits = _bits(hit, begin_of_64, count)
         while equal_bits:
             place = begin_of_64 + np.int64(trailing_zeros(equal_bits))
             equal_bits &= equal_bits - _1
             while place >= range_end:
-                r += 1
-                range_end += lengths[r]
-            low_limit = threshold[r] & _LOW
+                number += 1
+                range_end += lengths[number]
+            low_limit = threshold[number] & _LOW
             if np.uint64(word(key, NOISE_LOW, place, epoch, 0)) < low_limit:
                 high[place], top[place] = 0, 1
     for j in range(count):
