@@ -518,12 +518,24 @@ def check_loss_weighting(recipe: Recipe, source: int, is_supervised: bool) -> No
     shares = np.diff(thresholds(recipe, supervised=True)[source], prepend=0)
     for task in compress(recipe.tasks, shares):
         is_noised = REGISTRY[task.objective].noise is not None
-        if is_noised and task.parameters.get("weighting") != "1/p":
+        if is_noised and not _has_fixed_expectation(task.parameters):
             raise RecipeError(
                 f"{what}: the expected loss of task {task.name!r} depends on how much of a document"
-                ' is masked\nhint: set weighting = "1/p" in this task',
+                ' is noised\nhint: set weighting = "1/p" in this task, and leave noise out',
                 key,
             )
+
+
+def _has_fixed_expectation(parameters: Mapping[str, Any]) -> bool:
+    """Return whether each trained token's loss weight is 1 in expectation over the noise.
+
+    This holds if all of them are trained with weight 1, or if they are noised with probability p
+    and weighted by 1 / p. With noise = "position", rounding the number of noised tokens of a block
+    makes the share of noised tokens differ from the level.
+    """
+    if parameters.get("canvas") == "uniform" or parameters.get("loss_on") == "all":
+        return parameters.get("weighting") == "none"
+    return parameters.get("weighting") == "1/p" and parameters.get("noise") != "position"
 
 
 FAR_WEIGHTS = 100.0

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from packprep.adapters import datasets_of
 from packprep.dataset.attention import RULES
 from packprep.dataset.loader import Dataset
-from packprep.dataset.manifest import StoredTask, drawn_tasks, is_in_place
+from packprep.dataset.manifest import StoredTask, block_columns, drawn_tasks, is_in_place
 from packprep.dataset.mixture import Mixture
 from packprep.errors import ArgumentError
 
@@ -124,6 +124,12 @@ def _check_blocks(dataset: Dataset | Mixture, tasks: Sequence[StoredTask]) -> No
             "hint: build a dataset for each"
         )
     for each in datasets_of(dataset):
+        if "block_starts" in block_columns(each.manifest):
+            raise ArgumentError(
+                f"blocks of {each.directory} start at the answers of conversations, but MaxText"
+                " counts blocks from the start of the row\n"
+                'hint: build with block_origin = "segment"'
+            )
         multiple = each.manifest["recipe"].get("packing", {}).get("pad_seq_to_mult", 1)
         if any(RULES[task["attention"]].in_blocks for task in each.tasks) and multiple % (2 * size):
             raise ArgumentError(

@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from packprep.building.plan import Plan
 from packprep.dataset.blocks import Blocks
-from packprep.dataset.boundaries import fill_slots, put_clean, ranks, starts_of
+from packprep.dataset.boundaries import fill_slots, put_clean, ranks
 from packprep.dataset.epochs.noise import SCHEDULES, level_range, levels_by_block
 from packprep.dataset.loader import segments_of
 from packprep.dataset.manifest import Manifest
@@ -62,7 +62,8 @@ class Columns(NamedTuple):
         trainable: 1 for slots inside trained ranges, uint8, or None if the shard has no trained
             ranges.
         block_level: Noise level of each stored block, float32[k].
-        blocks: The blocks of all segments. None if the shard stores none.
+        block_offsets: First stored block of each segment, int64[m + 1].
+        blocks: The blocks of all segments, also of those that store no levels.
     """
 
     tokens: np.ndarray
@@ -77,7 +78,8 @@ class Columns(NamedTuple):
     level: np.ndarray
     trainable: np.ndarray | None
     block_level: np.ndarray | None
-    blocks: Blocks | None
+    block_offsets: np.ndarray | None
+    blocks: Blocks
 
 
 @dataclass
@@ -237,13 +239,13 @@ def _levels_of_blocks(
         bodies: First slot of each segment's body, and the slot after its last candidate. Both count
             from the start of the segment.
     """
-    assert c.block_level is not None and c.blocks is not None
+    assert c.block_level is not None and c.block_offsets is not None
     blocks = c.blocks.select(which)
     body_begin, body_end = (column[blocks.segment] for column in bodies)
     low, high = np.maximum(blocks.begin, body_begin), np.minimum(blocks.end, body_end)
     begins = c.at[which][blocks.segment] + low
-    first_block = starts_of(c.blocks.count)[which]
-    level = c.block_level[np.repeat(first_block, blocks.count) + ranks(blocks.count)]
+    first_block = np.repeat(c.block_offsets[which], blocks.count)
+    level = c.block_level[first_block + ranks(blocks.count)]
     return level, begins, begins + np.maximum(high - low, 0)
 
 
@@ -316,7 +318,8 @@ def _columns(shard: Shard, manifest: Manifest, rows: range) -> Columns:
         arrays["segment_noise"][chosen],
         trainable,
         None if blocks is None else arrays["block_noise"][blocks[0] : blocks[-1]],
-        None if blocks is None else segments.blocks,
+        None if blocks is None else blocks - blocks[0],
+        segments.blocks,
     )
 
 

@@ -176,12 +176,15 @@
 
   // The mask
 
-  function rectanglesOf([begin, end, prefix, block]) {
+  function rectanglesOf([begin, end, prefix, blocks]) {
+    // blocks: the length of a block, or where each block begins, counted from `begin`. Returns
     // [[top, left, bottom, right]] of what is allowed, and ["stairs"] for the causal triangle
     if (prefix >= 0) return { boxes: prefix > 0 ? [[begin, begin, begin + prefix, begin + prefix]] : [], stairs: prefix < end - begin };
     const half = (end - begin) / 2, boxes = [];
-    for (let low = 0; low < half; low += block) {
-      const high = Math.min(low + block, half), noised = begin, clean = begin + half;
+    const length = Math.ceil(half / blocks);
+    const starts = Array.isArray(blocks) ? blocks : Array.from({ length }, (_, i) => i * blocks);
+    for (const [i, low] of starts.entries()) {
+      const high = i + 1 < starts.length ? starts[i + 1] : half, noised = begin, clean = begin + half;
       boxes.push([noised + low, noised + low, noised + high, noised + high]);
       if (low) boxes.push([noised + low, clean, noised + high, clean + low]);
       boxes.push([clean + low, clean, clean + high, clean + high]);

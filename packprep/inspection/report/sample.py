@@ -226,11 +226,8 @@ def _fitted(
     for i in range(min(len(plain["segments"]), MOST_BOUNDS)):
         task = tasks[int(columns["task"][i])]
         begin, end, prefix = (int(columns[name][i]) for name in ("begin", "end", "prefix"))
-        bounds.append(
-            [begin, end, prefix, task["parameters"].get("block_length", 1)]
-            if prefix < 0
-            else [begin, end, prefix]
-        )
+        blocks = [_blocks(task, view, begin, end)] if prefix < 0 else []
+        bounds.append([begin, end, prefix, *blocks])
     whole = [
         _segment(data, segment, view, first + i, stored, arrays)
         for i, segment in enumerate(plain["segments"][:MOST_SEGMENTS])
@@ -305,6 +302,15 @@ def _segment(
         "original": original,
         "why": why,
     }
+
+
+def _blocks(task: Mapping[str, Any], view: Row, begin: int, end: int) -> int | list[int]:
+    """Return the length of a segment's blocks, or where they start if their lengths differ."""
+    if not RULES[task["attention"]].in_blocks:
+        return 1
+    length, half = int(task["parameters"].get("block_length", 1)), (end - begin) // 2
+    starts = np.unique(view.block_starts[begin : begin + half]).tolist()
+    return length if starts == list(range(0, half, length)) else starts
 
 
 def _labels(task: Mapping[str, Any], view: Row, begin: int, slots: int) -> np.ndarray:
