@@ -107,6 +107,6 @@ def default_columns(dataset: Dataset | Mixture) -> tuple[str, ...]:
 
 
 def columns_of_blocks(dataset: Dataset | Mixture) -> list[str]:
-    """Return the `block_columns` that any of the datasets needs."""
-    columns = (name for each in datasets_of(dataset) for name in block_columns(each.manifest))
-    return list(dict.fromkeys(columns))
+    """Return the `block_columns` that serve all of the datasets."""
+    columns = {name for each in datasets_of(dataset) for name in block_columns(each.manifest)}
+    return ["block_starts"] if "block_starts" in columns else list(columns)

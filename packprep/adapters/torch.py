@@ -139,7 +139,9 @@ class Form:
             _without_negative(batch, blocks), self.tail
         )
         if blocks.any():
-            flat["prefix_ends"][flat["block_lengths"] > 0] = -1
+            starts = flat.get("block_starts")
+            in_blocks = flat["block_lengths"] > 0 if starts is None else starts >= 0
+            flat["prefix_ends"][in_blocks] = -1
         rows = {
             name: values[None] if isinstance(values, np.ndarray) else values
             for name, values in flat.items()
@@ -500,7 +502,9 @@ def loader(
     cu_seqlens, int32[segments + 1], and the int max_seqlen.
 
     If a dataset has block diffusion, batches also have block_lengths, int32. Slots of block
-    diffusion have prefix_ends −1 and block_lengths above 0. Other slots have block_lengths 0.
+    diffusion have prefix_ends −1 and block_lengths above 0. Other slots have block_lengths 0. If
+    blocks start at the answers of conversations, batches have block_starts instead, int32, which is
+    −1 at other slots.
 
     With names="seqio", a batch has the arrays of `packprep.dataset.encoder_decoder.split`,
     n_trained and loss_weight_sum. Tokens and positions are int64. The dataset must have

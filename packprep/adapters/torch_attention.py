@@ -13,7 +13,7 @@ Each run of padding is a causal segment, so that every query has a key. Ranges a
 compares one slot index with two or four bounds and never reads a key's segment.
 
 A batch encodes its pattern in segment_ids and prefix_ends. If the dataset has block diffusion,
-position_ids and block_lengths are needed too, and block_starts if blocks start at the answers of
+position_ids and block_lengths are needed too, or block_starts if blocks start at the answers of
 supervised documents. A batch without prefix_ends is refused unless
 prefix_bidirectional=False asks for causal attention.
 
@@ -51,8 +51,8 @@ class KeyRanges(NamedTuple):
         end: End of the first range.
         n_keys: Number of slots in a row of keys. In cross attention it may differ from the number
             of slots in a row of queries.
-        more_begin: Start of the second range, or None if the batch has no block_lengths.
-        more_end: End of the second range, or None if the batch has no block_lengths.
+        more_begin: Start of the second range, or None if the batch has no column of blocks.
+        more_end: End of the second range, or None if the batch has no column of blocks.
     """
 
     begin: torch.Tensor
@@ -72,6 +72,13 @@ def _runs(segment_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return boundaries.runs(
         segment_ids, _slots(segment_ids), torch, lambda values: values.cummax(-1).values
     )
+
+
+def _in_blocks(batch: Mapping[str, Any]) -> torch.Tensor | None:
+    """Return which slots have block diffusion, bool[B, T]; None without a column of blocks."""
+    if "block_starts" in batch:
+        return _column(batch, "block_starts") >= 0
+    return _column(batch, "block_lengths") > 0 if "block_lengths" in batch else None
 
 
 def _slots(segment_ids: torch.Tensor) -> torch.Tensor:
@@ -96,8 +103,8 @@ def key_ranges(
         The ranges, int64[B, T] each.
 
     Raises:
-        ArgumentError: If `part` is unknown, or if the batch has no prefix_ends or no block_lengths
-            where they are needed.
+        ArgumentError: If `part` is unknown, or if the batch has no prefix_ends or no column of
+            blocks where they are needed.
     """
     if part is not None:
         return _ranges_of_part(batch, part)
@@ -105,7 +112,7 @@ def key_ranges(
     columns = {
         name: _column(batch, name) for name in RULES["block_diffusion"].columns if name in batch
     }
-    columns = with_block_ends(columns, _slots(segment_ids), _runs)
+    columns = with_block_ends(columns, _slots(segment_ids), _runs, torch.where)
     of_query = (_slots(segment_ids), *_runs(segment_ids), columns, torch.where)
     rule = RULES["causal"]
     if prefix_bidirectional:
@@ -117,13 +124,14 @@ def key_ranges(
             )
         rule = RULES["prefix"]
     ((begin, end),) = rule.keys(*of_query)
-    if "block_lengths" not in batch:
+    in_blocks = _in_blocks(batch)
+    if in_blocks is None:
         if "prefix_ends" in batch and (columns["prefix_ends"] < 0).any():
             raise ArgumentError(
-                "prefix_ends is -1, for block diffusion, but the batch has no block_lengths"
+                "prefix_ends is -1, for block diffusion, but the batch has no block_lengths and no"
+                " block_starts"
             )
         return KeyRanges(begin, end, segment_ids.shape[1])
-    in_blocks = columns["block_lengths"] > 0
     own, clean = RULES["block_diffusion"].keys(*of_query)
     return KeyRanges(
         torch.where(in_blocks, own[0], begin),
@@ -364,8 +372,9 @@ def _causal(
         ArgumentError: If varlen kernels cannot compute a segment's pattern. The message has the row
             and the segment.
     """
-    if "block_lengths" in batch and (_column(batch, "block_lengths") > 0).any():
-        row, slot = _first(_column(batch, "block_lengths") > 0)
+    in_blocks = _in_blocks(batch)
+    if in_blocks is not None and in_blocks.any():
+        row, slot = _first(in_blocks)
         raise ArgumentError(
             f"row {row} of the batch, segment {int(segment_ids[row, slot])} has the attention"
             " pattern of block diffusion (prefix -1), which no varlen kernel supports\n"

@@ -65,7 +65,8 @@ class Rule(NamedTuple):
             - "own": any other set of keys, which may exclude earlier keys and include later keys.
               segment_prefix is −1.
 
-        columns: The columns of a batch that `keys` reads. block_starts may be missing.
+        columns: The columns of a batch that `keys` reads. A batch has only one of block_lengths and
+            block_starts.
         keys: (query, begin, end, columns, where) → Keys, in slots of the row. `query` has the slots
             of queries. `begin` and `end` have the bounds of each query's segment, from
             `boundaries.runs`. `where` is numpy.where, torch.where or jax.numpy.where, depending on
@@ -84,8 +85,9 @@ class Rule(NamedTuple):
     def in_blocks(self) -> bool:
         """Whether this is the pattern of block diffusion.
 
-        In a batch with the columns block_lengths and prefix_ends, the slots of block-diffusion
-        segments have block_lengths above 0, and prefix_ends is −1 there.
+        In a batch with prefix_ends, the slots of block-diffusion segments have prefix_ends −1 and
+        block_lengths above 0. If blocks start at answers, the batch has block_starts instead of
+        block_lengths, which is at least 0 there and −1 elsewhere.
         """
         return self.ahead == "blocks"
 
@@ -368,7 +370,10 @@ def dense_mask(segment_ids, prefix_ends=None, window=None) -> np.ndarray:
 
 
 def with_block_ends(
-    columns: Mapping[str, Any], slots: Any, runs: Callable[[Any], tuple[Any, Any]]
+    columns: Mapping[str, Any],
+    slots: Any,
+    runs: Callable[[Any], tuple[Any, Any]],
+    where: Callable,
 ) -> dict[str, Any]:
     """Return the columns of a batch with block_ends, if they have block_starts.
 
@@ -377,13 +382,15 @@ def with_block_ends(
         slots: 0 … T − 1 for every row.
         runs: A function that returns the bounds (begin, end) of the run of equal values that
             contains each slot.
+        where: numpy.where, torch.where or jax.numpy.where.
 
     Returns:
         The columns. block_ends has for each slot the slot of the row after its block.
     """
     if "block_starts" not in columns:
         return dict(columns)
-    first_slot = slots - columns["position_ids"] + columns["block_starts"]
+    starts = columns["block_starts"]
+    first_slot = where(starts >= 0, slots - columns["position_ids"] + starts, -1)
     return {**columns, "block_ends": runs(first_slot)[1]}
 
 
@@ -423,24 +430,24 @@ def block_varlen(batch: Mapping[str, Any]) -> dict[str, Any]:
     Flat slots are slots of the batch's rows, joined to one long row. Each half of a block-diffusion
     segment, x_t or x_0, is one sequence. Each other segment and each run of padding is a sequence
     with block length 0. In sequence i, the flat slot s is in block (s − block_origins[i]) //
-    block_lengths[i]. If the batch has block_starts, blocks have different lengths, and block_ids
-    has the number of each slot's block.
+    block_lengths[i]. If blocks start at answers, they have different lengths, and block_ids has the
+    number of each slot's block instead.
 
     Args:
-        batch: segment_ids, position_ids and block_lengths, [B, T] each, and block_starts if blocks
-            start at answers.
+        batch: segment_ids, position_ids, and block_lengths or block_starts, [B, T] each.
 
     Returns:
-        A dict with cu_seqlens int32[n + 1] and max_seqlen int. Without block_starts, also
+        A dict with cu_seqlens int32[n + 1] and max_seqlen int. With block_lengths, also
         block_origins int32[n] (the first flat slot of each sequence) and block_lengths int32[n].
         With block_starts, also block_ids int32[B · T]: the number of the slot's block in its
         sequence, from 0, or −1 in a sequence without blocks.
     """
-    ids, positions, lengths = (
-        np.atleast_2d(np.asarray(batch[name]))
-        for name in ("segment_ids", "position_ids", "block_lengths")
+    name = "block_starts" if "block_starts" in batch else "block_lengths"
+    ids, positions, blocks = (
+        np.atleast_2d(np.asarray(batch[column])) for column in ("segment_ids", "position_ids", name)
     )
-    begins = (positions == 0) & (lengths > 0)
+    in_blocks = blocks >= 0 if name == "block_starts" else blocks > 0
+    begins = (positions == 0) & in_blocks
     begins[:, :1] = True
     begins[:, 1:] |= ids[:, 1:] != ids[:, :-1]
     origins = np.flatnonzero(begins)
@@ -449,15 +456,14 @@ def block_varlen(batch: Mapping[str, Any]) -> dict[str, Any]:
         "cu_seqlens": cu_seqlens.astype(np.int32),
         "max_seqlen": int(np.diff(cu_seqlens).max(initial=0)),
     }
-    if "block_starts" in batch:
-        starts = np.atleast_2d(np.asarray(batch["block_starts"]))
-        begins_block = np.cumsum((starts == positions) & (lengths > 0))
-        first = np.repeat(begins_block[origins], np.diff(cu_seqlens))
-        numbers = np.where(lengths.reshape(-1) > 0, begins_block - first, -1)
+    if name == "block_starts":
+        number = np.cumsum((blocks == positions) & in_blocks)
+        first = np.repeat(number[origins], np.diff(cu_seqlens))
+        numbers = np.where(in_blocks.reshape(-1), number - first, -1)
         return sequences | {"block_ids": numbers.astype(np.int32)}
     return sequences | {
         "block_origins": origins.astype(np.int32),
-        "block_lengths": lengths.reshape(-1)[origins].astype(np.int32),
+        "block_lengths": blocks.reshape(-1)[origins].astype(np.int32),
     }
 
 

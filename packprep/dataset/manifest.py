@@ -524,17 +524,16 @@ ANSWERS = "answers"
 def block_columns(manifest: Mapping[str, Any]) -> list[str]:
     """Return the columns that attention by blocks needs besides prefix_ends and position_ids.
 
-    They are block_lengths if a task uses block diffusion, and block_starts if, by the ledger, its
-    blocks start at the answers of supervised documents. Opening a dataset does not check the
-    ledger.
+    They are ["block_lengths"] if a task uses block diffusion, but ["block_starts"] if, by the
+    ledger, its blocks start at the answers of supervised documents. Opening a dataset does not
+    check the ledger.
     """
-    names = []
-    if any(RULES[task["attention"]].in_blocks for task in manifest["tasks"]):
-        names.append("block_lengths")
     counted = _members(manifest["ledger"], "tasks")
     if any(_counted(counted, name, ANSWERS) for name in counted):
-        names.append("block_starts")
-    return names
+        return ["block_starts"]
+    if any(RULES[task["attention"]].in_blocks for task in manifest["tasks"]):
+        return ["block_lengths"]
+    return []
 
 
 def encoder_length(manifest: Mapping[str, Any]) -> int:

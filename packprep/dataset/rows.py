@@ -388,9 +388,9 @@ class RowSegments:
     def block_starts(self) -> np.ndarray:
         """Return for each slot the position at which its block begins, int32[size].
 
-        A slot outside all blocks is a block of its own. Slots without block diffusion have 0.
+        A slot outside all blocks is a block of its own. Slots without block diffusion have −1.
         """
-        starts = np.zeros(self.size, np.int32)
+        starts = np.full(self.size, -1, np.int32)
         which = np.flatnonzero(self.lengths_of_blocks())
         half = self.slots[which] // 2
         of_half = block_starts(self.blocks.select(which), half)
@@ -599,6 +599,8 @@ SLOTS: dict[str, SlotColumn] = {
     "block_starts": SlotColumn(np.dtype("i4"), False, RowSegments.block_starts),
     "seq_idx": SlotColumn(np.dtype("i4"), False, RowSegments.seq_idx),
 }
+BLOCK_COLUMNS = ("block_lengths", "block_starts")
+"""Columns that describe the blocks of block diffusion. With one of them, prefix_ends may be −1."""
 DISTANCES = range(2, 9)
 AHEAD = {
     f"{name}_{k}": (name, k) for name in ("labels", "loss_mask", "loss_weights") for k in DISTANCES
@@ -720,11 +722,11 @@ def gather(
     if not places:
         return
     segments, made = RowSegments(facts, places), [name for name in batch if name in MADE_FROM]
-    if "block_lengths" in batch and "block_starts" not in batch and segments.have_answers:
+    if "block_lengths" in batch and segments.have_answers:
         raise DatasetError(
             f"{facts.where}: blocks start at the answers of supervised documents, so block_lengths"
-            " alone would give a wrong attention mask\n"
-            "hint: ask for the column block_starts too"
+            " would give a wrong attention mask\n"
+            "hint: ask for the column block_starts instead"
         )
     slots = {name: values for name, values in batch.items() if name in SLOTS and name not in AHEAD}
     if "row_cost" in batch:
@@ -738,7 +740,7 @@ def gather(
             slots[source] = np.empty((len(places), facts.seq_length), own)
     for name, values in slots.items():
         if name not in redrawn:
-            fill(segments, name, values, "block_lengths" in slots)
+            fill(segments, name, values, not slots.keys().isdisjoint(BLOCK_COLUMNS))
     if redraw is not None:
         redraw(segments, slots)
     for name in made:

@@ -50,7 +50,7 @@ def dense_mask(
         segment_ids: int[B, T].
         prefix_ends: int[B, T], or None for causal attention.
         position_ids: int[B, T], needed for block diffusion.
-        block_lengths: int[B, T], needed for block diffusion.
+        block_lengths: int[B, T], needed for block diffusion, unless `block_starts` is given.
         key_segment_ids: int[B, K], segment ids of the keys in cross attention.
         block_starts: int[B, T], the positions at which blocks begin, for blocks that start at the
             answers of supervised documents.
@@ -59,22 +59,24 @@ def dense_mask(
         bool[B, 1, T, T], indexed [q, k]; bool[B, 1, T, K] for cross attention.
 
     Raises:
-        ArgumentError: If only one of position_ids and block_lengths is given, if block_starts is
-            given without them, or if key_segment_ids is combined with prefix_ends or block_lengths.
+        ArgumentError: If position_ids is given without block_lengths or block_starts, or one of
+            these without position_ids. Or if key_segment_ids is combined with prefix_ends or
+            blocks.
 
     Example:
         mask = dense_mask(batch["segment_ids"], batch["prefix_ends"])
         jax.nn.dot_product_attention(query, key, value, mask=mask)
     """
-    if (position_ids is None) != (block_lengths is None) or (
-        block_starts is not None and block_lengths is None
-    ):
+    blocks = {"block_lengths": block_lengths, "block_starts": block_starts}
+    blocks = {name: column for name, column in blocks.items() if column is not None}
+    if (position_ids is None) != (len(blocks) != 1):
         raise ArgumentError(
-            "the blocks of block diffusion need both position_ids and block_lengths\n"
-            "hint: give both"
+            "the blocks of block diffusion need position_ids and either block_lengths or"
+            " block_starts\n"
+            "hint: give the columns of the batch"
         )
     if key_segment_ids is not None:
-        if prefix_ends is not None or block_lengths is not None:
+        if prefix_ends is not None or blocks:
             raise ArgumentError(
                 "prefix_ends and blocks require a row that attends to itself\n"
                 "hint: leave them out of cross attention"
@@ -84,14 +86,14 @@ def dense_mask(
         return ((begin[..., None] <= keys) & (keys < end[..., None]))[..., None, :, :]
     keys = jnp.arange(segment_ids.shape[-1])
     allowed = keys < _reach(segment_ids, prefix_ends)[..., None]
-    if position_ids is not None and block_lengths is not None:
-        columns = {"position_ids": position_ids, "block_lengths": block_lengths}
-        if block_starts is not None:
-            columns["block_starts"] = block_starts
-        columns = with_block_ends(columns, keys, _runs)
+    if position_ids is not None:
+        columns = {"position_ids": position_ids, **blocks}
+        columns = with_block_ends(columns, keys, _runs, jnp.where)
         ranges = RULES["block_diffusion"].keys(keys, *_runs(segment_ids), columns, jnp.where)
         own, clean = [(begin[..., None] <= keys) & (keys < end[..., None]) for begin, end in ranges]
-        allowed = jnp.where(block_lengths[..., None] > 0, own | clean, allowed)
+        ((name, column),) = blocks.items()
+        in_blocks = column >= 0 if name == "block_starts" else column > 0
+        allowed = jnp.where(in_blocks[..., None], own | clean, allowed)
     return (allowed & (segment_ids[..., :, None] == segment_ids[..., None, :]))[..., None, :, :]
 
 

@@ -209,11 +209,13 @@ def loader(
         loss_mask                                bool[batch_size, T]
         loss_weights                             float32[batch_size, T], if losses have weights
         prefix_ends                              int32[batch_size, T], unless attention is "causal"
-        block_lengths                            int32[batch_size, T], if a task is block diffusion
+        block_lengths or block_starts            int32[batch_size, T], if a task is block diffusion
         cu_seqlens cu_seqlens_padded offsets     int32[batch_size, max_segments + 1]
         seqlens                                  int32[batch_size, max_segments], with max_segments
 
-    Slots of block diffusion have prefix_ends −1. Slots of other tasks have block_lengths 0.
+    Slots of block diffusion have prefix_ends −1. Slots of other tasks have block_lengths 0. If
+    blocks start at the answers of conversations, batches have block_starts instead of
+    block_lengths, and it is −1 at slots of other tasks.
 
     `seqlens` and `offsets` follow TransformerEngine's layout: one entry per segment, filled up with
     0 in `seqlens` and −1 in `offsets`. If `epochs` or `samples` leaves the last batch short, rows

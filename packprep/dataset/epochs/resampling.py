@@ -36,7 +36,7 @@ from packprep.dataset.epochs.token_slots import (
     misfit,
 )
 from packprep.dataset.manifest import Manifest, StoredTask, is_in_place
-from packprep.dataset.rows import RowSegments, fill, own_dtype
+from packprep.dataset.rows import BLOCK_COLUMNS, RowSegments, fill, own_dtype
 from packprep.errors import ArgumentError, DatasetError, RecipeError
 from packprep.forking import unforked
 from packprep.format.json_files import unknown_key
@@ -496,7 +496,7 @@ def _resample_rows(
             labels = columns["labels"][rows]
             made["labels"] = _next_tokens(resampling, segments, made["tokens"], labels)
         if "prefix_ends" in columns:
-            prefix_ends = segments.prefix_ends("block_lengths" in columns)
+            prefix_ends = segments.prefix_ends(not columns.keys().isdisjoint(BLOCK_COLUMNS))
             made["prefix_ends"] = prefix_ends.reshape(made["tokens"].shape)
     loss_mask = made["loss_mask"]
     if facts.loss_on is not None:
