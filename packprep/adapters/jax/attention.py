@@ -67,8 +67,8 @@ def dense_mask(
         mask = dense_mask(batch["segment_ids"], batch["prefix_ends"])
         jax.nn.dot_product_attention(query, key, value, mask=mask)
     """
-    blocks = {"block_lengths": block_lengths, "block_starts": block_starts}
-    blocks = {name: column for name, column in blocks.items() if column is not None}
+    given = {"block_lengths": block_lengths, "block_starts": block_starts}
+    blocks = {name: column for name, column in given.items() if column is not None}
     if (position_ids is None) != (len(blocks) != 1):
         raise ArgumentError(
             "the blocks of block diffusion need position_ids and either block_lengths or"
