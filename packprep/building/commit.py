@@ -397,10 +397,10 @@ def make_manifest(
 
 
 def _continues(plan: Plan) -> dict[str, str]:
-    """Return {"continues": flags}, or {} if no task needs the flags.
+    """Return {"continues": flags} for the manifest, or {} if no task needs the flags.
 
-    The flags mark the tokens that begin inside a UTF-8 character, and are encoded by `text_of`.
-    Some tasks need the flags for resampling.
+    There is one flag per token id. It marks a token that begins inside a UTF-8 character. `text_of`
+    encodes the flags as text. Some tasks need the flags for resampling.
     """
     for task in plan.tasks:
         law = LAYOUTS.get(task.objective.name)

@@ -556,9 +556,11 @@ def sampled(
 ) -> tuple[Estimates, list[dict[str, Any]]]:
     """Return the estimates of a source's calibration sample, and a list for a token store's plan.
 
-    If `is_store` is True, the list has two entries: the estimates for a source without a share, and
-    those for a source with a share. If `is_store` is False, the list is []. Both results depend
-    only on the arguments and the source's files, so that verification can compute them again.
+    A source with a share needs a precise sample. A quick sample is enough for any other source. A
+    dataset that is built from a store may or may not give the source a share. If `is_store` is
+    True, the list therefore has the estimates of a quick sample and those of a precise sample. If
+    `is_store` is False, the list is []. Both results depend only on the arguments and the source's
+    files, so that verification can compute them again.
     """
     supervised = _supervise_of(settings, template)
     sample = partial(calibrate, source, engine, vocabulary, settings, supervised)

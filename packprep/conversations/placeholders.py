@@ -705,7 +705,7 @@ class Placeholders:
         return None if answer is None else self._starts[literal] + answer
 
     def said(self, k: int) -> int | None:
-        """Return the index in the text of message k's first string, or None if it has no string."""
+        """Return where message k's first string starts in the text, or None without a string."""
         return self._first.get(k)
 
     @cached_property

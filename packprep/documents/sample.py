@@ -600,9 +600,9 @@ def _read(
 def look_at_pieces(sampling: Sampling, compressed: bool, whole: bool) -> Looked:
     """Estimate the totals of a source's files of one format from some of their splits.
 
-    With `whole`, these splits are read completely. Otherwise, only their starts are read. Precise
-    mode samples more positions in the text that is read. In addition, it records the decompressed
-    sizes of compressed line files in `source.files`.
+    With `whole`, these splits are read completely. Otherwise, only their starts are read. If
+    `sampling.precise` is True, more positions are sampled in the text that is read. The
+    decompressed sizes of compressed line files are then also recorded in `source.files`.
 
     Args:
         sampling: The files to sample.

@@ -707,10 +707,11 @@ def _draw_segment(page: Page, described: Mapping[str, Any]) -> None:
 
 
 def _differs(segment: Mapping[str, Any]) -> bool:
-    """Return whether to show the original tokens separately, because no part has them as one text.
+    """Return whether to print the original tokens on lines of their own.
 
-    This is the case if the original tokens are not in consecutive slots. For same-position tasks,
-    the result is False, because their labels are the original tokens.
+    If the original tokens are not in consecutive slots, no printed part of the segment shows them
+    as one text. The result is then True. For same-position tasks, the result is always False,
+    because their labels are the original tokens.
     """
     if segment["predicts"] == "in place":
         return False

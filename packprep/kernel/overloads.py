@@ -1,6 +1,6 @@
 """Compile the functions of `memory.py` to processor instructions.
 
-The first kernel that is compiled imports this file.
+This file is imported when the first kernel is compiled.
 """
 
 from typing import Any

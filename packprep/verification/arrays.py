@@ -561,9 +561,10 @@ def _check_trained(check: ShardCheck) -> None:
 
 
 def blocks_of_segments(plan: Plan, segments: Segments) -> Blocks:
-    """Return the blocks that the stored segments of block-diffusion tasks need.
+    """Return the blocks that the stored segments of block-diffusion tasks should have.
 
-    Tasks whose segments have a single level have no blocks here.
+    Segments of tasks with noise = "all" have no stored blocks, because the whole segment has noise
+    level 1.
     """
     answers, parts = None, []
     if segments.trained is not None:
