@@ -163,7 +163,9 @@ def packed(
         for line in file.read_text("utf-8").splitlines():
             reject = json.loads(line)
             if "reason" in reject:
-                found.rejects[number[reject["position"]]] = f"{reject['reason']}: {reject['detail']}"
+                found.rejects[number[reject["position"]]] = (
+                    f"{reject['reason']}: {reject['detail']}"
+                )
     return found
 
 

@@ -180,7 +180,8 @@ def found_of(sets: dict[str, Packed], record: int) -> Found:
     levels = []
     for epoch in EPOCHS:
         weights, mask = (
-            sets["level"].halves(record, column, epoch)[0] for column in ("loss_weights", "loss_mask")
+            sets["level"].halves(record, column, epoch)[0]
+            for column in ("loss_weights", "loss_mask")
         )
         levels.append(np.where(mask != 0, weights, 0))
     all_masked, clean = sets["all"].halves(record, "tokens")
@@ -301,9 +302,7 @@ def compare_grid(
     counts.numbers["equal"] += is_equal
 
 
-def compare_batches(
-    counts: Counts, judge: Judge, samples: Sequence[dict[str, list[int]]]
-) -> None:
+def compare_batches(counts: Counts, judge: Judge, samples: Sequence[dict[str, list[int]]]) -> None:
     """Check that a text in a batch is the text alone, so that batches need no other comparison."""
     single = [sample for sample in samples if len(runs_of(sample["loss_mask"])) == 1]
     for together, sample in zip(expected_of(judge, single), single, strict=True):
