@@ -137,7 +137,7 @@ def compare_segment(
 
     `own` has packprep's mask under "blocks", and under "causal" the mask with a token-causal x_0.
     """
-    origin, end, length = line[0], line[1], int(line[2])
+    origin, length = line[0], int(line[2])
     mask, causal = own["blocks"], own["causal"]
     half = len(mask) // 2
     clean = np.tri(half, dtype=bool)
