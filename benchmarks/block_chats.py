@@ -134,8 +134,12 @@ def packed(
     records: Sequence[dict[str, Any]],
     task: dict[str, Any],
     seq_length: int,
+    **documents: Any,
 ) -> Packed:
-    """Build a dataset of the records with one task, and find the records in it."""
+    """Build a dataset of the records with one task, and find the records in it.
+
+    `documents` are keys of the recipe's table of this name.
+    """
     folder.mkdir()
     (folder / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str(), "utf-8")
     names = ("bos_token", "eos_token", "pad_token", "mask_token", "chat_template")
@@ -150,7 +154,7 @@ def packed(
         "tokenizer": ".",
         "sources": [{"paths": ["chats.jsonl"]}],
         "tasks": [{"objective": "block_diffusion", **task}],
-        "documents": {"append_eos": False, "max_bad_fraction": 1.0},
+        "documents": {"append_eos": False, "max_bad_fraction": 1.0, **documents},
     }
     build(read_recipe(recipe, folder), folder / "packed", Silent())
     found = Packed(open_dataset(folder / "packed"))
