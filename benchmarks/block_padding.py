@@ -11,8 +11,8 @@ diffusion_gemma   the padded batch, and the longest answer of the batch once mor
 nemotron          the padded batch twice: x_t and x_0. Blocks of 32
 i_dlm             the padded batch twice. Blocks of 1, so that there is no fill
 
-packprep's rows have twice the positions of the recipe's longest conversation, so that it fits with
-x_t and x_0. Conversations that the recipe would cut are left out. The conversations are those of
+packprep's rows have at least twice the positions of the recipe's longest conversation, so that it
+fits with x_t and x_0. Conversations that the recipe would cut are left out. The conversations are those of
 `conversations.py`, without tools.
 
 text      percentage of positions with a token of a conversation, in x_t or in x_0
@@ -48,6 +48,7 @@ class Setup:
     seq_length: int
     block_length: int
     pad_multiple: int | None
+    row_lengths: tuple[int, ...]  # of packprep's rows, at least twice seq_length
     has_window: bool = False
 
     @property
@@ -56,9 +57,9 @@ class Setup:
 
 
 SETUPS = (
-    Setup("diffusion_gemma", 1024, 256, 256, has_window=True),
-    Setup("nemotron", 8192, 32, 1024),
-    Setup("i_dlm", 4096, 1, None),
+    Setup("diffusion_gemma", 1024, 256, 256, (2048, 8192), has_window=True),
+    Setup("nemotron", 8192, 32, 1024, (16384,)),
+    Setup("i_dlm", 4096, 1, None, (8192,)),
 )
 
 
@@ -118,7 +119,7 @@ def padded(
 
 
 def in_rows(
-    folder: Path, setup: Setup, tokenizer: Any, records: Sequence[dict[str, Any]]
+    folder: Path, setup: Setup, row_length: int, tokenizer: Any, records: Sequence[dict[str, Any]]
 ) -> Positions:
     """Return the positions of packprep's rows."""
     task = {
@@ -127,14 +128,14 @@ def in_rows(
         "eos_fill": "block" if setup.pad_block else "none",
     }
     turns = {"trained_turns": "last"} if setup.has_window else {}
-    found = packed(folder, tokenizer, records, task, 2 * setup.seq_length, **turns)
+    found = packed(folder, tokenizer, records, task, row_length, **turns)
     whole = [places[0] for places in found.places.values() if len(places) == 1]
     assert len(whole) == len(records), f"{len(whole)} of {len(records)} are whole: {found.rejects}"
     slots = sum(end - begin for _, begin, end in whole)
     text = 2 * sum(
         int(found.dataset.row(r).segments["tokens"].sum()) for r in range(len(found.dataset))
     )
-    return Positions(len(found.dataset) * 2 * setup.seq_length, text, slots - text)
+    return Positions(len(found.dataset) * row_length, text, slots - text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -144,7 +145,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("automodel", type=Path, metavar="AUTOMODEL")
     parser.add_argument("--count", type=int, default=5000, help="conversations before selection")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--batch-sizes", type=int, nargs="*", default=[1, 4, 8])
+    names = [setup.name for setup in SETUPS]
+    parser.add_argument("--recipes", nargs="+", choices=names, default=names)
     options = parser.parse_args(arguments)
     records = list(plain_conversations(options.count, options.seed))
     tokenizer = block_chats.tokenizer_of(ENDS["answer"], records[::10])
@@ -160,6 +163,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("| --- | --- | ---: | ---: | ---: | ---: |")
     with tempfile.TemporaryDirectory() as folder:
         for setup in SETUPS:
+            if setup.name not in options.recipes:
+                continue
             # The blocks of a filled conversation must fit into the recipe's length, too.
             fits = [
                 i
@@ -185,7 +190,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for size in options.batch_sizes
             }
             chosen = [records[i] for i in fits]
-            lines["packprep"] = in_rows(Path(folder) / setup.name, setup, tokenizer, chosen)
+            for row_length in setup.row_lengths:
+                own_folder = Path(folder) / f"{setup.name}_{row_length}"
+                lines[f"packprep, rows of {row_length}"] = in_rows(
+                    own_folder, setup, row_length, tokenizer, chosen
+                )
             tokens = sum(len(sample["input_ids"]) for sample in own)
             for name, (computed, text, fill) in lines.items():
                 rest = computed - text - fill

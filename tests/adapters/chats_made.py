@@ -57,7 +57,10 @@ def records():
 
 
 class Chats(NamedTuple):
-    """A dataset of conversations, and the whole texts. Documents have their byte positions as numbers."""
+    """A dataset of conversations, and their uncut texts.
+
+    A document's number is its byte position in the file.
+    """
 
     dataset: Dataset
     ids: dict[int, np.ndarray]  # document → its ids, uncut
