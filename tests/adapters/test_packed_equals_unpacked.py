@@ -16,10 +16,11 @@ from packprep.dataset import attention
 from packprep.dataset.epochs.noise import quantised
 from packprep.randomness import NOISE_LEVEL, uniforms
 from tests import made
-from tests.adapters import rows_made
+from tests.adapters import chats_made, rows_made
 from tests.adapters.decoder import Decoder
 from tests.adapters.rows_made import LENGTH, Segment
 from tests.dataset.synthetic import make_dataset
+from tests.twin.objectives import block_diffusion as twin
 from tests.verification.test_epochs import BLOCKS
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -183,6 +184,22 @@ def blocks(tmp_path_factory):
     return open_dataset(base / "out")
 
 
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory):
+    """Conversations with every noise schedule, both origins, and blocks that eos fills up or not.
+
+    One conversation is cut inside an answer, some before a user's message, and some end with one.
+    """
+    made_chats = chats_made.build(tmp_path_factory.mktemp("chats"))
+    dataset = made_chats.dataset
+    rows = [dataset.row(r) for r in range(len(dataset))]
+    assert made_chats.cut_answers and max(row.n_segments for row in rows) > 2
+    assert {int(task) for row in rows for task in row.segments["task"]} >= set(
+        range(len(chats_made.TASKS))
+    )
+    return made_chats
+
+
 @pytest.mark.parametrize("epoch", [0, 1])
 @pytest.mark.parametrize("way", [by_sdpa, by_flex, None])
 def test_every_law_of_blocks_gives_the_loss_of_each_document_as_its_trainer_takes_it(
@@ -190,13 +207,36 @@ def test_every_law_of_blocks_gives_the_loss_of_each_document_as_its_trainer_take
 ):
     """Alone: [x_t | x_0] under block_mask; a noised token is predicted at its own slot, or, with
     shift, by logits[i] against x_0[i + 1], and weighs 1 / level of its own block."""
-    ds, grad = blocks, way is not by_flex
+    bos = blocks.manifest["specials"]["bos"]
+
+    def before(row, k, clean):
+        return int(row.segments["start"][k] == 0 and clean[0] == bos)
+
+    assert_blocks_equal(blocks, range(8), way, epoch, before, lambda *_: None)
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize("way", [by_sdpa, by_flex, None])
+def test_packed_conversations_have_the_loss_of_each_conversation_alone(chats, way, epoch):
+    """As above. Blocks start at answers or at segments, and only trained slots are targets."""
+    assert_blocks_equal(
+        chats.dataset, range(len(chats.dataset)), way, epoch, lambda *_: 0, chats.flags_of
+    )
+
+
+def assert_blocks_equal(ds, rows, way, epoch, before_of, flags_of):
+    """Logits, loss and gradients of packed rows equal those of the rows' segments alone.
+
+    before_of: (row, segment, x_0) → its slots before the first candidate. flags_of: (row, segment,
+    x_0) → whether each slot is trained, or None if all candidates are.
+    """
+    grad = way is not by_flex
     batch = tensors(
-        ds.batch(range(8), columns=default_columns(ds), dtype=DTYPES, epochs=[epoch] * 8)
+        ds.batch(rows, columns=default_columns(ds), dtype=DTYPES, epochs=[epoch] * len(rows))
     )
     model = Decoder(vocab=ds.vocab_size, heads=1, layers=1)
-    total, trained, bos = 0.0, 0, ds.manifest["specials"]["bos"]
-    for r in range(8):
+    total, trained, logits_alone = 0.0, 0, []
+    for r in rows:
         row, stored = ds.row(r), ds.row(r, epoch).tokens.astype(np.int64)
         for k in range(row.n_segments):
             begin, end = (int(row.segments[name][k]) for name in ("begin", "end"))
@@ -205,29 +245,42 @@ def test_every_law_of_blocks_gives_the_loss_of_each_document_as_its_trainer_take
                 logits = model(tokens[None], torch.arange(end - begin)[None], lambda _, q, k, v: (
                     scaled_dot_product_attention(q, k, v, is_causal=True)
                 ))[0]  # fmt: skip
+                logits_alone.append((r, begin, logits.detach()))
                 total = total + torch.nn.functional.cross_entropy(
                     logits[:-1], tokens[1:], reduction="sum"
                 )
                 trained += end - begin - 1
                 continue
             n, law = (end - begin) // 2, task["parameters"]
+            clean = stored[begin + n : end]
+            before, flags = before_of(row, k, clean), flags_of(row, k, clean)
+            block = twin.numbers(n, before, flags, {"block_origin": "answer", **law})
+            # A slot outside all blocks is a block of its own.
+            starts = np.array([t if b is None else block.index(b) for t, b in enumerate(block)])
             positions, half = np.tile(np.arange(n), 2), np.repeat([0, 1], n)
             own = torch.from_numpy(
-                attention.block_mask(np.ones(2 * n, int), positions, half, law["block_length"])
+                attention.block_mask(np.ones(2 * n, int), positions, half, 1, np.tile(starts, 2))
             )
             logits = model(
                 tokens[None],
                 torch.from_numpy(positions)[None],
                 lambda _, q, k, v, own=own: scaled_dot_product_attention(q, k, v, attn_mask=own),
             )[0]
+            logits_alone.append((r, begin, logits.detach()))
             noised = tokens[:n] != tokens[n:]
+            if flags is not None:
+                assert not noised[~torch.tensor(flags)].any()
             if law.get("canvas") == "uniform":
-                noised[:] = True
-                noised[0] = not (row.segments["start"][k] == 0 and tokens[n] == bos)
+                noised[:] = True if flags is None else torch.tensor(flags)
+                noised[:before] = False
+            elif law.get("noise") == "all" and flags is not None:
+                assert noised.tolist() == flags
             shift = int(law.get("shift", False))
             target = noised.nonzero()[:, 0]
             target = target[target >= shift]
-            level = level_of(row, k, epoch, law)[target.numpy() // law["block_length"]]
+            numbers = [block[t] for t in target.tolist()]
+            levels = level_of(row, k, epoch, law, 1 + max(b for b in block if b is not None))
+            level = levels[numbers]
             weight = (
                 torch.from_numpy(1 / level)
                 if law.get("weighting") != "none"
@@ -239,10 +292,14 @@ def test_every_law_of_blocks_gives_the_loss_of_each_document_as_its_trainer_take
             total, trained = total + (losses * weight).sum(), trained + len(target)
     attend = by_sdpa(batch) if way is None else way(batch)
     if way is None:  # dense, from the rule alone
-        dense = torch.from_numpy(np.stack([dense_mask_of(ds, r) for r in range(8)]))[:, None]
+        dense = torch.from_numpy(np.stack([dense_mask_of(ds, r) for r in rows]))[:, None]
         attend = lambda _, q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=dense)  # noqa: E731
     with torch.set_grad_enabled(grad):
-        packed = masked_loss(model(batch["tokens"], batch["position_ids"], attend), batch)
+        logits = model(batch["tokens"], batch["position_ids"], attend)
+        packed = masked_loss(logits, batch)
+    for r, begin, alone in logits_alone:
+        ours = logits[rows.index(r), begin : begin + len(alone)].detach()
+        torch.testing.assert_close(ours, alone, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(packed, total / trained, atol=1e-5, rtol=1e-5, check_dtype=False)
     assert int(batch["loss_mask"].sum()) == trained
     if grad:
@@ -252,15 +309,15 @@ def test_every_law_of_blocks_gives_the_loss_of_each_document_as_its_trainer_take
             torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
 
-def level_of(row, k, epoch, law):
-    """float64[blocks]: the stored levels, or what the complement has of them; 1 where all is
+def level_of(row, k, epoch, law, n_blocks):
+    """float64[n_blocks]: the stored levels, or what the complement has of them; 1 where all is
     noised."""
     if law.get("noise") == "all":
-        slots = row.segments["end"][k] - row.segments["begin"][k]
-        return np.full(-(-(slots // 2) // law["block_length"]), float(row.segments["noise"][k]))
+        return np.full(n_blocks, float(row.segments["noise"][k]))
     first = row._shard.segment_range(row._row)[0] + k
     of = slice(*row._shard.arrays["block_offsets"][first : first + 2])
     level = row._shard.arrays["block_noise"][of].astype(np.float64)
+    assert len(level) == n_blocks
     if not epoch:
         return level
     if law.get("complementary"):
@@ -272,16 +329,24 @@ def level_of(row, k, epoch, law):
 
 def dense_mask_of(ds, r):
     """bool[T, T] of a row, from the sequences of block_varlen."""
-    batch = ds.batch([r], columns=["segment_ids", "position_ids", "block_lengths"])
+    columns = ["segment_ids", "position_ids", "block_lengths"]
+    if "block_starts" in default_columns(ds):
+        columns.append("block_starts")
+    batch = ds.batch([r], columns=columns)
     found = attention.block_varlen(batch)
     assert found["max_seqlen"] == np.diff(found["cu_seqlens"]).max()
     ids, slots = batch["segment_ids"][0], np.arange(ds.seq_length)
     sequence = np.searchsorted(found["cu_seqlens"], slots, "right") - 1
-    length = found["block_lengths"][sequence]
-    block = (slots - found["block_origins"][sequence]) // np.maximum(length, 1)
-    clean = (length > 0) & (sequence > 0) & (ids[found["block_origins"][sequence] - 1] == ids)
+    origin = found["cu_seqlens"][sequence]
+    if "block_ids" in found:
+        block, in_blocks = found["block_ids"], found["block_ids"] >= 0
+    else:
+        length = found["block_lengths"][sequence]
+        block, in_blocks = (slots - origin) // np.maximum(length, 1), length > 0
+        assert np.array_equal(found["block_origins"][sequence], origin)
+    clean = in_blocks & (sequence > 0) & (ids[origin - 1] == ids)
     mask = (ids[:, None] == ids) & (slots <= slots[:, None])
-    own, in_blocks = attention.block_mask(ids, block, clean, 1), length > 0
+    own = attention.block_mask(ids, block, clean, 1)
     return np.where(in_blocks[:, None], own, mask)
 
 
