@@ -2,8 +2,8 @@
 
     python examples/train_block_diffusion.py
 
-The script makes 2,000 conversations, packs them, and trains for 200 steps on a CPU, in about half a
-minute. It prints:
+The script makes 2,000 conversations, packs them, and trains for 200 steps on a CPU. This takes
+about a minute. It prints:
 
 1. the summaries of three datasets, for training, for the held-out loss, and of held-out questions.
    packprep writes each conversation twice into a row: x_t, in which answers are noised, and the
