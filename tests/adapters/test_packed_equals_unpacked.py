@@ -329,10 +329,8 @@ def level_of(row, k, epoch, law, n_blocks):
 
 def dense_mask_of(ds, r):
     """bool[T, T] of a row, from the sequences of block_varlen."""
-    columns = ["segment_ids", "position_ids", "block_lengths"]
-    if "block_starts" in default_columns(ds):
-        columns.append("block_starts")
-    batch = ds.batch([r], columns=columns)
+    blocks = "block_starts" if "block_starts" in default_columns(ds) else "block_lengths"
+    batch = ds.batch([r], columns=["segment_ids", "position_ids", blocks])
     found = attention.block_varlen(batch)
     assert found["max_seqlen"] == np.diff(found["cu_seqlens"]).max()
     ids, slots = batch["segment_ids"][0], np.arange(ds.seq_length)
