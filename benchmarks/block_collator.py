@@ -5,7 +5,8 @@ python benchmarks/block_collator.py AUTOMODEL --count 100 --block-length 8 --sho
 
 AUTOMODEL is a checkout of NVIDIA-NeMo/Automodel. Its `DLLMCollator` gets ids and masks that
 Transformers' `apply_chat_template` returns. packprep reads the same conversations from JSON lines.
-Each kind is written with two templates: the last answer ends the text, or an untrained newline does.
+Each kind is written with two templates: the last answer ends the text, or an untrained newline
+does. `--templates` replaces them by files with {% generation %} blocks, such as those of TRL.
 
 window   response_window=True, and block_origin "answer": blocks count from the answer's first token
 grid     response_window=False, and block_origin "segment": blocks count from the text's first token
@@ -313,14 +314,18 @@ def compare_batches(counts: Counts, judge: Judge, samples: Sequence[dict[str, li
 
 
 def judge_template(
-    folder: Path, options: argparse.Namespace, end: str, counts: dict[tuple[str, str, str], Counts]
+    folder: Path,
+    options: argparse.Namespace,
+    end: str,
+    template: str,
+    counts: dict[tuple[str, str, str], Counts],
 ) -> None:
-    """Compare all kinds of conversations under the template of one end."""
+    """Compare all kinds of conversations under one template, named `end`."""
     records, kind_of = [], []
     for kind in KINDS:
         records += conversations_of(kind, options.count, options.seed)
         kind_of += [kind.name] * options.count
-    tokenizer = block_chats.tokenizer_of(ENDS[end], records[:: max(1, len(records) // 500)])
+    tokenizer = block_chats.tokenizer_of(template, records[:: max(1, len(records) // 500)])
     samples = block_chats.samples_of(tokenizer, records)
     modules = [
         automodel(options.automodel, f"datasets.dllm.{name}") for name in ("collate", "corruption")
@@ -375,14 +380,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--block-length", type=int, default=16)
     parser.add_argument("--seq-length", type=int, default=SEQ_LENGTH)
     parser.add_argument("--show", type=int, default=0, help="differences shown of each kind")
+    parser.add_argument("--templates", type=Path, nargs="+", metavar="FILE.jinja")
     options = parser.parse_args(arguments)
+    templates = ENDS
+    if options.templates:
+        templates = {file.stem: file.read_text("utf-8") for file in options.templates}
     began = time.monotonic()
     counts: dict[tuple[str, str, str], Counts] = {}
     torch.manual_seed(options.seed)
     with tempfile.TemporaryDirectory() as folder:
-        for end in ENDS:
-            judge_template(Path(folder), options, end, counts)
-    print("| kind | text ends with | mode |", *(f"{name} |" for name in COLUMNS), "unexplained |")
+        for end, template in templates.items():
+            judge_template(Path(folder), options, end, template, counts)
+    print("| kind | template | mode |", *(f"{name} |" for name in COLUMNS), "unexplained |")
     print("| --- | --- | --- |", *("---: |" for _ in COLUMNS), "--- |")
     failed = False
     for (kind, end, mode), own in counts.items():

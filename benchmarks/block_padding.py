@@ -12,8 +12,8 @@ nemotron          the padded batch twice: x_t and x_0. Blocks of 32
 i_dlm             the padded batch twice. Blocks of 1, so that there is no fill
 
 packprep's rows have at least twice the positions of the recipe's longest conversation, so that it
-fits with x_t and x_0. Conversations that the recipe would cut are left out. The conversations are those of
-`conversations.py`, without tools.
+fits with x_t and x_0. Conversations that the recipe would cut are left out. The conversations are
+those of `conversations.py`, without tools.
 
 text      percentage of positions with a token of a conversation, in x_t or in x_0
 fill      percentage of positions with an eos that fills up a block
