@@ -51,7 +51,7 @@ def masks():
 
 def columns_of(begin, n, key, epoch, first_slot):
     """Return the columns that kernels take."""
-    return BodySlots(begin, Bodies(n, key, np.full(len(n), -1), epoch), first_slot)
+    return BodySlots(begin, Bodies(n, key, np.full(len(n), -1), epoch=epoch), first_slot)
 
 
 def ids(sentinels):
