@@ -155,12 +155,13 @@ def traced(plain, out: Path, injections: list[str], log: Path) -> subprocess.Com
 
 @pytest.mark.long
 @pytest.mark.skipif(not can_strace(), reason="no strace that may trace")
+@pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("call", STRACE_POINTS)
 def test_fault_23_a_command_killed_in_a_real_call_goes_on_to_the_same_bytes(
-    plain, folder, call, record_property
+    plain, folder, call, every, record_property
 ):
     tried = 0
-    for when in STRACE_POINTS[call]:
+    for when in STRACE_POINTS[call][::every]:
         out = folder / f"out{when}"
         done = traced(plain, out, [f"{call}:signal=SIGKILL:when={when}"], folder / "log")
         if done.returncode == 0:
@@ -170,7 +171,7 @@ def test_fault_23_a_command_killed_in_a_real_call_goes_on_to_the_same_bytes(
         check_truth(plain, out)
         check_goes_on(plain, out)
         tried += 1
-    assert tried >= 3
+    assert tried >= (3 if every == 1 else 2)
     record_property("kill points", tried)
 
 
