@@ -337,6 +337,7 @@ def test_set_refuses_what_cannot_be(corpus, assignment, words):
     assert words in refused("plan", corpus / "recipe.toml", "--set", "seed=1", "--set", assignment)
 
 
+@pytest.mark.long
 def test_set_takes_toml_or_else_a_text(corpus, tmp_path):
     settings = [
         "seed=5",
@@ -941,6 +942,7 @@ def test_what_is_closed_is_no_number_for_a_file(tmp_path):
     assert (tmp_path / "file").read_bytes() == b""
 
 
+@pytest.mark.long
 def test_a_reader_of_messages_that_goes_stops_no_build(corpus, tmp_path):
     read, write = os.pipe()
     os.close(read)

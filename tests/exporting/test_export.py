@@ -48,6 +48,7 @@ def own(known, tmp_path):
     return shutil.copytree(known("repeated").out, tmp_path / "dataset")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
 def test_the_command_as_a_user_types_it(known, tmp_path, form):
     said = packprep(*command(known("repeated"), tmp_path / "out", form))
