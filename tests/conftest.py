@@ -56,19 +56,26 @@ def copied(tmp_path) -> Path:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items) -> None:
-    """Mark every case of a parametrized test except the first as `long`.
+    """Sort the cases of parametrized tests into the tiers.
 
-    The first case shows the behaviour. Tests marked `every_case` keep all, because each case is a
-    guarantee of its own. `campaign` tests keep their own marker.
+    The first case shows the behaviour, and the others are `long`. Tests marked `every_case` keep
+    all, because each case is a guarantee of its own. The cases of a test marked `alike(n)` show one
+    guarantee: `n` of them stay, evenly spread and the first among them, and the others are
+    `campaign`. Cases that are `campaign` by their own marker stay so, and are not counted.
     """
-    seen: set[str] = set()
+    tests: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("campaign"):
-            continue
-        test = item.nodeid.partition("[")[0]
-        if test in seen and not item.get_closest_marker("every_case"):
-            item.add_marker("long")
-        seen.add(test)
+        if not item.get_closest_marker("campaign"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in tests.values():
+        alike = cases[0].get_closest_marker("alike")
+        kept = alike.args[0] if alike else len(cases)
+        stay = {i * len(cases) // kept for i in range(kept)}
+        for i, item in enumerate(cases):
+            if i not in stay:
+                item.add_marker("campaign")
+            elif i and not item.get_closest_marker("every_case"):
+                item.add_marker("long")
 
 
 def pytest_collection_finish() -> None:

@@ -1,4 +1,4 @@
-"""Properties that the default suite shows on few examples, and `long` on many."""
+"""Properties that the default suite shows on few examples, and a campaign on many."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,10 +8,10 @@ from hypothesis import given, settings
 
 
 def few_and_many(few: int, many: int, *strategies: Any) -> Callable[[Callable], Callable]:
-    """Run a property on `few` examples; the second case, which is `long`, takes `many`."""
+    """Run a property on `few` examples; the second case, which is `campaign`, takes `many`."""
 
     def decorate(holds: Callable) -> Callable:
-        @pytest.mark.parametrize("examples", [few, many])
+        @pytest.mark.parametrize("examples", [few, pytest.param(many, marks=pytest.mark.campaign)])
         def test(examples: int) -> None:
             settings(max_examples=examples)(given(*strategies)(holds))()
 

@@ -97,8 +97,9 @@ def compress(path, parts, **parameters):
 
 
 @pytest.mark.long
+@pytest.mark.alike(2)
 @pytest.mark.parametrize("ending", ["gz", "zst"])
-@pytest.mark.parametrize("byte", [b"0", b"\0", b'{"text": "'])
+@pytest.mark.parametrize("byte", [b'{"text": "', b"\0", b"0"])
 def test_one_line_without_end(tmp_path, ordinary, ending, byte):
     parts = [GOOD, *[byte * (MIB // len(byte))] * 200, b"\n", GOOD]
     path = compress(tmp_path / f"in.jsonl.{ending}", parts)
@@ -209,9 +210,10 @@ def test_a_line_of_a_gibibyte(tmp_path, ordinary):
         ({"text": "a" * 65536, "loss_spans": [[i, i + 1] for i in range(0, 65536, 2)] * 2}, {}),
         ({"text": "a", "loss_spans": [[0, 1]] * 65536 + [[1, 0]]}, {"bad_loss_spans": 1}),
         ({"text": "a", "loss_spans": [[0, 1]] * 65536 + [[0, 1]]}, {"bad_loss_spans": 1}),
-        (
+        pytest.param(
             {"text": "ab " * 300_000, "loss_spans": [[3 * i, 3 * i + 1] for i in range(300_000)]},
             {"bad_loss_spans": 1},
+            marks=pytest.mark.campaign,
         ),
         ({"text": "a", "keys": {f"{i}": i for i in range(100_000)}}, {}),
     ],
@@ -285,7 +287,8 @@ def test_more_documents_than_a_shard_may_have_are_refused(tmp_path, monkeypatch)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("form", ["parquet", "arrow", "stream"])
+@pytest.mark.alike(3)  # each form, and each kind
+@pytest.mark.parametrize("form", ["arrow", "parquet", "stream"])
 @pytest.mark.parametrize("kind", ["plain", "dictionary"])
 def test_a_gibibyte_in_forty_texts(tmp_path, ordinary, form, kind):
     """Compressed to some kilobytes. Each text is beyond what a document may have; where all are one
@@ -308,9 +311,10 @@ def test_a_gibibyte_in_forty_texts(tmp_path, ordinary, form, kind):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("size", [512 * MIB, pytest.param(1024 * MIB, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("form", ["parquet", "arrow", "stream"])
-def test_one_text_of_a_gibibyte(tmp_path, ordinary, form):
-    column = pyarrow.array(["good", "z" * (1 << 30), "good, too"], pyarrow.large_string())
+def test_one_text_of_half_a_gibibyte_or_more(tmp_path, ordinary, form, size):
+    column = pyarrow.array(["good", "z" * size, "good, too"], pyarrow.large_string())
     path = write_compressed(tmp_path, pyarrow.table({"text": column}), form)
     assert path.stat().st_size < MIB
     found = read(path)
@@ -421,6 +425,7 @@ def replacing(kind, *pairs):
 
 
 @pytest.mark.long
+@pytest.mark.alike(1)
 @pytest.mark.parametrize(
     "normalizer",
     [
@@ -469,12 +474,13 @@ def test_a_decoder_that_fails_proves_no_engine(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.alike(1)
 @pytest.mark.parametrize(
     "bomb",
     [
+        "{{ [[1] * 99999] | tojson(indent=99999) }}",
         "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
         "{% for i in range(9999) %}{{ 'x' * 99999 }}{% endfor %}",
-        "{{ [[1] * 99999] | tojson(indent=99999) }}",
         "{{ raise_exception }}",
     ],
 )

@@ -174,6 +174,7 @@ print(pivots.tolist(), sum(_draw_pivots.compiled.stats.cache_hits.values()))
 """
 
 
+@pytest.mark.long
 def test_fault_27_a_changed_callee_in_another_file_is_compiled_anew(copied):
     before = made.run_copied(copied, PIVOTS)
     pivots, hits = before.rsplit(" ", 1)

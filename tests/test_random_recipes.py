@@ -20,6 +20,7 @@ def corpus(tmp_path_factory):
 
 
 @pytest.mark.long
+@pytest.mark.alike(1)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_random_recipe_holds_every_promise_or_is_refused(corpus, part):
     became = {}

@@ -128,6 +128,8 @@ def by_dense_mask(query, key, value, ids, ends):
 splash_of_128, splash_of_256 = splash_attention, partial(splash_attention, block=256)
 
 
+@pytest.mark.long
+@pytest.mark.alike(2)
 @pytest.mark.parametrize("path, gap", [(splash_of_128, 0), (splash_of_128, 3), (splash_of_256, 3)])
 def test_splash_attention_is_dot_product_attention(path, gap):
     segments = [
@@ -146,6 +148,7 @@ def test_splash_attention_is_dot_product_attention(path, gap):
         assert np.abs(np.asarray(a - b)).max() < 1e-5
 
 
+@pytest.mark.long
 def test_splash_attention_is_causal_without_prefix_ends_and_nan_where_it_cannot():
     row = packed(128, [("causal", 60, 0), ("causal", 50, 0)])
     ids = row["segment_ids"][None]
@@ -287,6 +290,7 @@ def assert_packed_equals_unpacked(row, attend, layers, heads):
         assert np.abs(np.asarray(expected)).max() / trained > 1e-4  # there is something to compare
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gap, layers", [(0, 1), (5, 2)])
 def test_a_packed_row_equals_its_documents_alone_under_dot_product_attention(gap, layers):
     segments = [(kind, 20, 4) for kind in ("prefix", "block_diffusion", "bidirectional", "causal")]
@@ -294,13 +298,14 @@ def test_a_packed_row_equals_its_documents_alone_under_dot_product_attention(gap
 
 
 @pytest.mark.long
+@pytest.mark.alike(1)
 @pytest.mark.parametrize("gap, layers", [(0, 1), (5, 2)])
 def test_a_packed_row_equals_its_documents_alone_under_splash_attention(gap, layers):
     segments = [(kind, 150, 0) for kind in ("prefix", "bidirectional", "causal")]
     assert_packed_equals_unpacked(packed(512, segments, gap=gap), by_splash, layers, 2)
 
 
-@pytest.mark.long
+@pytest.mark.campaign
 def test_a_packed_row_of_8192_slots_equals_its_documents_alone_under_splash_attention():
     segments = [(kind, 1333, 0) for kind in 2 * ["prefix", "causal", "bidirectional"]]
     assert_packed_equals_unpacked(packed(8192, segments), by_splash, 1, 1)

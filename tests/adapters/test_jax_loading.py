@@ -705,6 +705,7 @@ except ArgumentError as error:
 """
 
 
+@pytest.mark.long
 def test_meshes_of_eight_devices_get_the_rows_of_packpreps_loader(plain):
     environment = made.environment(
         JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=8"
@@ -764,6 +765,7 @@ except ArgumentError as error:
 """
 
 
+@pytest.mark.long
 def test_two_processes_read_their_own_halves_and_make_one_array(plain):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -93,6 +93,7 @@ def test_the_gradient_in_torch_is_that_of_the_documents_means(datasets, world_si
         assert torch.allclose(given, own, rtol=1e-6, atol=1e-6 * float(own.abs().max()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shards", [2, 1])
 def test_the_gradient_in_jax_is_that_of_the_documents_means(datasets, shards):
     jax = pytest.importorskip("jax", reason="JAX is not installed: pip install '.[trainers]'")

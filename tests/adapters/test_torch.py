@@ -289,7 +289,7 @@ def test_epoch_3_drawn_anew_goes_on_from_and_with_workers_over_world_sizes_1_4_2
         assert all(rank.state_dict() == state for rank in ranks)
 
 
-EVERY = [5, pytest.param(1, marks=pytest.mark.campaign)]
+EVERY = [20, pytest.param(1, marks=pytest.mark.campaign)]
 
 
 @pytest.mark.long

@@ -13,6 +13,7 @@ from tests.conversations import chats_made
 pytestmark = pytest.mark.long
 
 
+@pytest.mark.alike(1)
 @pytest.mark.parametrize("template", [chats_made.CHATML, chats_made.GENERATION])
 def test_both_rates_are_printed(tmp_path, capsys, template):
     (tmp_path / "made.jinja").write_text(template, "utf-8")

@@ -18,6 +18,7 @@ def losses():
 
 
 @pytest.mark.long
+@pytest.mark.alike(2)
 @pytest.mark.parametrize(
     "template, kind",
     [

@@ -50,6 +50,7 @@ def test_fast_and_reference_give_the_same_shards(folder):
     assert shards == made.contents(folder / "slow", "shards") and len(shards) > 3
 
 
+@pytest.mark.long
 def test_auto_takes_another_engine_than_one_that_fails_its_proof(folder, monkeypatch, capsys):
     use(monkeypatch, "\r\n")
     made.build(table(), folder, folder / "out")

@@ -103,7 +103,8 @@ def test_each_document_is_whole_in_the_first_length_that_holds_it_and_in_no_othe
         assert read == 3 * kept > 0
 
 
-@pytest.mark.parametrize("tasks", ["causal", pytest.param("ul2r", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("tasks", ["causal", "ul2r"])
 def test_pieces_of_a_decomposed_document_tile_it_over_the_datasets(corpus, whole, tmp_path, tasks):
     folder, sources = corpus
     _, tokens = whole
@@ -123,6 +124,7 @@ def test_pieces_of_a_decomposed_document_tile_it_over_the_datasets(corpus, whole
         assert [start for start, _ in sorted(parts)] == ends[:-1] and ends[-1] == tokens[use]
 
 
+@pytest.mark.long
 def test_workers_arrays_stores_and_kills_change_no_byte(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr("packprep.building.run.LIST_AGAIN_S", 0)
     folder, (web, *_) = corpus

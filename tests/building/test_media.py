@@ -34,6 +34,7 @@ def corpus(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changes", [
     {},
     {"tokenizer": "bpe", "packing": {"pad_seq_to_mult": 8, "algorithm": "next_fit"}, "output": {"columns": "compact"}},

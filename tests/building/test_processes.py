@@ -211,6 +211,7 @@ def leaves_between_two():
     return do
 
 
+@pytest.mark.long
 def test_a_worker_that_ends_with_nothing_to_do_is_named_without_an_item():
     with pytest.raises(
         BuildError, match="^a worker process ended with status 7\nhint: run the same command again"

@@ -34,6 +34,7 @@ from tests.verification.damage import edit_manifest
 # The same bytes
 
 
+@pytest.mark.alike(1)
 @pytest.mark.parametrize("workers", [2, 5])
 def test_fault_22_any_number_of_workers_gives_the_same_bytes(built, tmp_path, workers):
     outcome = made.build(built.table, built.base, tmp_path / "out", workers)
@@ -148,6 +149,7 @@ def test_a_second_build_makes_nothing_and_says_so(built):
     assert made.contents(built.out) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [2, 3, 7])
 def test_where_shards_are_fewer_than_workers_the_line_names_what_gives_each_one_shard(
     tmp_path, monkeypatch, workers
@@ -559,6 +561,7 @@ def test_fault_18_and_21_every_token_of_every_document_is_used_once(built):
     assert len(used) == sum(source["documents"]["used"] for source in ledger.values())
 
 
+@pytest.mark.long
 def test_int32_tokens_are_the_same_tokens(built, tmp_path):
     made.build(
         {**built.table, "output": {**built.table["output"], "token_dtype": "int32"}},

@@ -57,6 +57,7 @@ def sides_of(out):
     return [np.concatenate(part) for part in zip(*found, strict=True)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tasks", [[{"preset": "ul2"}, PREFIX], [SPANS]], ids=["ul2", "spans"])
 def test_both_sums_of_each_row_fit_in_every_epoch_and_the_tighter_side_is_full(
     corpus, tmp_path, tasks

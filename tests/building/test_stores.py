@@ -441,7 +441,8 @@ def few_shards(folder, word="aaaa", n=80):
     return table, of_store(table)
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.alike(1)
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_changed_byte_of_a_store_ends_a_build_and_is_a_fault_of_the_replay(tmp_path, workers):
     table, from_store = few_shards(tmp_path)
     made.build(from_store, tmp_path, tmp_path / "sound")

@@ -202,6 +202,7 @@ def test_a_plain_segment_has_the_same_loss_beside_supervised_documents(tmp_path)
     assert losses[0] == losses[1] and 0 in {task for task, _ in losses[0]}
 
 
+@pytest.mark.long
 def test_many_spans_of_one_document_fall_into_many_segments(tmp_path):
     """Every third token is trained, in whatever order the spans stand."""
     n = 60_000

@@ -41,7 +41,7 @@ def check_refusal(ended, out: Path, said: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("number", ERRORS, ids=lambda number: errno.errorcode[number])
 def test_fault_24_an_error_of_any_call_stops_the_build_says_why_and_it_goes_on_later(

@@ -27,6 +27,7 @@ def stamps(out):
 
 
 @pytest.mark.long
+@pytest.mark.alike(3)
 @pytest.mark.parametrize("workers", [(1, 1), (2, 1), (2, 2)])
 @pytest.mark.parametrize("offset_s", [0, 0.3])
 def test_two_commands_at_the_same_time_give_the_bytes_of_one(plain, folder, workers, offset_s):
@@ -50,7 +51,7 @@ def test_two_commands_at_the_same_time_give_the_bytes_of_one(plain, folder, work
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_two_builds_interleaved_call_by_call(plain, folder, workers, every, record_property):
     """One is stopped before a call, the other makes the whole dataset and tidies up, the first goes

@@ -51,7 +51,7 @@ def masks():
 
 def columns_of(begin, n, key, epoch, first_slot):
     """Return the columns that kernels take."""
-    return BodySlots(begin, Bodies(n, key, np.full(len(n), -1), epoch), first_slot)
+    return BodySlots(begin, Bodies(n, key, np.full(len(n), -1), epoch=epoch), first_slot)
 
 
 def ids(sentinels):
@@ -111,7 +111,7 @@ def test_tokens_stand_where_the_kernels_put_them(density, mean, count, roll):
         )
 
 
-@pytest.mark.parametrize("epochs", [1000, 3000])
+@pytest.mark.parametrize("epochs", [1000, pytest.param(3000, marks=pytest.mark.campaign)])
 def test_every_mask_is_as_likely_over_segments_and_over_epochs(epochs):
     every, key = numbers(masks()), KEYS
     for epoch in (0, 5):
@@ -126,7 +126,8 @@ def test_every_mask_is_as_likely_over_segments_and_over_epochs(epochs):
 
 
 @pytest.mark.long
-def test_under_a_roll_a_segment_keeps_its_kind_and_every_rotation_of_it_is_as_likely():
+@pytest.mark.parametrize("epochs", [2000, pytest.param(6000, marks=pytest.mark.campaign)])
+def test_under_a_roll_a_segment_keeps_its_kind_and_every_rotation_of_it_is_as_likely(epochs):
     law = {**LAW, "random_roll": True}
     rotated = np.concatenate([np.roll(masks(), -offset, axis=1) for offset in range(N)])
     kinds, key = cuts_a_span(rotated), KEYS
@@ -143,14 +144,14 @@ def test_under_a_roll_a_segment_keeps_its_kind_and_every_rotation_of_it_is_as_li
     for kind in (False, True):
         one = key[np.flatnonzero(stored == kind)[:1]]
         every, weights = np.unique(numbers(rotated[kinds == kind]), return_counts=True)
-        own = np.concatenate([numbers(drawn(law, one, epoch)) for epoch in range(1, 6001)])
+        own = np.concatenate([numbers(drawn(law, one, epoch)) for epoch in range(1, epochs + 1)])
         counts = np.array([(own == number).sum() for number in every])
         assert counts.sum() == len(own) and not is_improbable(
             counts, len(own) * weights / weights.sum()
         )
 
 
-@pytest.mark.parametrize("epochs", [550, 2200])
+@pytest.mark.parametrize("epochs", [550, pytest.param(2200, marks=pytest.mark.campaign)])
 def test_every_pivot_is_as_likely(epochs):
     own = Stretches(KEYS, np.full(len(KEYS), N), np.arange(len(KEYS)) * 100)
     stored, anew = (
@@ -215,7 +216,8 @@ def test_cuts_are_found_where_the_kernels_made_them_and_go_where_they_make_other
 
 
 @pytest.mark.long
-def test_every_pair_of_cuts_is_as_likely_in_both_orders():
+@pytest.mark.parametrize("drawn", [1500, pytest.param(6000, marks=pytest.mark.campaign)])
+def test_every_pair_of_cuts_is_as_likely_in_both_orders(drawn):
     law, n = cut_law(text_safe=False), np.full(len(KEYS), 5)
     special = SpecialIds(SENTINELS[:0], (PRE, MID, SUF), NONE)
 
@@ -239,7 +241,7 @@ def test_every_pair_of_cuts_is_as_likely_in_both_orders():
         found = counts_of(key, epochs)
         check_cuts(found, pairs, moved)
     one = KEYS[np.flatnonzero(placed.slots > 5)[:1]]
-    check_cuts(counts_of(one, range(1, 6001)), pairs, 6000)
+    check_cuts(counts_of(one, range(1, drawn + 1)), pairs, drawn)
     still = KEYS[np.flatnonzero(placed.slots == 5)[:1]]
     assert not counts_of(still, range(1, 201)).any()
 

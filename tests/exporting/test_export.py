@@ -48,6 +48,7 @@ def own(known, tmp_path):
     return shutil.copytree(known("repeated").out, tmp_path / "dataset")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
 def test_the_command_as_a_user_types_it(known, tmp_path, form):
     said = packprep(*command(known("repeated"), tmp_path / "out", form))
@@ -312,7 +313,7 @@ def test_an_export_that_a_signal_stops_leaves_no_temporary_and_goes_on(known, tm
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("form", FORMS)
 def test_an_export_killed_at_any_call_goes_on_to_the_same_bytes(known, tmp_path, form, every):
     calls = disturbed.run(

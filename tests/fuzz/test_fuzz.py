@@ -72,9 +72,9 @@ def test_the_runner_counts_and_says_what_it_found(tmp_path):
         sys.executable,
         "tests/fuzz/run.py",
         "--seconds",
-        "16",
+        "8",
         "--slice",
-        "4",
+        "2",
         "--folder",
         str(tmp_path),
     ]

@@ -74,6 +74,7 @@ def test_it_says_what_the_dataset_says_and_is_the_same_from_anywhere(folder, tmp
     assert card_of(tmp_path / "elsewhere/causal", tmp_path / "b.md") == text
 
 
+@pytest.mark.long
 def test_its_command_makes_the_dataset_again(folder, tmp_path):
     text = card_of(folder / "causal", tmp_path / "a.md")
     recipe, command = (

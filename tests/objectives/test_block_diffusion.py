@@ -227,6 +227,7 @@ def test_patterns_and_ids_are_those_that_automodel_0_7_0_drew():
     assert not is_improbable(recorded, np.full(8, recorded.sum() / 8))
 
 
+@pytest.mark.long
 def test_labels_of_the_next_slot_stand_beside_documents_that_say_what_is_trained(tmp_path):
     """Whose later pieces end with eos or not: their last label is pad, whatever their last
     token."""

@@ -14,6 +14,7 @@ from packprep.recipe import Specials
 from packprep.tokenizer.roles import Needs, resolve_vocabulary
 from tests import made
 from tests.objectives import lengths
+from tests.properties import few_and_many
 from tests.twin import cutting
 from tests.twin.objectives import fill_in_the_middle
 
@@ -48,8 +49,7 @@ def bodies(rendered):
 
 
 @pytest.mark.long
-@given(configurations(seq_length=4096 + 8), st.integers(0, 2**32))
-@settings(max_examples=8)
+@few_and_many(3, 8, configurations(seq_length=4096 + 8), st.integers(0, 2**32))
 def test_length_law_holds_for_every_length_to_4096_and_restore_gives_back_the_tokens(table, seed):
     recipe, tasks = made.mix(table)
     rendered = lengths.render_all(recipe, tasks, made.documents(np.arange(1, 4097), seed))

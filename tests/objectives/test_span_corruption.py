@@ -15,6 +15,7 @@ from packprep.objectives.span_corruption import max_tokens_for, render_with_mask
 from packprep.objectives.tasks import capacities
 from tests import golden, made
 from tests.objectives import lengths
+from tests.properties import few_and_many
 from tests.twin import cutting
 from tests.twin.objectives import span_corruption as span_twin
 
@@ -69,8 +70,7 @@ def test_every_input_and_target_of_t5_ends_with_eos():
 
 
 @pytest.mark.long
-@given(configurations(seq_length=3 * 4096 + 8), st.integers(0, 2**32))
-@settings(max_examples=12)
+@few_and_many(5, 12, configurations(seq_length=3 * 4096 + 8), st.integers(0, 2**32))
 def test_length_law_holds_for_every_length_to_4096_and_restore_gives_back_the_tokens(
     configuration, seed
 ):

@@ -165,6 +165,7 @@ def test_names_are_taken_as_they_are(cluster, small, out, name):
 
 
 @pytest.mark.long
+@pytest.mark.alike(1)
 @pytest.mark.parametrize("command", ["build", "tokenize"])
 def test_tasks_that_are_killed_cancelled_requeued_and_preempted_and_the_redo_list_of_the_rest(
     cluster, small, out, command

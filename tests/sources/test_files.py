@@ -117,6 +117,7 @@ def test_counting_pieces_of_lines_and_texts_opens_no_file():
 
 
 @pytest.mark.long
+@pytest.mark.alike(1)
 @pytest.mark.parametrize("ending", [".jsonl", ".jsonl.zst"])
 def test_a_hundred_thousand_files_are_planned_in_little_memory(monkeypatch, ending):
     scale = script("scale")

@@ -455,6 +455,8 @@ def slow(server) -> Iterator[Slow]:
     way.close()
 
 
+@pytest.mark.long
+@pytest.mark.alike(2)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_build_on_s3_has_the_bytes_of_a_local_one_and_verifies(either, bucket, workers, tmp_path):
     plain = either
@@ -516,6 +518,7 @@ def test_a_dataset_on_s3_is_built_of_a_token_store_there(plain, tokens, bucket, 
 
 
 @pytest.mark.long
+@pytest.mark.alike(1)
 def test_array_tasks_on_s3_share_a_build_and_the_last_publishes(either, bucket):
     plain, tasks = either, []
     for index in range(3):
@@ -539,6 +542,7 @@ def test_array_tasks_on_s3_share_a_build_and_the_last_publishes(either, bucket):
 
 
 @pytest.mark.long
+@pytest.mark.alike(1)
 def test_two_builds_at_once_on_s3_give_the_bytes_of_one(either, bucket):
     plain, commands = either, []
     for workers in (1, 2):
@@ -574,8 +578,10 @@ def kill_when_sent(plain, slow, url: str, sent: int, workers: int = 1) -> None:
     slow.wait()
 
 
+@pytest.mark.long
+@pytest.mark.alike(2)
 @pytest.mark.parametrize(
-    "sent, workers", [(20_000, 1), (60_000, 1), (110_000, 1), (130_000, 2), (170_000, 1)]
+    "sent, workers", [(20_000, 1), (60_000, 1), (130_000, 2), (110_000, 1), (170_000, 1)]
 )
 def test_fault_23_a_build_killed_while_it_uploads_tells_the_truth_and_goes_on(
     plain, bucket, slow, sent, workers
@@ -587,6 +593,7 @@ def test_fault_23_a_build_killed_while_it_uploads_tells_the_truth_and_goes_on(
 
 
 @pytest.mark.long
+@pytest.mark.alike(1)
 @pytest.mark.parametrize("sent, workers", [(8_000, 1), (40_000, 2), (60_000, 1)])
 def test_a_token_store_killed_while_it_uploads_tells_the_truth_and_goes_on(
     tokens, bucket, slow, sent, workers
@@ -609,6 +616,7 @@ def test_fault_23_a_build_killed_amid_an_upload_in_parts_leaves_no_shard(bucket,
     assert said.status == 0 and objects(bucket) == large.expected, said.err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["build", "status", "verify", "inspect"])
 def test_wrong_credentials_and_no_such_bucket_are_one_clear_error(plain, bucket, command):
     def refused(url: str, **changes: str) -> str:

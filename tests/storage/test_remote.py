@@ -110,7 +110,7 @@ def wins(folders: list[Remote], times: int) -> list[list[int]]:
     return won
 
 
-@pytest.mark.parametrize("times", [20, pytest.param(1000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [20, pytest.param(1000, marks=pytest.mark.campaign)])
 def test_of_two_publishers_at_once_one_wins_each_time(folder, times):
     folders = [folder, Remote(folder.url)]
     for i, one in enumerate(wins(folders, times)):
@@ -276,6 +276,7 @@ def test_no_partial_object_shows_its_name(s3, tmp_path):
     assert folder.list() == [("f", 6)] and folder.read("f") == b"before"
 
 
+@pytest.mark.long
 def test_a_process_that_ends_in_an_upload_publishes_nothing(s3, tmp_path):
     folder = Remote(f"s3://{BUCKET}/{tmp_path.name}")
     ended = run_python(
@@ -289,6 +290,7 @@ def test_a_process_that_ends_in_an_upload_publishes_nothing(s3, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.alike(2)
 @pytest.mark.parametrize("after", [0, 100_000, 3_000_000])
 def test_reads_go_on_after_lost_connections(s3, breaking, tmp_path, after):
     Remote(f"s3://{BUCKET}/{tmp_path.name}").write("f", PARTS)

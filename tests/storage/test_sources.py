@@ -43,6 +43,7 @@ def local(corpus, tmp_path_factory):
     return out
 
 
+@pytest.mark.long
 def test_the_bytes_are_the_same(s3, corpus, local, tmp_path):
     remote = Remote(f"s3://{BUCKET}/{tmp_path.name}/corpus")
     upload(corpus[0], remote)

@@ -38,7 +38,9 @@ def every_kind(tmp_path_factory):
     )
 
 
-@pytest.mark.parametrize("epochs", [(1, LAST), (2, 1_000_000)])
+@pytest.mark.parametrize(
+    "epochs", [(1, LAST), pytest.param((2, 1_000_000), marks=pytest.mark.campaign)]
+)
 def test_every_kind_of_task(every_kind, epochs):
     holds(every_kind, epochs)
 
@@ -61,8 +63,14 @@ def test_every_law_of_blocks(tmp_path, columns):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("preset", presets())
-@pytest.mark.parametrize("append_eos", made.ENDS)
+@pytest.mark.parametrize(
+    "preset, append_eos",
+    [  # each preset with one of the ends; a campaign has the others
+        pytest.param(preset, end, marks=() if i % len(made.ENDS) == k else pytest.mark.campaign)
+        for i, preset in enumerate(presets())
+        for k, end in enumerate(made.ENDS)
+    ],
+)
 def test_every_preset(tmp_path, preset, append_eos):
     made.write_lines(tmp_path / "a.jsonl", made.texts(40, 7, mean_bytes=400))
     tasks = [{"preset": preset}]
@@ -74,6 +82,7 @@ def test_every_preset(tmp_path, preset, append_eos):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("epochs", [(2,), pytest.param((1, 1_000_000), marks=pytest.mark.campaign)])
 @pytest.mark.parametrize(
     "changes",
     [
@@ -89,8 +98,8 @@ def test_every_preset(tmp_path, preset, append_eos):
     ],
     ids=["padded", "truncate", "concat", "short", "compact"],
 )
-def test_every_rule_of_cutting_and_packing(tmp_path, changes):
-    holds(built(tmp_path, **changes))
+def test_every_rule_of_cutting_and_packing(tmp_path, changes, epochs):
+    holds(built(tmp_path, **changes), epochs)
 
 
 @pytest.mark.long

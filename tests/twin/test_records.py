@@ -168,7 +168,7 @@ def test_any_record_is_to_the_twin_what_it_is_to_the_package(record, keys):
     check(record, keys)
 
 
-@pytest.mark.long
+@pytest.mark.campaign
 @settings(max_examples=20_000, deadline=None)
 @given(made, asked)
 def test_any_of_many_records_is_to_the_twin_what_it_is_to_the_package(record, keys):

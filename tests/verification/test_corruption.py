@@ -11,7 +11,7 @@ from packprep.errors import PackprepError
 from tests.verification.damage import copied, made, report_of
 from tests.verification.hostile import in_child, read_all
 
-CORRUPTIONS, ALL = 300, 1000
+CORRUPTIONS, ALL = 150, 1000
 RECIPES = {
     "causal and ul2r": {},
     "in place": {"tasks": [{"preset": p} for p in ("mlm", "mdlm", "duo", "bd3", "causal")]},

@@ -112,6 +112,7 @@ def test_an_honest_build_has_no_fault(tmp_path, small_sample, name):
 
 
 @pytest.mark.long
+@pytest.mark.alike(2)
 @pytest.mark.parametrize("part", range(6))
 def test_random_honest_builds_have_no_fault(tmp_path, small_sample, part):
     chance = random.Random(part)

@@ -128,6 +128,7 @@ def test_an_array_of_tasks_builds_all_of_it_again(dataset):
     ]
 
 
+@pytest.mark.long
 def test_workers_and_a_bar_on_a_terminal(dataset):
     """The same verdict by two processes, with a bar on stderr, and nothing of it on stdout."""
     here, there = pty.openpty()
