@@ -63,9 +63,9 @@ def test_dense_mask_is_the_numpy_one_for_every_kind_of_segment(first, second):
 
 def test_half_of_what_blocks_need_is_refused():
     ids = np.ones((1, 8), np.int32)
-    for given in ({"position_ids": ids}, {"block_lengths": ids}, {"block_starts": ids}):
+    for columns in ({"position_ids": ids}, {"block_lengths": ids}, {"block_starts": ids}):
         with pytest.raises(ArgumentError, match="either block_lengths or block_starts"):
-            dense_mask(ids, None, **given)
+            dense_mask(ids, None, **columns)
 
 
 @settings(max_examples=50)
