@@ -105,7 +105,7 @@ def test_cut_equals_its_twin(configuration, sizes, seed):
         key = facts_key(documents, d)
         found = cutting.cut(size, {**twin, "key": key})
         left_out += not found
-        expected += [(d, *map(int, segment), key(segment[0]), 0, -1) for segment in found]
+        expected += [(d, *map(int, segment), key(segment[0]), 0, -1, 0) for segment in found]
     assert list(zip(*columns_of(segments), strict=True)) == expected
     assert without_segments(segments, sizes) == left_out and not lost.untrained.any()
 
@@ -141,9 +141,10 @@ def test_cut_equals_its_twin_where_documents_say_what_is_trained(configuration, 
             tokens.trained_tokens(as_twin(one), list(range(size))),
         )
         told[d, 0] = sum(end - begin for begin, end in trained.spans)
-        for *segment, first in cutting.cut_supervised(size, trained, {**twin, "key": key}):
-            start, copy = segment[0], segment.pop()
-            expected.append((d, *map(int, segment), key(start), copy, first))
+        for *segment, copy, first, fill in cutting.cut_supervised(
+            size, trained, {**twin, "key": key}
+        ):
+            expected.append((d, *map(int, segment), key(segment[0]), copy, first, fill))
             kept = cutting.trained_in(
                 trained, *segment[:2], recipe.documents.long_answers == "continue"
             )
