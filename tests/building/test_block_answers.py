@@ -11,6 +11,7 @@ from packprep.dataset.loader import open_dataset
 from packprep.errors import PackprepError
 from packprep.removing import remove_documents
 from tests import made
+from tests.dataset.test_blocks import walked
 from tests.test_removing import documents_of, segment_numbers, shards_of, sound, write_list
 
 TEMPLATE = (
@@ -111,6 +112,35 @@ def test_the_twin_gives_the_same_in_every_epoch(folder, tmp_path, variant):
         tokens = source["tokens"]
         lost = tokens["truncated"] + sum(tokens["dropped"].values())
         assert tokens["used"] + lost == tokens["read"]
+
+
+def test_the_loader_gives_where_blocks_begin(folder, tmp_path):
+    """By a walk over the trained slots of each segment."""
+    tasks = [*BOTH, {"objective": "uniform_diffusion"}]
+    table = table_of(folder, tasks, {"prepend_bos": True}, WITH_PLAIN)
+    made.build({**table, "output": {}}, folder, tmp_path / "out")
+    ds, ((_, arrays),) = open_dataset(tmp_path / "out"), shards_of(tmp_path / "out")
+    names = ["tokens", "block_starts", "block_lengths", "position_ids", "segment_ids"]
+    batch = ds.batch(range(len(ds)), columns=names)
+    numbers = segment_numbers(arrays)
+    for g, t in enumerate(arrays["segment_task"].tolist()):
+        mine = numbers == g
+        starts = batch["block_starts"][mine].tolist()
+        if t not in (0, 1):
+            assert not any(starts) and not batch["block_lengths"][mine].any()
+            continue
+        half = len(starts) // 2
+        flags = [0] * half
+        for k in range(*arrays["trained_offsets"][g : g + 2]):
+            begin, end = arrays["trained_ranges"][k].tolist()
+            flags[begin:end] = [1] * (end - begin)
+        before = int(arrays["segment_start"][g] == 0)
+        parameters = {"block_length": 7, "block_origin": "segment" if t else "answer"}
+        walk = walked(flags, before, {**parameters, "noise_eos": True})
+        expected = [walk.index(n) if n >= 0 else slot for slot, n in enumerate(walk)]
+        assert starts == expected * 2
+    with pytest.raises(PackprepError, match="ask for the column block_starts too"):
+        ds.batch([0], columns=["tokens", "block_lengths"])
 
 
 @pytest.mark.parametrize("lengths", [[160, 256, 512], [96, 128]])
