@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from packprep.dataset import attention
 from packprep.errors import ArgumentError
 from tests.adapters import rows_made
-from tests.adapters.rows_made import Segment
 from tests.adapters.jax_made import KINDS, alone, batch, decoder, jax, jnp, packed, parameters
+from tests.adapters.rows_made import Segment
 
 from packprep.adapters.jax import block_masks, dense_mask, splash_attention  # isort: skip
 

@@ -93,9 +93,7 @@ def test_blocks_are_those_of_a_walk(made, parameters, gap):
             k += 1
     # The position at which each slot's block begins; a slot of context is a block of its own.
     expected = [
-        walk.index(number) if number >= 0 else t
-        for walk in walks
-        for t, number in enumerate(walk)
+        walk.index(number) if number >= 0 else t for walk in walks for t, number in enumerate(walk)
     ]
     assert block_starts(blocks, half).tolist() == expected
     assert block_starts(blocks, half).dtype == np.int32

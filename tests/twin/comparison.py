@@ -266,9 +266,7 @@ def _differing_names(
     }
     ours = {name for name, is_expected in expected.items() if is_expected}
     stored = {
-        name
-        for name in arrays
-        if not name.startswith("segment_") or name in ("segment_ids", FILL)
+        name for name in arrays if not name.startswith("segment_") or name in ("segment_ids", FILL)
     } - {
         WEIGHTS,
         LOSS_WEIGHTS,

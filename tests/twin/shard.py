@@ -186,7 +186,10 @@ class Twin:
             or any(task["name"] == name or task["name"].startswith(name + "-") for name in named)
         }
         supervised = {
-            t for t in allowed if hasattr(objectives.of(self.tasks[t]["objective"]), "SUPERVISED")
+            t
+            for t in allowed
+            if hasattr(objectives.of(self.tasks[t]["objective"]), "SUPERVISED")
+            and not (self.media and objectives.copies(self.tasks[t]["objective"]) > 1)
         }
         return {
             **{key: given[key] for key in ("name", "sample", "format")},

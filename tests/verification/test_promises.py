@@ -1211,7 +1211,7 @@ def filled_segment(directory, arrays, *tasks, least=2):
 def test_p20_another_number_of_eos_than_fills_the_block(filled_directory, task, change, promise):
     with resigned(filled_directory) as arrays:
         g, row, *_, fill = filled_segment(filled_directory, arrays, task)
-        arrays["segment_fill"][g] += np.uint16(change)
+        arrays["segment_fill"][g] = fill + change
     faults = faults_of(filled_directory)
     assert {(fault["promise"], fault["row"]) for fault in faults} == {(promise, row)}, faults
     assert f"segment {g}: " in faults[0]["message"]

@@ -134,7 +134,10 @@ def resampling_of(manifest: Manifest, read_tokenizer: Callable[[], bytes]) -> Re
         np.array([isinstance(task, kind) for task in by_task]) for kind in (NoisedTask, MovedTask)
     )
     documents = manifest["recipe"].get("documents", {})
-    added = bool(documents.get("prepend_bos", False)), documents.get("append_eos", True) is not False
+    added = (
+        bool(documents.get("prepend_bos", False)),
+        documents.get("append_eos", True) is not False,
+    )
     return Resampling(by_task, in_place, moved, _ids(manifest, noised_tasks), special, *added)
 
 
