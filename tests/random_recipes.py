@@ -184,7 +184,8 @@ def _chats(chance: random.Random) -> list[dict[str, Any]]:
 def recipe_of(seed: int) -> dict[str, Any]:
     """Return a recipe over write_corpus' folder; a fourth have media too, an eighth a large
     source."""
-    recipe = _with_media(_recipe_of(seed), random.Random(f"media {seed}"))
+    recipe = _with_answers(_recipe_of(seed), random.Random(f"answers {seed}"))
+    recipe = _with_media(recipe, random.Random(f"media {seed}"))
     chance = random.Random(f"reasoning {seed}")
     if "chat_template" in recipe["documents"]:
         for key in ("train_reasoning", "train_empty_reasoning"):
@@ -196,6 +197,32 @@ def recipe_of(seed: int) -> dict[str, Any]:
         recipe["sources"] = [*recipe["sources"], {"name": name, **LARGE[name], **kept}]
         recipe["output"]["shard_text_bytes"] = chance.choice([300_000, 5_000_000])
     return recipe
+
+
+def _with_answers(recipe: dict[str, Any], chance: random.Random) -> dict[str, Any]:
+    """Return the recipe with other origins of blocks, and eos that fill them up.
+
+    In a third of the recipes with supervised documents, block diffusion or uniform diffusion takes
+    them instead of the last task.
+    """
+    tasks, names = [*recipe["tasks"]], {source["name"] for source in recipe["sources"]}
+    is_packed = recipe["packing"]["algorithm"] != "concat"
+    is_two_sided = "encoder_length" in recipe["packing"]
+    is_supervised = bool({"spans", "chats", "id_lines"} & names) and "name" not in tasks[-1]
+    if is_supervised and is_packed and not is_two_sided and chance.random() < 1 / 3:
+        tasks[-1] = chance.choice(
+            [
+                {"preset": "duo"},
+                {"objective": "block_diffusion", "block_length": chance.choice([1, 3, 7])},
+                {"objective": "block_diffusion", "block_length": 4, **chance.choice(_BLOCK_LAWS)},
+            ]
+        )
+    for i, task in enumerate(tasks):
+        if task.get("objective") == "block_diffusion":
+            tasks[i] = task | _maybe(chance, "block_origin", ["segment", "answer"], 0.5)
+            if task.get("noise_eos", True) and task.get("block_length", 1000) < 1000:
+                tasks[i] |= _maybe(chance, "eos_fill", ["block"], 0.6)
+    return {**recipe, "tasks": tasks}
 
 
 def _with_media(recipe: dict[str, Any], chance: random.Random) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.ledger import MEDIA, segment_counts, without_counts
+from packprep.building.ledger import ADDED_LATER, MEDIA, segment_counts, without_counts
 from packprep.dataset.attention import RULES
 from packprep.dataset.boundaries import offsets_of, owners
-from packprep.dataset.manifest import is_count
+from packprep.dataset.manifest import ANSWERS, is_count
 from packprep.dataset.segments import Arrays, Segments
 from packprep.documents.reading import Rejected
 from packprep.errors import DatasetError, PlanError
@@ -185,7 +185,8 @@ def without(
     gone = segments.select(removed)
     passes = np.unique(np.stack((gone.source, gone.repeat, gone.file, gone.doc), axis=1), axis=0)
     media_slots, eos = segments.media_slots()[removed], _eos(plan, segments, removed)
-    counted = gone.replace(eos=eos, repeated=gone.eos + gone.repeated - eos)
+    trained = None if segments.trained is None else segments.trained.within(removed)
+    counted = gone.replace(eos=eos, repeated=gone.eos + gone.repeated - eos, trained=trained)
     names = [source.name for source in plan.sources]
     ledger = without_counts(ledger, segment_counts(names, plan.tasks, counted, plan.recipe))
     for s, name in enumerate(names):
@@ -204,6 +205,7 @@ def without(
             entry["slots"][MEDIA] -= count
             if not entry["slots"][MEDIA]:
                 del entry["slots"][MEDIA]
+    _drop_zeros(ledger)
     return *blank(plan.tasks, slots, segments, removed), ledger, passes
 
 
@@ -231,6 +233,16 @@ def _lose(entry: dict[str, Any], documents: int, tokens: int, slots: int) -> Non
         (entry["tokens"]["dropped"], tokens),
     ):
         reasons[REMOVED] = reasons.get(REMOVED, 0) + count
+
+
+def _drop_zeros(ledger: dict[str, Any]) -> None:
+    """Delete the counts of a ledger that are written only if they are not 0."""
+    later = [(entry["slots"]["added"], ADDED_LATER) for entry in ledger["sources"].values()]
+    later += [(entry, (ANSWERS,)) for entry in ledger["tasks"].values()]
+    for counts, kinds in later:
+        for kind in kinds:
+            if counts.get(kind) == 0:
+                del counts[kind]
 
 
 def _eos(plan: Any, segments: Segments, removed: np.ndarray) -> np.ndarray:

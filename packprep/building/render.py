@@ -564,6 +564,7 @@ def target_of(
     before = segments.bos + task.mode
     eos = segments.eos if task.parameters.get("noise_eos", True) else 0
     count = segments.tokens + segments.repeated + eos + segments.fill
+    count = np.where(segments.has_tokens, count, 0)  # Removed documents have no candidates.
     candidates = noise.Candidates(segments.key, first_slot + before, count, segments.row)
     return Target(
         candidates, before, segments.slots // task.objective.copies, trainable, tokens, loss_mask

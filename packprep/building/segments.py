@@ -634,7 +634,9 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
                 _, last, run, _ = _trained_part(spans, turns, span, last_span, start, end)
                 is_ended = last == end - 1
                 if end == total and eos > 0:
-                    is_ended &= supervision.eos_weight[d] > 0 and trained_in(
+                    # The eos may be trained without the token before it.
+                    run = run if is_ended else end
+                    is_ended = supervision.eos_weight[d] > 0 and trained_in(
                         turns, last_span - 1, start
                     )
                 origin = _block_origin(blocks, task, run, start, repeated, bos)

@@ -71,6 +71,16 @@ class TrainedRanges(NamedTuple):
         """The index of each range's segment, int64[k]."""
         return owners(np.diff(self.offsets))
 
+    def within(self, chosen: np.ndarray) -> "TrainedRanges":
+        """Return the ranges of the chosen segments alone, which are numbered again.
+
+        `chosen` is bool[m].
+        """
+        counts = np.diff(self.offsets)
+        kept = np.repeat(chosen, counts)
+        weights = None if self.weights is None else self.weights[kept]
+        return TrainedRanges(offsets_of(counts[chosen]), self.ranges[kept], weights)
+
     def weighted_slots(self) -> np.ndarray:
         """Return how many slots of each segment have a loss weight other than 1, int64[m]."""
         counts = np.zeros(len(self.offsets) - 1, np.int64)

@@ -377,12 +377,17 @@ def thresholds(recipe: Recipe, supervised: bool = False) -> np.ndarray:
     Args:
         recipe: A completed recipe.
         supervised: Whether to count only the tasks that documents with loss_spans or messages may
-            draw. A source without such tasks has a row of zeros.
+            draw. A source without such tasks has a row of zeros. If the recipe has media, tasks
+            that store tokens twice are not counted, because a media span is stored once.
 
     Returns:
         int64[sources, tasks].
     """
-    allowed = [not supervised or REGISTRY[task.objective].supervised for task in recipe.tasks]
+    objectives = [REGISTRY[task.objective] for task in recipe.tasks]
+    allowed = [
+        not supervised or (each.supervised and not (recipe.specials.media and each.copies > 1))
+        for each in objectives
+    ]
     names = [task.name for task in recipe.tasks]
     exact = [Fraction(task.weight) for task in recipe.tasks]
     whole = math.lcm(*(weight.denominator for weight in exact))
@@ -475,7 +480,11 @@ def check_supervised(recipe: Recipe, source: int) -> None:
         or_media = ", or media," if recipe.specials.media else ""
         or_ignore = ', or set documents.loss_spans = "ignore"'
         takers = ", ".join(
-            sorted(name for name, objective in REGISTRY.items() if objective.supervised)
+            sorted(
+                name
+                for name, each in REGISTRY.items()
+                if each.supervised and not (recipe.specials.media and each.copies > 1)
+            )
         )
         raise RecipeError(
             f"source {recipe.sources[source].name!r} has documents with loss_spans or"

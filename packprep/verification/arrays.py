@@ -26,6 +26,7 @@ from packprep.dataset.boundaries import (
     next_token_loss_mask,
     put_block_labels,
     put_clean,
+    ranks,
     read_only,
     segment_ids,
 )
@@ -352,7 +353,11 @@ def _check_form(check: ShardCheck) -> bool:
     for g in np.flatnonzero(wrong):
         message = f"has {slots[g]} slots, {eos[g]} more than its task's length formula without eos"
         check.add_segment("P12", g, message, int(segments.first_slot[g]), int(slots[g]))
-    if wrong.any():
+    wrong = (segments.fill > 0) & (eos != most) & segments.has_tokens
+    for g in np.flatnonzero(wrong):
+        message = f"its last block is filled up, but it has {eos[g]} eos before, instead of {most}"
+        check.add_segment("P12", g, message, value=int(segments.fill[g]))
+    if check.faults.total > before:
         return False
     # Check bos, mode token and eos in the original tokens. A segment that stores x_t and x_0 has
     # them in x_0, its second half.
@@ -370,12 +375,25 @@ def _check_form(check: ShardCheck) -> bool:
             g = which[i]
             in_row = int(slot[g] - (clean[g] if name != "eos" else 0)) % check.seq_length
             check.add_segment("P12", g, f"no {name} in its slot", in_row, int(stored[i]))
+    _check_fill_tokens(check)
     prefix = _prefixes(check)
     for g in np.flatnonzero(prefix != segments.prefix):
         message = f"segment_prefix should be {prefix[g]}"
         check.add_segment("P13", g, message, int(segments.first_slot[g]), int(segments.prefix[g]))
     check_sentinels(check)
     return check.faults.total == before
+
+
+def _check_fill_tokens(check: ShardCheck) -> None:
+    """Check P12: the slots that fill up the last block of a segment have eos in x_0."""
+    segments, filled = check.segments, np.flatnonzero(check.segments.fill)
+    filled = filled[segments.has_tokens[filled]]
+    fill, end = segments.fill[filled], (check.first_slots + segments.slots)[filled]
+    slots = np.repeat(end - fill, fill) + ranks(fill)
+    tokens = check.flat("tokens")[slots]
+    for i in np.flatnonzero(tokens != check.plan.vocabulary.roles.get("eos", -1))[:MAX_LISTED]:
+        message = "should be eos, because it fills up a block"
+        check.add_slot("P12", slots[i], message, int(tokens[i]))
 
 
 def _prefixes(check: ShardCheck) -> np.ndarray:
@@ -523,18 +541,22 @@ def check_parts(check: ShardCheck) -> bool:
             return False
     _check_trained(check)
     _check_blocks(check)
+    if check.faults.total == before:
+        _check_fill(check)
     return check.faults.total == before
 
 
 def _check_trained(check: ShardCheck) -> None:
     """Check P19: trained ranges are inside their segment, in order, and do not overlap.
 
+    If a segment stores its tokens twice, its ranges are inside the first copy.
     Ranges may touch only if their weights differ. Weights must be finite and above 0. If all
     weights of the shard are 1, `trained_weights` must be omitted.
     """
-    trained, slots = check.segments.trained, check.segments.slots
+    trained, segments = check.segments.trained, check.segments
     if trained is None:
         return
+    slots = segments.slots // check.plan.by_task.copies[segments.task]
     ranges, segment, weights = trained.ranges.astype(np.int64), trained.segment, trained.weights
     begins_after = np.full(len(ranges), -1, np.int64)
     is_same = segment[1:] == segment[:-1]
@@ -603,6 +625,45 @@ def _check_blocks(check: ShardCheck) -> None:
     for i in np.flatnonzero(~is_good):
         message = f"block {i}: its level or weight is out of range"
         check.add("P20", message, value=str(blocks.noise[i]))
+
+
+def _check_fill(check: ShardCheck) -> None:
+    """Check P20: eos fill up the last block of a segment only if its task has `eos_fill`.
+
+    The eos are trained, there are fewer of them than slots of a block, and they end a whole block.
+    `segment_fill` must be omitted if nothing is filled up. The trained ranges must be valid.
+    """
+    segments, tasks = check.segments, check.plan.tasks
+    filled = np.flatnonzero(segments.fill > 0)
+    if "segment_fill" in check.arrays and not len(filled):
+        check.add("P20", "every number in segment_fill is 0, so the array must be omitted")
+    if not len(filled):
+        return
+    fill, task, half = segments.fill[filled], segments.task[filled], segments.slots[filled] // 2
+    of_tasks = [each.parameters if each.parameters.get("eos_fill") == "block" else {}
+                for each in tasks]  # fmt: skip
+    length = np.array([parameters.get("block_length", 0) for parameters in of_tasks])[task]
+    counts_from_segment = np.array(
+        [parameters.get("block_origin") == "segment" for parameters in of_tasks]
+    )[task]
+    # Find the run of trained slots that ends each segment.
+    begin, end = np.zeros((2, len(segments)), np.int64)
+    if segments.trained is not None:
+        answers = answers_of_ranges(segments.trained.segment, segments.trained.ranges)
+        begin[answers.segment], end[answers.segment] = answers.begin, answers.end
+    begin, end = begin[filled], end[filled]
+    before = _before_body(check.plan, segments)[filled]
+    origin = np.where(counts_from_segment | (begin <= before), 0, begin)
+    answer_slots = np.where(counts_from_segment, 0, 1)
+    for message, is_wrong in (
+        ("but its task has no eos_fill", length == 0),
+        ("which is not less than its block_length", (length > 0) & (fill >= length)),
+        ("but these slots are not trained", (end != half) | (half - fill - begin < answer_slots)),
+        ("but its last block is not whole", (half - origin) % np.maximum(length, 1) != 0),
+    ):
+        for i in np.flatnonzero(is_wrong)[:MAX_LISTED]:
+            value = int(fill[i])
+            check.add_segment("P20", filled[i], f"segment_fill is {value}, {message}", value=value)
 
 
 NoisedTasks = list[tuple[np.ndarray, Task, NoisedBlocks]]

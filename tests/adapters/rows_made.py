@@ -10,12 +10,32 @@ VOCAB = 61
 
 class Segment(NamedTuple):
     """rule: causal, prefix, both_ways or blocks. size: the prefix, or the block length. gap:
-    padding slots behind it."""
+    padding slots behind it. starts: where the block of each slot of a half begins; none: blocks
+    count from the first slot."""
 
     rule: str
     length: int
     size: int = 0
     gap: int = 0
+    starts: tuple[int, ...] = ()
+
+
+def answers(chance, half, size):
+    """The starts of blocks of up to `size` slots, with context between answers."""
+    starts = []
+    while len(starts) < half:
+        if chance.random() < 0.5:
+            starts.append(len(starts))
+            continue
+        first, n = len(starts), chance.randint(1, min(2 * size, half - len(starts)))
+        starts += [first + t // size * size for t in range(n)]
+    return tuple(starts)
+
+
+def starts_of(segment):
+    """Where the block of each slot of a half begins."""
+    half = segment.length // 2
+    return segment.starts or tuple(t // segment.size * segment.size for t in range(half))
 
 
 def document(segment, rng):
@@ -43,7 +63,7 @@ def seen(segment):
             if segment.rule == "blocks":
                 half = n // 2
                 (q_half, q_at), (k_half, k_at) = divmod(q, half), divmod(k, half)
-                q_block, k_block = q_at // segment.size, k_at // segment.size
+                q_block, k_block = starts_of(segment)[q_at], starts_of(segment)[k_at]
                 if q_half == 0:
                     allowed[q, k] = q_block == k_block if k_half == 0 else k_block < q_block
                 else:
@@ -56,7 +76,7 @@ def seen(segment):
 
 def batch(rows, length, seed=0):
     """A batch of numpy arrays as adapters.torch names them, with prefix_ends −1 and block_lengths
-    where rows have blocks."""
+    where rows have blocks, and block_starts where segments say where their blocks begin."""
     rng = np.random.default_rng(seed)
     names = ("tokens", "labels", "position_ids", "segment_ids", "prefix_ends", "block_lengths")
     made = {name: np.zeros((len(rows), length), np.int64) for name in names}
@@ -85,6 +105,11 @@ def batch(rows, length, seed=0):
             for name, value in values.items():
                 made[name][r, at:end] = value
             at = end + segment.gap
+    if any(segment.starts for segments in rows for segment in segments):
+        made["block_starts"] = np.zeros((len(rows), length), np.int64)
+        for r, at, segment in places(rows):
+            if segment.rule == "blocks":
+                made["block_starts"][r, at : at + segment.length] = starts_of(segment) * 2
     if not made["block_lengths"].any():
         del made["block_lengths"]
     return made

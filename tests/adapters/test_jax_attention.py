@@ -1,5 +1,6 @@
 """Masks and splash attention in JAX, next to packprep's own dense masks."""
 
+import random
 from functools import partial
 
 import numpy as np
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 
 from packprep.dataset import attention
 from packprep.errors import ArgumentError
+from tests.adapters import rows_made
 from tests.adapters.jax_made import KINDS, alone, batch, decoder, jax, jnp, packed, parameters
+from tests.adapters.rows_made import Segment
 
 from packprep.adapters.jax import block_masks, dense_mask, splash_attention  # isort: skip
 
@@ -59,6 +62,20 @@ def test_dense_mask_is_the_numpy_one_for_every_kind_of_segment(first, second):
         assert got.any(axis=1).all()
     causal = np.asarray(dense_mask(columns["segment_ids"]))[:, 0]
     assert np.array_equal(causal, [attention.dense_mask(ids) for ids in columns["segment_ids"]])
+
+
+def test_dense_mask_of_answers_in_blocks_is_that_of_pairs_of_slots():
+    for seed in range(3):
+        chance = random.Random(seed)
+        segments = [Segment("causal", 4), Segment("prefix", 5, 2)][: seed % 3]
+        for n in (12, 6):
+            starts = rows_made.answers(chance, n // 2, 3)
+            segments.append(Segment("blocks", n, 3, chance.randint(0, 1), starts))
+        row = rows_made.batch([segments], 30)
+        names = "segment_ids", "prefix_ends", "position_ids", "block_starts"
+        columns = {name: row[name].astype(np.int32) for name in names}
+        mask, real = np.asarray(dense_mask(**columns))[0, 0], row["segment_ids"][0] > 0
+        assert np.array_equal(mask[real], rows_made.whole_mask([segments], 30)[0][real])
 
 
 def test_half_of_what_blocks_need_is_refused():

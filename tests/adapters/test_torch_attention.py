@@ -32,8 +32,12 @@ def rows(draw, length=40):
             rule = draw(st.sampled_from(["causal", "prefix", "both_ways", "blocks"]))
             n = draw(st.integers(1, min(room, 14)))
             n = max(2, n // 2 * 2) if rule == "blocks" else n
-            size = draw(st.integers(1, n))
-            segments.append(Segment(rule, n, size, gap=draw(st.integers(0, min(2, room - n)))))
+            size, gap = draw(st.integers(1, n)), draw(st.integers(0, min(2, room - n)))
+            starts = ()
+            if rule == "blocks" and draw(st.booleans()):
+                chance = draw(st.randoms(use_true_random=False))
+                starts = rows_made.answers(chance, n // 2, size)
+            segments.append(Segment(rule, n, size, gap, starts))
             room -= n + segments[-1].gap
         made.append(segments)
     return made

@@ -14,6 +14,14 @@ from tests.properties import few_and_many
 from tests.twin import chance, cutting, objectives, tokens
 from tests.twin.reading import Text
 
+FILLED = [
+    {"objective": "block_diffusion", "eos_fill": "block", **changes}
+    for changes in (
+        {"name": "b4", "block_length": 4},
+        {"name": "b3", "block_length": 3, "mode_token": "[NLG]", "shift": True},
+        {"name": "bs", "block_length": 5, "block_origin": "segment"},
+    )
+]
 TASKS = st.lists(
     st.sampled_from(
         [
@@ -105,7 +113,7 @@ def test_cut_equals_its_twin(configuration, sizes, seed):
         key = facts_key(documents, d)
         found = cutting.cut(size, {**twin, "key": key})
         left_out += not found
-        expected += [(d, *map(int, segment), key(segment[0]), 0, -1) for segment in found]
+        expected += [(d, *map(int, segment), key(segment[0]), 0, -1, 0) for segment in found]
     assert list(zip(*columns_of(segments), strict=True)) == expected
     assert without_segments(segments, sizes) == left_out and not lost.untrained.any()
 
@@ -118,14 +126,16 @@ def columns_of(segments):
 @few_and_many(30, 60, recipes(), st.integers(1, 10), st.randoms(use_true_random=False))
 def test_cut_equals_its_twin_where_documents_say_what_is_trained(configuration, count, chance_of):
     table, sentinels = configuration
-    taken = {"causal", "prefix_lm", "masked_diffusion"}
+    taken = {"causal", "prefix_lm", "masked_diffusion", "block_diffusion"}
     table["tasks"] = [task for task in table["tasks"] if task["objective"] in taken] or [
         {"objective": "causal"}
     ]
+    table["tasks"] += chance_of.sample(FILLED, chance_of.choice([0, 1, 2]))
     try:
         recipe, tasks = made.mix(table, made.ids(sentinels))
+        cut(recipe, tasks, made.documents([]))
     except RecipeError as error:
-        assert "cut" in str(error)
+        assert "cut" in str(error) or "eos_fill needs room" in str(error)
         return
     least = recipe.documents.min_tokens
     marked = [conversation(chance_of, max(least, chance_of.randint(1, 400))) for _ in range(count)]
@@ -141,9 +151,10 @@ def test_cut_equals_its_twin_where_documents_say_what_is_trained(configuration, 
             tokens.trained_tokens(as_twin(one), list(range(size))),
         )
         told[d, 0] = sum(end - begin for begin, end in trained.spans)
-        for *segment, first in cutting.cut_supervised(size, trained, {**twin, "key": key}):
-            start, copy = segment[0], segment.pop()
-            expected.append((d, *map(int, segment), key(start), copy, first))
+        for *segment, copy, first, fill in cutting.cut_supervised(
+            size, trained, {**twin, "key": key}
+        ):
+            expected.append((d, *map(int, segment), key(segment[0]), copy, first, fill))
             kept = cutting.trained_in(
                 trained, *segment[:2], recipe.documents.long_answers == "continue"
             )

@@ -15,6 +15,7 @@ import pytest
 
 from packprep.dataset import attention
 from packprep.errors import ArgumentError
+from tests.adapters import rows_made
 
 
 class Layout(NamedTuple):
@@ -455,3 +456,51 @@ def test_thd_pair_of_131072_slots_takes_under_64_bytes_a_slot(causal, window):
         assert peak_bytes(
             lambda given=arguments: attention.thd_pair(*given, n, causal, window)
         ) < 64 * len(ids)
+
+
+def rows_of_answers(seed):
+    """Rows of segments in blocks, of other segments and of gaps."""
+    chance, rows = random.Random(seed), []
+    for _ in range(chance.randint(1, 3)):
+        segments = []
+        for _ in range(chance.randint(0, 4)):
+            half, gap = chance.randint(1, 8), chance.choice([0, 0, 2])
+            if chance.random() < 0.3:
+                segments.append(rows_made.Segment("causal", half, gap=gap))
+                continue
+            size = chance.randint(1, 4)
+            starts = rows_made.answers(chance, half, size) if chance.random() < 0.7 else ()
+            segments.append(rows_made.Segment("blocks", 2 * half, size, gap, starts))
+        rows.append([*segments, rows_made.Segment("blocks", 4, 2, 0, (0, 1))])
+    return rows
+
+
+def test_block_mask_of_answers():
+    for seed in range(200):
+        for segment in (s for row in rows_of_answers(seed) for s in row if s.rule == "blocks"):
+            row = rows_made.batch([[segment]], segment.length)
+            half = np.arange(segment.length) * 2 // segment.length
+            starts = np.array(rows_made.starts_of(segment) * 2)
+            columns = row["segment_ids"][0], row["position_ids"][0], half
+            mask = attention.block_mask(*columns, None, starts)
+            assert np.array_equal(mask, rows_made.seen(segment))
+
+
+def test_block_varlen_numbers_the_blocks_of_each_half():
+    for seed in range(200):
+        rows = rows_of_answers(seed)
+        found = attention.block_varlen(rows_made.batch(rows, 80))
+        numbers, begins = np.full(80 * len(rows), -1), {0, 80 * len(rows)}
+        for r, at, segment in rows_made.places(rows):
+            at += 80 * r
+            half, end = segment.length // 2, at + segment.length
+            begins |= {at, end}
+            if segment.rule == "blocks":
+                begins.add(at + half)
+                starts = rows_made.starts_of(segment)
+                number = [sorted(set(starts)).index(start) for start in starts]
+                numbers[at:end] = number * 2
+        begins |= {80 * r for r in range(len(rows))}
+        says(found["block_ids"], numbers.tolist(), np.int32)
+        says(found["cu_seqlens"], sorted(begins), np.int32)
+        assert found["max_seqlen"] == np.diff(sorted(begins)).max()

@@ -192,16 +192,32 @@ def test_uniform_diffusion_agrees_with_the_twin(
 
 
 level_ranges = ranges.map(lambda r: (min(max(r[0], 2.0**-24), 0.9), max(r[1], 2.0**-24)))
-block_laws = st.tuples(st.sampled_from([*BLOCK_LAWS.values()]), st.booleans()).map(
-    lambda law: {**law[0], "shift": law[1]}
+block_laws = st.builds(
+    lambda law, shift, origin: {**law, "shift": shift, "block_origin": origin},
+    st.sampled_from([*BLOCK_LAWS.values()]),
+    st.booleans(),
+    st.sampled_from(["answer", "segment"]),
 )
+block_lengths = st.integers(1, 5) | st.integers(1, 50)
 
 
-@given(cases(), level_ranges, st.integers(1, 50), epochs, block_laws)
+def with_trainable_bodies(case):
+    """Return the case without flags in front of the segments' candidates: bos and mode token are
+    never trained."""
+    segments, before, tokens, may, dtype, chunk = case
+    if may is not None:
+        may = list(may)
+        for (_, at, _, _), b in zip(segments, before, strict=True):
+            may[at - b : at] = [0] * b
+    return segments, before, tokens, may, dtype, chunk
+
+
+@given(cases(), level_ranges, block_lengths, epochs, block_laws)
 @many
 def test_block_diffusion_agrees_with_the_twin(case, noise_range, block_length, epoch, law):
     parameters = {**BLOCKS, "noise_range": noise_range, "block_length": block_length, **law}
-    segments, before, tokens, _, _, _ = case
+    case = with_trainable_bodies(case)
+    segments, before, tokens, may, _, _ = case
     noised, where = run("block_diffusion", case, parameters, {}, ids_of(), 0, epoch)
     tokens, loss_mask = list(tokens), [0] * len(tokens)
     candidates = [
@@ -211,7 +227,7 @@ def test_block_diffusion_agrees_with_the_twin(case, noise_range, block_length, e
         {"parameters": parameters},
         (MASK, ids_of().ordinary.tolist()),
         candidates,
-        None,
+        may,
         tokens,
         loss_mask,
         epoch,
@@ -220,12 +236,12 @@ def test_block_diffusion_agrees_with_the_twin(case, noise_range, block_length, e
     assert where.tokens.tolist() == tokens
     assert where.loss_mask.tolist() == loss_mask
     assert (noised.blocks is None) == (law.get("noise") == "all")
-    none = (np.zeros(len(segments), np.int64), np.zeros(0), np.zeros(0))
-    counts, level, weight = noised.blocks or none
-    assert counts.tolist() == [len(blocks) for blocks in expected]
-    flat = [block for blocks in expected for block in blocks]
-    assert level.tolist() == [np.float32(t) for t, _ in flat]
-    assert weight.tolist() == [np.float32(w) for _, w in flat]
+    if noised.blocks is not None:
+        counts, level, weight = noised.blocks.blocks.count, *noised.blocks[1:]
+        assert counts.tolist() == [len(blocks) for blocks in expected]
+        flat = [block for blocks in expected for block in blocks]
+        assert level.tolist() == [np.float32(t) for t, _ in flat]
+        assert weight.tolist() == [np.float32(w) for _, w in flat]
     assert (
         noised.level.tolist()
         == [level for level, _, _ in made]
@@ -519,10 +535,10 @@ def test_levels_are_uncorrelated_with_length(stratified):
 def test_block_levels_lie_in_their_range_and_weigh_their_inverse():
     m, length, block = 300, 100, 32
     where = target(arange_segments(some_keys(m, 8), length), np.full(m * length, 7, np.uint16))
-    counts, level, weight = noise.block_diffusion(
+    blocks, level, weight = noise.block_diffusion(
         0, {**BLOCKS, "block_length": block}, {}, ids_of(), where, 0
     ).blocks
-    assert counts.tolist() == [4] * m
+    assert blocks.count.tolist() == [4] * m
     level = level.astype(np.float64)
     assert ((level > 0.3 - 2.0**-24) & (level < 0.8)).all()
     assert np.array_equal(weight, (1 / level).astype(np.float32))

@@ -16,6 +16,7 @@ from tests.dataset.test_noise import (
     MASKED,
     UNIFORM,
     block_laws,
+    block_lengths,
     cases,
     columns,
     epochs,
@@ -23,6 +24,7 @@ from tests.dataset.test_noise import (
     level_ranges,
     ranges,
     share_kinds,
+    with_trainable_bodies,
 )
 
 many = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
@@ -100,11 +102,33 @@ def test_flips_are_numpy_s(case, noise_range, loss_on, epoch, constant):
     )
 
 
-@given(cases(), level_ranges, st.integers(1, 50), epochs, block_laws)
+@given(cases(), level_ranges, block_lengths, epochs, block_laws)
 @many
 def test_blocks_are_numpy_s(case, noise_range, block_length, epoch, law):
     parameters = {**BLOCKS, "noise_range": noise_range, "block_length": block_length, **law}
-    assert_equal(both("block_diffusion", case, parameters, epoch=epoch))
+    assert_equal(both("block_diffusion", with_trainable_bodies(case), parameters, epoch=epoch))
+
+
+@pytest.mark.parametrize("law", BLOCK_LAWS)
+@pytest.mark.parametrize("origin", ["answer", "segment"])
+def test_blocks_of_several_answers_are_numpy_s(law, origin):
+    """Answers of 1 to 300 slots in segments of a thousand, the last of which ends its segment."""
+    segments, before, tokens, _, dtype, chunk = long_case([1000, 1000, 5], 39, "uint16", masks=7)
+    may = [0] * len(tokens)
+    for (_, at, _, _), answers in zip(
+        segments, ([(0, 1), (3, 9), (200, 500), (990, 1000)], [(1, 301), (302, 303)], []),
+        strict=True,
+    ):  # fmt: skip
+        for begin, end in answers:
+            may[at + begin : at + end] = [1] * (end - begin)
+    case = segments, before, tokens, may, dtype, chunk
+    parameters = {**BLOCKS, "block_length": 8, "block_origin": origin, **BLOCK_LAWS[law]}
+    found = both("block_diffusion", case, parameters)
+    assert_equal(found)
+    tokens_now, loss_mask = found[0][0], found[0][1]
+    assert loss_mask.any() and (loss_mask <= np.array(may)).all()
+    changed = tokens_now != np.array(tokens, dtype)
+    assert (changed <= np.array(may, bool)).all()
 
 
 def long_case(lengths, tokens_below, dtype, masks=0):

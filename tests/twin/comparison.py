@@ -22,6 +22,7 @@ from tests.twin.shard import (
 )
 
 ROW_ARRAYS = ("tokens", "labels", "segment_ids", "loss_mask")
+FILL = "segment_fill"  # is there only where one is above 0
 MEDIA = [f"media_{name}" for name in ("offsets", "ref_offsets", "slot", "tokens", "kind", "ref")]
 WEIGHTS = "trained_weights"  # is there only where one is not 1
 LOSS_WEIGHTS = (  # is there in later epochs alone, in the place of what shards store of blocks
@@ -170,6 +171,7 @@ def _header(segment: Segment, one: Rendered) -> dict[str, Any]:
         "segment_task": segment.task,
         "segment_source": document.source,
         "segment_repeat": document.use,
+        FILL: segment.fill,
     }
 
 
@@ -260,10 +262,11 @@ def _differing_names(
         ),
         **dict.fromkeys(("trained_offsets", "trained_ranges"), supervised),
         **dict.fromkeys(MEDIA, has_media),
+        FILL: any(segment.fill for row in of_rows for segment in row),
     }
     ours = {name for name, is_expected in expected.items() if is_expected}
     stored = {
-        name for name in arrays if not name.startswith("segment_") or name == "segment_ids"
+        name for name in arrays if not name.startswith("segment_") or name in ("segment_ids", FILL)
     } - {
         WEIGHTS,
         LOSS_WEIGHTS,
@@ -351,7 +354,13 @@ def _of_segment(
     if segment.task != arrays["segment_task"][g] or segment.key != arrays["segment_key"][g]:
         in_row, alike = [segment.key], [g]
     one = render(twin, segment, in_row, alike.index(g), supervised, epoch)
-    for name, value in _header(segment, one).items():
+    header = _header(segment, one)
+    if FILL not in arrays and not segment.fill:
+        del header[FILL]
+    for name, value in header.items():
+        if name not in arrays:
+            yield Difference(f"the array {name!r} is missing: the twin gives {value}", row)
+            continue
         for difference in _differences_of(name, arrays[name][g : g + 1], [value], reported, None):
             yield difference._replace(message=f"{name}: the twin gives {value}", row=row)
     bound = row + g

@@ -21,6 +21,7 @@ import bisect
 from fractions import Fraction
 
 from tests.twin import chance, objectives
+from tests.twin.objectives import block_diffusion
 
 FORMAT_LIMIT = 65535  # segments in a row: their ids are 16-bit and 0 is padding
 GROUP_ROWS = 256
@@ -94,14 +95,16 @@ def filled(rest, task, bos, recipe):
     return row, rest if rest <= most else min(inner, rest - max(3, recipe["min_tokens"]))
 
 
-def is_elsewhere(n_tokens, recipe):
+def is_elsewhere(n_tokens, recipe, is_supervised=False):
     """Whether a document of n_tokens is of another of the row lengths: it is of the first that
-    holds most of it."""
+    holds most of it, and of the eos that may fill up its last block."""
     if len(recipe["lengths"]) == 1 or recipe["long"] == "decompose":
         return False
     task = len(recipe["tasks"])
     if n_tokens >= 3:
         task = draw_task(recipe["key"](0), recipe["tasks"], recipe["allowed"])
+    if is_supervised:
+        n_tokens += max(filled_length(recipe, task) - 1, 0)
     held = []
     for length in recipe["lengths"]:
         own = {
@@ -244,8 +247,54 @@ def _first_of(message):
     return message[0]
 
 
+def filled_length(recipe, task):
+    """The slots of a block that eos fill up, 0 for a task without such blocks."""
+    parameters = segment_facts([*recipe["tasks"], {"objective": "too_short"}][task])["parameters"]
+    return parameters["block_length"] if parameters.get("eos_fill") == "block" else 0
+
+
+def flags_of(trained, piece, head, n_tokens, rest_trained):
+    """Whether each slot of a piece (start, n, copy, eos) may be trained; head: slots before its
+    body."""
+    start, n, copy, eos = piece
+    flags = [False] * (head + copy + n + (1 if eos else 0))
+    spans = trained_in(trained, start, n, rest_trained)
+    for begin, end, _ in spans:
+        for token in range(begin, end):
+            flags[head + copy + token - start] = True
+    if eos:
+        flags[-1] = eos_weight(trained, spans, start, n, n_tokens, rest_trained) > 0
+    return flags
+
+
+def filling(flags, head, parameters):
+    """How many eos make the last block of a half whole. Where blocks count from answers, only
+    behind a slot that is trained."""
+    if parameters.get("eos_fill") != "block":
+        return 0
+    if parameters["block_origin"] == "answer" and not flags[-1]:
+        return 0
+    block_of_slot = block_diffusion.numbers(len(flags), head, flags, parameters)
+    return parameters["block_length"] - block_of_slot.count(block_of_slot[-1])
+
+
+def before_block(n, flags, head, copy, parameters):
+    """How many of n tokens a piece gets, if behind them an answer goes on: as many as end a block
+    of this answer, at least 3, if it has one that ends; otherwise n. flags: of one token more."""
+    if "block_length" not in parameters or not flags[-1]:
+        return n
+    block_of_slot = block_diffusion.numbers(len(flags), head, flags, parameters)
+    for shorter in range(n, 2, -1):
+        slot = head + copy + shorter
+        if not flags[slot - 1]:
+            break
+        if block_of_slot[slot] != block_of_slot[slot - 1]:
+            return shorter
+    return n
+
+
 def cut_supervised(n_tokens, trained, recipe):
-    """[(start, n, task, bos, eos, copy, first_trained)] of a document, as `cut`.
+    """[(start, n, task, bos, eos, copy, first_trained, fill)] of a document, as `cut`.
 
     trained: as tokens.Trained. Cuts fall on messages' begins where one lies in reach, else as in
     other documents: where roles are known on a user's, or on another's that no answer behind it
@@ -253,8 +302,9 @@ def cut_supervised(n_tokens, trained, recipe):
     for two tails and any place of media. Pieces are left out that train no token, or one alone that
     no slot predicts, and of rows of two sides those of fewer than 3 tokens. No cut falls into a
     place: it falls before it, or behind one with which the piece begins; [] where that does not
-    fit.
-    first_trained: number in the body.
+    fit. No cut falls into a block of an answer, as far as the piece has a whole one of it.
+    first_trained: number in the body. fill: the eos behind the text that make its last block whole;
+    it is cut where they do not fit.
     """
     rest_trained = recipe["long_answers"] == "continue"
     users = {first for first, role in trained.messages if role == "user"}
@@ -271,15 +321,23 @@ def cut_supervised(n_tokens, trained, recipe):
         inner = inner_capacity(recipe, task, bos)
         copy = trained.system if start else 0
         needed = max([2 * min_tail - 1, *(place.end - place.begin for place in trained.media)])
+        needed += filled_length(recipe, task)
         if most - copy < needed or inner - copy < needed:
             copy = 0
         n, eos = rest, ends_in_eos(recipe)
-        if rest > most - copy:
+        facts = segment_facts(
+            [*recipe["tasks"], {"objective": "too_short"}][task], -1 if bos else None
+        )
+        head, parameters = len(objectives.head_and_tail(facts)[0]), facts["parameters"]
+        flags = flags_of(trained, (start, n, copy, eos), head, n_tokens, rest_trained)
+        fill = filling(flags, head, parameters)
+        if rest + fill > most - copy:
             if recipe["long"] == "drop":
                 return segments
             eos = ends_in_eos(recipe, False)
             space = inner - copy
-            n = min(space, rest if recipe["long"] == "truncate" else rest - min_tail)
+            whole = recipe["long"] == "truncate" and fill == 0
+            n, fill = min(space, rest if whole else rest - min_tail), 0
             at_messages = [
                 c
                 for c in trained.cuts
@@ -293,6 +351,9 @@ def cut_supervised(n_tokens, trained, recipe):
                 ]
             if at_messages:
                 n = at_messages[-1] - start
+            elif n < rest:
+                flags = flags_of(trained, (start, n + 1, copy, False), head, n_tokens, rest_trained)
+                n = before_block(n, flags, head, copy, parameters)
             across = next(
                 (place for place in trained.media if place.begin < start + n < place.end), None
             )
@@ -307,7 +368,8 @@ def cut_supervised(n_tokens, trained, recipe):
             ends_trained = eos and eos_weight(trained, spans, start, n, n_tokens, rest_trained)
             only_first = copy == 0 and spans[-1][1] == start + 1 and not ends_trained
             if not (only_first and is_unpredicted(recipe, task, bos)):
-                segments.append((start, n, task, bos, eos, copy, copy + spans[0][0] - start))
+                first = copy + spans[0][0] - start
+                segments.append((start, n, task, bos, eos, copy, first, fill))
         start += n
         if recipe["long"] == "truncate":
             break
@@ -385,7 +447,7 @@ def looked_back_over(trained, cut):
     return following is not None and not trains(trained, following, cut, rest_trained=False)
 
 
-def trainable(slots, head, mode, n, eos, segment, pivot, shift, has_prefix):
+def trainable(slots, head, mode, n, eos, segment, pivot, shift, has_prefix, behind=()):
     """The weight of each of the segment's slots as a target; 0 where its token may be none.
 
     head: slots before the body, the last `mode` of which are a mode token that may be predicted; n:
@@ -393,7 +455,8 @@ def trainable(slots, head, mode, n, eos, segment, pivot, shift, has_prefix):
     eos: the weight of an eos that may be trained, 0 without one; segment: (start, copy, ranges of
     tokens that it trains), None for these where the document says nothing; token i of the body
     stands `shift` slots later from `pivot` on. has_prefix: whether the first token is never
-    predicted: then it is left out where all of the segment's are trained.
+    predicted: then it is left out where all of the segment's are trained. behind: the slots that
+    fill up its last block, which weigh what the last that is trained before them does.
     """
     start, copy, spans = segment
     weights = [0.0] * slots
@@ -412,6 +475,8 @@ def trainable(slots, head, mode, n, eos, segment, pivot, shift, has_prefix):
         weights[head] = 0.0
     if eos:
         weights[head + n + shift] = eos
+    for t in behind:
+        weights[t] = next(weight for weight in reversed(weights[:t]) if weight)
     return weights
 
 

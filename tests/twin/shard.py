@@ -61,6 +61,7 @@ class Segment(NamedTuple):
     copy: int
     first_trained: int | None
     key: int
+    fill: int = 0  # eos behind it that make its last block whole
 
 
 class Rendered(NamedTuple):
@@ -185,7 +186,10 @@ class Twin:
             or any(task["name"] == name or task["name"].startswith(name + "-") for name in named)
         }
         supervised = {
-            t for t in allowed if hasattr(objectives.of(self.tasks[t]["objective"]), "SUPERVISED")
+            t
+            for t in allowed
+            if hasattr(objectives.of(self.tasks[t]["objective"]), "SUPERVISED")
+            and not (self.media and objectives.copies(self.tasks[t]["objective"]) > 1)
         }
         return {
             **{key: given[key] for key in ("name", "sample", "format")},
@@ -354,17 +358,17 @@ def segments_of(twin: Twin, document: Document) -> list[Segment]:
 
     allowed = source["allowed" if document.trained is None else "supervised"]
     recipe = {**twin.cutting, "allowed": allowed, "key": key}
-    if cutting.is_elsewhere(len(document.tokens), recipe):
+    if cutting.is_elsewhere(len(document.tokens), recipe, document.trained is not None):
         return []
     if document.trained is None:
         found: list[tuple] = [
-            (*segment, 0, None) for segment in cutting.cut(len(document.tokens), recipe)
+            (*segment, 0, None, 0) for segment in cutting.cut(len(document.tokens), recipe)
         ]
     else:
         found = cutting.cut_supervised(len(document.tokens), document.trained, recipe)
     return [
-        Segment(document, start, n, task, bool(bos), bool(eos), copy, first_trained, key(start))
-        for start, n, task, bos, eos, copy, first_trained in found
+        Segment(document, start, n, task, bool(bos), bool(eos), copy, first, key(start), fill)
+        for start, n, task, bos, eos, copy, first, fill in found
     ]
 
 
@@ -430,6 +434,8 @@ def facts_of(twin: Twin, segment: Segment) -> dict[str, Any]:
     if segment.task == len(twin.tasks):
         return {"objective": "too_short", "bos": bos, "eos": eos, "pad": pad}
     facts = cutting.segment_facts(twin.tasks[segment.task], bos, eos, segment.key, pad)
+    if segment.fill:
+        facts["fill"] = [twin.roles["eos"]] * segment.fill
     return {**facts, "first_trained": segment.first_trained}
 
 
@@ -510,7 +516,7 @@ def _render(
     blocks: list[tuple[float, float]] = []
     if in_place:
         candidates = CandidateSlots(
-            segment.key, len(head), len(body) + (1 if eos else 0), 0, len(head),
+            segment.key, len(head), len(body) + (1 if eos else 0) + segment.fill, 0, len(head),
             len(slots) // objectives.copies(task["objective"]),
         )  # fmt: skip
         # Levels may be of all the row's segments; the others have no candidates here.
@@ -559,7 +565,9 @@ def own_weights(twin: Twin, segment: Segment, epoch: int) -> tuple[list[float], 
         of_document = (segment.start, segment.copy, spans)
         has_prefix = not in_place and prefix > 0
         sizes = len(slots), len(head), mode, len(body)
-        return cutting.trainable(*sizes, of_end, of_document, pivot, shift, has_prefix)
+        end = len(head) + len(body) + len(tail)
+        behind = range(end - segment.fill, end)
+        return cutting.trainable(*sizes, of_end, of_document, pivot, shift, has_prefix, behind)
 
     if document.trained is None:
         weights = of_slots(None, float(eos))

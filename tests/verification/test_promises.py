@@ -79,6 +79,42 @@ def mixed(tmp_path_factory):
     )
 
 
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    """Block diffusion of documents with answers; eos fill up the last block of each."""
+    folder = tmp_path_factory.mktemp("filled")
+    write_corpus(folder / "in")
+    write_answers(folder / "in/spans.jsonl")
+    blocks = {"objective": "block_diffusion", "block_length": 8, "eos_fill": "block"}
+    return made(
+        folder,
+        sources=[{"name": "spans", "paths": ["spans.jsonl"]}],
+        tasks=[
+            {"name": "answers", **blocks},
+            {"name": "grid", **blocks, "block_origin": "segment"},
+            {"name": "unfilled", **blocks, "eos_fill": "none"},
+            {"name": "all", **blocks, "noise": "all"},
+        ],
+        documents={"prepend_bos": True},
+        output={"shard_text_bytes": 6000},
+    )
+
+
+def write_answers(path):
+    """Documents of 42 to 71 bytes with two answers, of which the second ends the document."""
+    records = []
+    for i in range(300):
+        text = "ask " * (3 + i % 8) + "answer." + " and ask" + " so answer."
+        end = 12 + i % 8 * 4
+        records.append({"text": text, "loss_spans": [[end, end + 7], [end + 15, len(text)]]})
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+@pytest.fixture
+def filled_directory(filled, tmp_path):
+    return copied(filled, tmp_path)
+
+
 @pytest.fixture
 def mixed_directory(mixed, tmp_path):
     return copied(mixed, tmp_path)
@@ -117,8 +153,8 @@ def padding_of(arrays):
     return int(row), int(slot)
 
 
-def test_a_good_dataset_has_no_faults(plain, padded, mixed):
-    for dataset in (plain, padded, mixed):
+def test_a_good_dataset_has_no_faults(plain, padded, mixed, filled):
+    for dataset in (plain, padded, mixed, filled):
         assert faults_of(dataset) == []
         assert faults_of(dataset, replay=-1) == []
 
@@ -1157,6 +1193,94 @@ def test_p20_offsets_of_blocks_that_do_not_ascend(mixed_directory, at, value):
         arrays["block_offsets"][at] = value
     (fault,) = faults_of(mixed_directory)
     assert fault["promise"] == "P20" and "block_offsets does not ascend" in fault["message"]
+
+
+def filled_segment(directory, arrays, *tasks, least=2):
+    """(segment, row, begin, end, fill) of the first segment of the tasks with at least so many
+    filling eos."""
+    row, begin, end = places_of(arrays)
+    for g in segments_of(directory, arrays, *tasks):
+        fill = int(arrays["segment_fill"][g])
+        if fill >= least:
+            return int(g), int(row[g]), int(begin[g]), int(end[g]), fill
+    raise AssertionError("no such segment in this shard")
+
+
+@pytest.mark.parametrize("task", ["answers", "grid", "all"])
+@pytest.mark.parametrize("change, promise", [(1, "P12"), (-1, "P12"), (8, "P20"), (2**15, "P20")])
+def test_p20_another_number_of_eos_than_fills_the_block(filled_directory, task, change, promise):
+    with resigned(filled_directory) as arrays:
+        g, row, *_, fill = filled_segment(filled_directory, arrays, task)
+        arrays["segment_fill"][g] = fill + change
+    faults = faults_of(filled_directory)
+    assert {(fault["promise"], fault["row"]) for fault in faults} == {(promise, row)}, faults
+    assert f"segment {g}: " in faults[0]["message"]
+
+
+@pytest.mark.parametrize("task", ["answers", "grid", "all"])
+def test_p12_no_eos_fills_the_block(filled_directory, task):
+    with resigned(filled_directory) as arrays:
+        g, row, *_ = filled_segment(filled_directory, arrays, task)
+        arrays["segment_fill"][g] = 0
+    faults = faults_of(filled_directory)
+    assert {(fault["promise"], fault["row"]) for fault in faults} == {("P12", row)}, faults
+
+
+def test_p20_a_fill_of_a_task_without_eos_fill(filled_directory):
+    with resigned(filled_directory) as arrays:
+        g = int(segments_of(filled_directory, arrays, "unfilled")[0])
+        arrays["segment_fill"][g] = 1
+        row = int(places_of(arrays)[0][g])
+    faults = faults_of(filled_directory)
+    assert_only(faults, "P20", row=row, value=1, words="but its task has no eos_fill")
+
+
+def test_p20_a_fill_that_is_not_trained(filled_directory):
+    with resigned(filled_directory) as arrays:
+        g, row, *_, fill = filled_segment(filled_directory, arrays, "grid")
+        arrays["trained_ranges"][arrays["trained_offsets"][g + 1] - 1, 1] -= 1
+    faults = faults_of(filled_directory)
+    assert_only(faults, "P20", row=row, value=fill, words="but these slots are not trained")
+
+
+def test_p20_an_answer_whose_last_block_is_not_whole(filled_directory):
+    """Blocks count from another token, and there are as many of them as before."""
+    with resigned(filled_directory) as arrays:
+        g, row, begin, end, fill = filled_segment(filled_directory, arrays, "answers", "all")
+        which = arrays["trained_offsets"][g + 1] - 1
+        arrays["trained_ranges"][which, 0] += 1
+    faults = faults_of(filled_directory)
+    assert_only(faults, "P20", row=row, value=fill, words="but its last block is not whole")
+
+
+def test_p20_no_segment_is_filled_up(mixed_directory):
+    with resigned(mixed_directory) as arrays:
+        arrays["segment_fill"] = np.zeros(len(arrays["segment_key"]), np.uint16)
+    assert_only(faults_of(mixed_directory), "P20", words="every number in segment_fill is 0")
+
+
+@pytest.mark.parametrize("task", ["answers", "grid", "all"])
+def test_p12_a_block_is_filled_up_with_another_token(filled_directory, task):
+    """In x_t, in x_0 and in the labels."""
+    with resigned(filled_directory) as arrays:
+        g, row, begin, end, fill = filled_segment(filled_directory, arrays, task)
+        slot = end - fill + 1
+        for name, at in (("tokens", slot), ("labels", slot), ("labels", slot - (end - begin) // 2)):
+            assert arrays[name][row, at] == EOS
+            arrays[name][row, at] = 65
+        if arrays["tokens"][row, slot - (end - begin) // 2] == EOS:
+            arrays["tokens"][row, slot - (end - begin) // 2] = 65
+    words = "should be eos, because it fills up a block"
+    assert_only(faults_of(filled_directory), "P12", row=row, slot=slot, value=65, words=words)
+
+
+def test_p19_a_range_in_the_clean_half(filled_directory):
+    with resigned(filled_directory) as arrays:
+        g, row, begin, end, _ = filled_segment(filled_directory, arrays, "grid", least=0)
+        which = arrays["trained_offsets"][g + 1] - 1
+        arrays["trained_ranges"][which, 1] = (end - begin) // 2 + 3
+    faults = faults_of(filled_directory)
+    assert_only(faults, "P19", row=row, words="outside its")
 
 
 def test_p24_a_segment_in_a_row_whose_encoder_has_no_room_for_it(tmp_path):

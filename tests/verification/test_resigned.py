@@ -25,6 +25,7 @@ from tests.verification.damage import (
     write_corpus,
 )
 
+FILLED = {"objective": "block_diffusion", "block_length": 8, "eos_fill": "block"}
 RECIPES = {
     "next token": {
         "tasks": [{"preset": "ul2r"}, {"preset": "causal"}],
@@ -36,6 +37,11 @@ RECIPES = {
         "documents": {"prepend_bos": True},
     },
     "supervised": {"tasks": [{"preset": p} for p in ("mlm", "bd3", "prefix_lm", "causal")]},
+    "answers": {
+        "tasks": [
+            {"name": origin, **FILLED, "block_origin": origin} for origin in ("answer", "segment")
+        ]
+    },
 }
 OF_THE_SOURCES = {"tokens", "labels", "trained_ranges", "trained_offsets", "trained_weights"}
 """Arrays whose elements only the sources tell, here and there: a word for a word, a range of
@@ -50,11 +56,12 @@ def datasets():
             folder = folders.mktemp(kind.replace(" ", "_"))
             write_corpus(folder / "in")
             changes = dict(RECIPES[kind])
-            if kind == "supervised":
+            if kind in ("supervised", "answers"):
                 records = [
                     {
                         "text": "ask " * (3 + i % 40) + "answer " * 9,
-                        "loss_spans": [[12 + i, 19 + i], [30 + i, 40 + i, 1 + i % 3]],
+                        "loss_spans": [[12 + i, 19 + i], [30 + i, 40 + i, 1 + i % 3]]
+                        + [[60 + 4 * (i % 40), 75 + 4 * (i % 40)]] * (kind == "answers"),
                     }
                     for i in range(60)
                 ]

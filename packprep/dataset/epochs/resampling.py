@@ -77,6 +77,7 @@ class Resampling(NamedTuple):
     ids: noise.NoiseIds
     special: SpecialIds
     prepend_bos: bool
+    append_eos: bool
 
     @property
     def has_chance(self) -> bool:
@@ -132,8 +133,12 @@ def resampling_of(manifest: Manifest, read_tokenizer: Callable[[], bytes]) -> Re
     in_place, moved = (
         np.array([isinstance(task, kind) for task in by_task]) for kind in (NoisedTask, MovedTask)
     )
-    bos = bool(manifest["recipe"].get("documents", {}).get("prepend_bos", False))
-    return Resampling(by_task, in_place, moved, _ids(manifest, noised_tasks), special, bos)
+    documents = manifest["recipe"].get("documents", {})
+    added = (
+        bool(documents.get("prepend_bos", False)),
+        documents.get("append_eos", True) is not False,
+    )
+    return Resampling(by_task, in_place, moved, _ids(manifest, noised_tasks), special, *added)
 
 
 def _check_objectives(manifest: Manifest) -> None:
@@ -777,6 +782,25 @@ def _trainable(segments: RowSegments) -> np.ndarray | None:
     return fill_slots(begins, lengths, np.ones(len(ranges), np.uint8), 0, segments.size)
 
 
+def _has_eos(rows: _Rows, which: np.ndarray, half: np.ndarray) -> np.ndarray:
+    """Return which segments end with an eos that the build added, bool[k].
+
+    Such a segment has more slots than tokens. With trained ranges, the other slots may also be a
+    system message that the segment repeats, so the last token is compared with eos. The rows must
+    have the original tokens.
+
+    Args:
+        rows: The rows.
+        which: The indices of the segments, int64[k].
+        half: Slots of one copy of each segment, int64[k].
+    """
+    header, special = rows.header, rows.resampling.special
+    has_more = half - header.before[which] > header.tokens[which]
+    last = rows.tokens.reshape(-1)[rows.segments.at[which] + half - 1]
+    ends_in_eos: np.ndarray = has_more & (last == special.eos) & rows.resampling.append_eos
+    return ends_in_eos
+
+
 def _target(rows: _Rows, task: NoisedTask, which: np.ndarray) -> noise.Target:
     """Return the `noise.Target` for segments of one task. `which` has the indices of the segments.
 
@@ -788,9 +812,11 @@ def _target(rows: _Rows, task: NoisedTask, which: np.ndarray) -> noise.Target:
     half = segments.slots[which] // task.copies
     before = header.before[which]
     count = half - before
-    if not task.parameters["noise_eos"] and rows.trainable is None:
-        # Trained ranges already exclude eos if noise_eos is false.
-        count = np.minimum(count, header.tokens[which])
+    if not task.parameters["noise_eos"]:
+        if rows.trainable is None:
+            count = np.minimum(count, header.tokens[which])
+        else:
+            count -= _has_eos(rows, which, half)
     if (count < 0).any():
         raise DatasetError(
             "redraw: a segment has fewer positions than its bos and mode token\n"

@@ -6,6 +6,7 @@ objective, of its name.
     objective    the name of a file here, or "too_short", which is causal without a mode token
     mode         id or None, as bos and eos: the tokens around the body
     bos, eos
+    fill         the eos behind these that fill up its last block, a list
     pad          id, default 0: the label where nothing follows
     key          64-bit key of its chance
     epoch        whose chance that is; 0 where absent: the stored
@@ -94,7 +95,7 @@ def head_and_tail(facts):
     mode = None if facts["objective"] == "too_short" else facts.get("mode")
     head = [token for token in (facts.get("bos"), mode) if token is not None]
     tail = [token for token in (facts.get("eos"),) if token is not None]
-    return head, tail
+    return head, [*tail, *facts.get("fill", ())]
 
 
 def loss_of(length, prefix):

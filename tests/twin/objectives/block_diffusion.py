@@ -2,7 +2,7 @@
 clean.
 
 `parameters` of a segment: noise_range, block_length, canvas, noise, half_life, complementary,
-shift, weighting, noise_eos, block_origin.
+shift, weighting, noise_eos, block_origin, eos_fill.
 """
 
 from tests.twin.chance import (
