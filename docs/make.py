@@ -331,7 +331,7 @@ def block_attention() -> str:
     words = ("ask", "ans", "ans", "ans", "ask", "ans", "ans")
     half, none = np.array([len(words)]), np.zeros(1, np.int64)
     answers = Answers(np.zeros(2, np.int64), np.array([1, 5]), np.array([4, 7]))
-    settings = {"block_length": 2, "noise_eos": True}
+    settings = {"block_length": 2, "block_origin": "answer"}
     blocks = blocks_of(settings, half, none, answers)
     starts = np.tile(block_starts(blocks, half), 2)
     in_x0 = np.repeat([0, 1], len(words))
@@ -705,6 +705,7 @@ PARTS: dict[str, Callable[[], str]] = {
         spans=((2, 5), (7, 9)),
         fill=1,
         block_length=2,
+        block_origin="answer",
         eos_fill="block",
     ),  # fmt: skip
     "block attention": block_attention,

@@ -60,6 +60,7 @@ append_eos = false          # the template already ends each answer with eos
 BLOCK_DIFFUSION = """\
 objective = "block_diffusion"
 block_length = {block_length}
+block_origin = "answer"     # blocks start at each answer, as in sampling
 noise_range = [0.1, 1.0]    # up to 1, because sampling starts from a block of masks only
 eos_fill = "block"          # the model learns to fill the block after the end of an answer
 """

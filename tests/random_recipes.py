@@ -219,7 +219,7 @@ def _with_answers(recipe: dict[str, Any], chance: random.Random) -> dict[str, An
         )
     for i, task in enumerate(tasks):
         if task.get("objective") == "block_diffusion":
-            tasks[i] = task | _maybe(chance, "block_origin", ["segment", "answer"], 0.5)
+            tasks[i] = task | _maybe(chance, "block_origin", ["segment", "answer"], 0.7)
             if task.get("noise_eos", True) and task.get("block_length", 1000) < 1000:
                 tasks[i] |= _maybe(chance, "eos_fill", ["block"], 0.6)
     return {**recipe, "tasks": tasks}

@@ -145,7 +145,7 @@ def blocks_of(
         The blocks.
     """
     length = parameters["block_length"]
-    if answers is None or parameters.get("block_origin", "answer") == "segment":
+    if answers is None or not starts_at_answers(parameters):
         segment = np.arange(len(half))
         begin, end = np.zeros(len(half), np.int64), half.astype(np.int64)
     else:
@@ -243,13 +243,16 @@ def n_answers(
         n_segments: Number of segments, m.
         trained: The trained ranges of the segments.
     """
-    if trained is None or parameters["block_origin"] == "segment":
+    if trained is None or not starts_at_answers(parameters):
         return np.zeros(n_segments, np.int64)
     return np.bincount(
         answers_of_ranges(trained.segment, trained.ranges).segment, minlength=n_segments
     )
 
 
-def starts_at_answers(task: Mapping[str, Any]) -> bool:
-    """Return whether the blocks of a stored block-diffusion task start at each answer."""
-    return task["parameters"].get("block_origin", "answer") == "answer"
+def starts_at_answers(parameters: Mapping[str, Any]) -> bool:
+    """Return whether the blocks of supervised documents start at each answer.
+
+    `parameters` are those of a block-diffusion task.
+    """
+    return bool(parameters.get("block_origin", "none") == "answer")

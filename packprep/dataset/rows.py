@@ -354,7 +354,9 @@ class RowSegments:
     def have_answers(self) -> bool:
         """Whether blocks of these rows may start at answers."""
         tasks = (self.facts.tasks[t] for t in np.flatnonzero(self.facts.in_blocks).tolist())
-        return bool(self._with_ranges) and any(starts_at_answers(task) for task in tasks)
+        return bool(self._with_ranges) and any(
+            starts_at_answers(task["parameters"]) for task in tasks
+        )
 
     @lazy
     def task(self) -> np.ndarray:

@@ -78,6 +78,12 @@ def check(parameters: Mapping[str, Any], where: str) -> None:
             " give\n"
             f"hint: leave complementary or {what} out"
         )
+    if parameters["eos_fill"] == "block" and parameters["block_origin"] == "none":
+        raise RecipeError(
+            f'{where}: eos_fill = "block" fills up blocks of supervised documents, which do not'
+            " draw this task without block_origin\n"
+            'hint: set block_origin = "answer" or "segment", or leave eos_fill out'
+        )
     if parameters["eos_fill"] == "block" and not parameters["noise_eos"]:
         raise RecipeError(
             f'{where}: eos_fill = "block" trains eos, but noise_eos is false\n'
@@ -145,7 +151,7 @@ OBJECTIVE = Objective(
     name=SCHEDULE.name,
     attention=SCHEDULE.attention,
     parameters=SCHEDULE.parameters,
-    supervised=True,
+    supervised=lambda parameters: parameters.get("block_origin", "none") != "none",
     noise=partial(SCHEDULE.draw, write=noise_blocks),
     mean_weight=mean_weight,
     resolve=resolve,

@@ -218,7 +218,8 @@ class Objective:
         parameters: The keys of `[[tasks]]` that the objective reads.
         constant: Whether the number of a body's slots is its number of tokens plus a constant.
             Packing with "concat", which cuts documents at row ends, requires this.
-        supervised: Whether documents with loss_spans or messages may use the objective.
+        supervised: Whether documents with loss_spans or messages may use the objective. A function
+            (parameters) → bool if this depends on the task's parameters.
         body_slots: (task, bodies) → int64[m], the number of slots of each body (the length
             formula). None: the number of tokens.
         most_body_slots: (task, n) → the most slots that a body of n tokens can have. The result
@@ -272,7 +273,7 @@ class Objective:
     attention: str
     parameters: tuple[Parameter, ...] = ()
     constant: bool = False
-    supervised: bool = False
+    supervised: bool | Callable[[Mapping[str, Any]], bool] = False
     body_slots: Callable[[Task, Bodies], np.ndarray] | None = None
     most_body_slots: Callable[[Task, int], int] | None = None
     render: Callable[[Task, BodySlots, np.ndarray, np.ndarray], None] | None = None
@@ -297,6 +298,13 @@ class Objective:
         It is 2 for the attention pattern "block_diffusion", otherwise 1.
         """
         return RULES[self.attention].copies
+
+    def is_supervised(self, parameters: Mapping[str, Any]) -> bool:
+        """Return whether documents with loss_spans or messages may draw a task of this objective.
+
+        `parameters` are those of the task.
+        """
+        return self.supervised(parameters) if callable(self.supervised) else self.supervised
 
     @property
     def later(self) -> dict[str, Any]:

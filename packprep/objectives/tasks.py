@@ -377,16 +377,14 @@ def thresholds(recipe: Recipe, supervised: bool = False) -> np.ndarray:
     Args:
         recipe: A completed recipe.
         supervised: Whether to count only the tasks that documents with loss_spans or messages may
-            draw. A source without such tasks has a row of zeros. If the recipe has media, tasks
-            that store tokens twice are not counted, because a media span is stored once.
+            draw. A source without such tasks has a row of zeros.
 
     Returns:
         int64[sources, tasks].
     """
-    objectives = [REGISTRY[task.objective] for task in recipe.tasks]
     allowed = [
-        not supervised or (each.supervised and not (recipe.specials.media and each.copies > 1))
-        for each in objectives
+        not supervised or REGISTRY[task.objective].is_supervised(task.parameters)
+        for task in recipe.tasks
     ]
     names = [task.name for task in recipe.tasks]
     exact = [Fraction(task.weight) for task in recipe.tasks]
@@ -480,17 +478,21 @@ def check_supervised(recipe: Recipe, source: int) -> None:
         or_media = ", or media," if recipe.specials.media else ""
         or_ignore = ', or set documents.loss_spans = "ignore"'
         takers = ", ".join(
-            sorted(
-                name
-                for name, each in REGISTRY.items()
-                if each.supervised and not (recipe.specials.media and each.copies > 1)
-            )
+            sorted(name for name, each in REGISTRY.items() if each.is_supervised({}))
         )
         raise RecipeError(
             f"source {recipe.sources[source].name!r} has documents with loss_spans or"
             f" messages{or_media} but no task that supports them\n"
-            f"hint: give it a task of {takers}{'' if or_media else or_ignore}"
+            f"hint: give it a task of {takers}, or of block_diffusion with block_origin"
+            f"{'' if or_media else or_ignore}"
         )
+    shares = np.diff(thresholds(recipe, supervised=True)[source], prepend=0)
+    for task in compress(recipe.tasks, shares):
+        if recipe.specials.media and REGISTRY[task.objective].copies > 1:
+            raise RecipeError(
+                f"task {task.name!r} stores tokens twice, but a media span is stored once\n"
+                "hint: leave block_origin out of this task, or media out of the recipe"
+            )
     if recipe.documents.long == "decompose":
         raise RecipeError(
             f"source {recipe.sources[source].name!r} has documents with loss_spans or messages,"

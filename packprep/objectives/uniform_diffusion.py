@@ -192,7 +192,6 @@ OBJECTIVE = Objective(
     name=SCHEDULE.name,
     attention=SCHEDULE.attention,
     constant=True,
-    supervised=True,
     parameters=SCHEDULE.parameters,
     noise=partial(SCHEDULE.draw, write=flip),
     mean_weight=mean_weight,

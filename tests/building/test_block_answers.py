@@ -19,7 +19,12 @@ TEMPLATE = (
     "{% generation %}{{ m.content }}\n{% endgeneration %}{% else %}{{ m.content }}\n{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-ANSWERS = {"name": "answers", "objective": "block_diffusion", "block_length": 7}
+ANSWERS = {
+    "name": "answers",
+    "objective": "block_diffusion",
+    "block_length": 7,
+    "block_origin": "answer",
+}
 GRID = {**ANSWERS, "name": "grid", "block_origin": "segment"}
 BOTH = [{**task, "eos_fill": "block"} for task in (ANSWERS, GRID)]
 ONLY_BODIES = {"noise_eos": False, "noise": "position"}

@@ -16,7 +16,12 @@ from tests.building.test_segments import conversation
 from tests.properties import few_and_many
 
 MIN_TAIL = 3
-TASK = {"objective": "block_diffusion", "block_length": 4, "eos_fill": "block"}
+TASK = {
+    "objective": "block_diffusion",
+    "block_length": 4,
+    "block_origin": "answer",
+    "eos_fill": "block",
+}
 
 
 def cut_of(conversations, begins=None, **table):

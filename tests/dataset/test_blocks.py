@@ -37,7 +37,7 @@ def segments(draw, most=6):
 def walked(flags, before, parameters):
     """The number of each slot's block, −1 outside of blocks."""
     length, half = parameters["block_length"], len(flags)
-    if parameters["block_origin"] == "segment":
+    if parameters["block_origin"] != "answer":
         return [t // length for t in range(half)]
     number, block, t = [-1] * half, -1, 0
     while t < half:
@@ -138,7 +138,9 @@ def test_candidates_are_divided_where_blocks_begin_and_end(made, parameters, mis
 
 def test_the_example_of_candidate_ranges():
     answers = Answers(np.array([0]), np.array([2]), np.array([8]))
-    blocks = blocks_of({"block_length": 3}, np.array([10]), np.array([0]), answers)
+    blocks = blocks_of(
+        {"block_length": 3, "block_origin": "answer"}, np.array([10]), np.array([0]), answers
+    )
     found = candidate_ranges(blocks, np.array([0]), np.array([10]))
     assert found.tolist() == [2, 3, 0, 3, 2]
 

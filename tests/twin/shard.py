@@ -185,12 +185,7 @@ class Twin:
             if named is None
             or any(task["name"] == name or task["name"].startswith(name + "-") for name in named)
         }
-        supervised = {
-            t
-            for t in allowed
-            if hasattr(objectives.of(self.tasks[t]["objective"]), "SUPERVISED")
-            and not (self.media and objectives.copies(self.tasks[t]["objective"]) > 1)
-        }
+        supervised = {t for t in allowed if objectives.is_supervised(self.tasks[t])}
         return {
             **{key: given[key] for key in ("name", "sample", "format")},
             "keys": Keys(

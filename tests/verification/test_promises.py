@@ -85,7 +85,12 @@ def filled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("filled")
     write_corpus(folder / "in")
     write_answers(folder / "in/spans.jsonl")
-    blocks = {"objective": "block_diffusion", "block_length": 8, "eos_fill": "block"}
+    blocks = {
+        "objective": "block_diffusion",
+        "block_length": 8,
+        "block_origin": "answer",
+        "eos_fill": "block",
+    }
     return made(
         folder,
         sources=[{"name": "spans", "paths": ["spans.jsonl"]}],

@@ -831,9 +831,10 @@ BLOCK_DIFFUSION = NoiseSchedule(
         ),
         Parameter(
             "block_origin",
-            "answer",
-            "where the blocks of supervised documents start: at each answer, or at the segment",
-            choices=("answer", "segment"),
+            "none",
+            "where the blocks of supervised documents start: at each answer, or at the segment;"
+            " none: such documents do not draw this task",
+            choices=("none", "answer", "segment"),
             later=True,
         ),
         Parameter(

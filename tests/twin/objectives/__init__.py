@@ -29,7 +29,8 @@ and, where they are needed,
 
     COPIES                          how often the slots stand in the row
     labels(slots, task, pad)        what the slots predict, where that is not each itself
-    SUPERVISED                      True: documents that say what of them is trained may draw it
+    SUPERVISED                      True: documents that say what of them is trained may draw it,
+                                    and of blocks where block_origin is given
     PREFIX_MOVES                    where a prefix is not as long in every epoch
     completed(parameters)           the parameters with what follows from them
     with_ids(parameters, roles, tokenizer)   the parameters with ids of the vocabulary
@@ -53,6 +54,12 @@ def of(objective):
     if name not in NAMES:
         raise ValueError(f"objective {objective!r} has no twin")
     return importlib.import_module(f"{__name__}.{name}")
+
+
+def is_supervised(task):
+    """Whether documents that say what of them is trained may draw a task."""
+    chosen = task["parameters"].get("block_origin") != "none"
+    return hasattr(of(task["objective"]), "SUPERVISED") and chosen
 
 
 def is_in_place(objective):

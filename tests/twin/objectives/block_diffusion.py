@@ -83,7 +83,7 @@ def numbers(half, before, flags, parameters):
     before: the slots of bos and mode token.
     """
     length = parameters["block_length"]
-    if flags is None or parameters["block_origin"] == "segment":
+    if flags is None or parameters["block_origin"] != "answer":
         return [t // length for t in range(half)]
     found, block, t = [None] * half, 0, 0
     while t < half:

@@ -16,9 +16,6 @@ TOLERANCE = 1e-10
 """Of a probability."""
 
 
-SUPERVISED = True
-
-
 def law(n, facts):
     return n
 
