@@ -202,25 +202,25 @@ def recipe_of(seed: int) -> dict[str, Any]:
 def _with_answers(recipe: dict[str, Any], chance: random.Random) -> dict[str, Any]:
     """Return the recipe with other origins of blocks, and eos that fill them up.
 
-    In a third of the recipes with supervised documents, block diffusion or uniform diffusion takes
-    them instead of the last task.
+    In a third of the recipes with supervised documents, block diffusion takes them instead of the
+    last task.
     """
     tasks, names = [*recipe["tasks"]], {source["name"] for source in recipe["sources"]}
     is_packed = recipe["packing"]["algorithm"] != "concat"
     is_two_sided = "encoder_length" in recipe["packing"]
     is_supervised = bool({"spans", "chats", "id_lines"} & names) and "name" not in tasks[-1]
     if is_supervised and is_packed and not is_two_sided and chance.random() < 1 / 3:
-        tasks[-1] = chance.choice(
-            [
-                {"preset": "duo"},
-                {"objective": "block_diffusion", "block_length": chance.choice([1, 3, 7])},
-                {"objective": "block_diffusion", "block_length": 4, **chance.choice(_BLOCK_LAWS)},
-            ]
-        )
+        tasks[-1] = {
+            "objective": "block_diffusion",
+            "block_length": chance.choice([1, 3, 4, 7]),
+            "block_origin": chance.choice(["segment", "answer"]),
+            **chance.choice([{}, *_BLOCK_LAWS]),
+        }
     for i, task in enumerate(tasks):
         if task.get("objective") == "block_diffusion":
-            tasks[i] = task | _maybe(chance, "block_origin", ["segment", "answer"], 0.7)
-            if task.get("noise_eos", True) and task.get("block_length", 1000) < 1000:
+            tasks[i] = _maybe(chance, "block_origin", ["segment", "answer"], 0.3) | task
+            fits = task.get("noise_eos", True) and task.get("block_length", 1000) < 1000
+            if fits and "block_origin" in tasks[i]:
                 tasks[i] |= _maybe(chance, "eos_fill", ["block"], 0.6)
     return {**recipe, "tasks": tasks}
 
