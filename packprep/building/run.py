@@ -169,6 +169,9 @@ def build(
         manifest = _make_and_publish(out, plan, results, len(missing), progress, clock, array[1])
     finally:
         progress.end()
+    if manifest is not None:
+        for warning in _unfilled(plan, manifest):
+            progress.say(f"warning: {warning}")
     others = len(missing_shards(out, plan.digests, range(plan.shards))) if manifest is None else 0
     seconds = ", ".join(f"{stage} {spent:.2f} s" for stage, spent in clock.seconds.items())
     say_stage(f"of all workers: {seconds}")
@@ -176,6 +179,26 @@ def build(
     elapsed, processes = clock.elapsed(), max(worker_count, 1)
     profile = Profile(elapsed, processes, clock.take(), documents, read_bytes, tokens)
     return Outcome(out.location, plan, manifest, len(missing), others, profile)
+
+
+def _unfilled(plan: Plan, manifest: Mapping[str, Any]) -> list[str]:
+    """Return a list with a warning if tasks have eos_fill, but no block was filled up."""
+    ledger = manifest["ledger"]
+    names = [
+        task.name
+        for task in plan.tasks
+        if task.parameters.get("eos_fill") == "block" and ledger["tasks"][task.name]["segments"]
+    ]
+    if not names or any(
+        "eos_fill" in each["slots"]["added"] for each in ledger["sources"].values()
+    ):
+        return []
+    return [
+        f"eos_fill filled up no block of task {', '.join(names)}, because no conversation ends with"
+        " a trained token\n"
+        "hint: if the chat template writes a line break after the last answer, move it into the"
+        " {% generation %} block"
+    ]
 
 
 def _write_plan(
