@@ -78,7 +78,12 @@ class Answers(NamedTuple):
     end: np.ndarray
 
     def of_segments(self, chosen: np.ndarray) -> "Answers":
-        """Return the answers of the segments `chosen`, int64[k], numbered in this order."""
+        """Return the answers of the chosen segments, with new segment numbers.
+
+        Args:
+            chosen: Indices of segments, int64[k], ascending. In the result, segment chosen[i] has
+                the number i.
+        """
         number = np.full(int(self.segment.max(initial=-1)) + 1, -1)
         known = chosen[chosen < len(number)]
         number[known] = np.arange(len(chosen))[chosen < len(number)]
@@ -221,10 +226,16 @@ def put_by_block(
 
 
 def block_starts(blocks: Blocks, half: np.ndarray) -> np.ndarray:
-    """Return for each slot of a half the position at which its block begins, int32[Σ half].
+    """Return for each slot of a half the position at which its block begins.
 
-    `half` has the number of slots of a half of each segment, int64[m]. A slot outside all blocks is
-    a block of one slot.
+    A slot outside all blocks is a block of one slot.
+
+    Args:
+        blocks: The blocks of m segments.
+        half: Number of slots of a half of each segment, int64[m].
+
+    Returns:
+        int32[Σ half].
     """
     starts = ranks(half).astype(np.int32)
     sizes = blocks.end - blocks.begin

@@ -97,7 +97,12 @@ class Facts:
 
     @classmethod
     def of(cls, where: str, manifest: Manifest) -> "Facts":
-        """Return the metadata of a dataset. `where` names it in error messages."""
+        """Return the metadata of a dataset.
+
+        Args:
+            where: The name of the dataset, for error messages.
+            manifest: The manifest of the dataset.
+        """
         return cls(
             where,
             manifest["seq_length"],
