@@ -89,13 +89,13 @@ def _hit_below(key, lengths, threshold, epoch, buffers):
     """
     high, top, hit = buffers.words.view(np.uint8), buffers.top, buffers.hit
     count = np.int64(0)
-    for r in range(lengths.shape[0]):
-        count += lengths[r]
+    for i in range(lengths.shape[0]):
+        count += lengths[i]
     philox_blocks(key, NOISE, epoch, (count + 15) >> 4, buffers.words)
     # Write the high byte of each candidate's threshold to `top`.
     begin = np.int64(0)
-    for r in range(lengths.shape[0]):
-        end, limit = begin + lengths[r], threshold[r]
+    for i in range(lengths.shape[0]):
+        end, limit = begin + lengths[i], threshold[i]
         if limit >= _ONE:  # The high part of the limit would not fit into a byte.
             top[begin:end] = 1
             high[begin:end] = 0

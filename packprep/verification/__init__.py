@@ -125,7 +125,7 @@ PROMISES = {
     ),
     "P20": (
         "block_diffusion has the number of blocks that its slots need, with levels and weights"
-        " in range"
+        " in range. Eos that fill up a block are trained, and this block is whole"
     ),
     "P21": (
         "every document is in the segments of one shard, or in its rejects with a reason, once"
