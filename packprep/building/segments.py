@@ -107,25 +107,8 @@ def cut_limits(recipe: Recipe, tasks: Sequence[Task]) -> CutLimits:
         [[_unpredicted(task, bos) for bos in (0, 1)] for task in tasks], np.int64
     )
     blocks = _block_limits(tasks)
-    _check_fill(recipe, tasks, inner.min(axis=(0, 2)), blocks)
     of_tasks = random_length, unpredicted, blocks
     return CutLimits(drawn, drawn_supervised, capacity, inner, *of_tasks)
-
-
-def _check_fill(
-    recipe: Recipe, tasks: Sequence[Task], room: np.ndarray, blocks: _BlockLimits
-) -> None:
-    """Check that the end of every text and its filled-up block fit into a segment.
-
-    `room`, int64[tasks], has the most tokens of a chunk that is not the last of its text.
-    """
-    least = 2 * recipe.min_tail - 1 + blocks.length
-    for t in np.flatnonzero(blocks.fills & (room < least)).tolist():
-        raise RecipeError(
-            f"task {tasks[t].name!r}: a segment holds {room[t]} tokens, but eos_fill needs room for"
-            f" a block of {blocks.length[t]} and {2 * recipe.min_tail - 1} tokens\n"
-            "hint: increase seq_length, or reduce block_length"
-        )
 
 
 def uncut_tokens(recipe: Recipe, limits: CutLimits) -> int:

@@ -253,6 +253,7 @@ def _check_capacity(recipe: Recipe, task: Task) -> None:
     shortest = replace(recipe, seq_length=recipe.lengths[0])
     most_tokens, needed = capacity(shortest, task, bos, eos), 2 * recipe.min_tail - 1
     if most_tokens >= needed:
+        _check_fill(shortest, task, bos)
         return
     if 0 < documents.max_tokens < needed:
         raise RecipeError(
@@ -268,6 +269,23 @@ def _check_capacity(recipe: Recipe, task: Task) -> None:
         f" document needs at least {needed}, which is 2 × max(3, documents.min_tokens) - 1\n"
         f"hint: raise {key}"
     )
+
+
+def _check_fill(recipe: Recipe, task: Task, bos: int) -> None:
+    """Check that the end of every text and its last block, filled up with eos, fit into a segment.
+
+    Raises:
+        RecipeError: If a segment has less space.
+    """
+    if task.parameters.get("eos_fill") != "block":
+        return
+    length, tail = task.parameters["block_length"], 2 * recipe.min_tail - 1
+    if (room := inner_capacity(recipe, task, bos)) < length + tail:
+        raise RecipeError(
+            f"task {task.name!r}: a segment in rows of seq_length = {recipe.seq_length} holds"
+            f" {room} tokens, but eos_fill needs room for a block of {length} and {tail} tokens\n"
+            "hint: raise seq_length, or reduce block_length"
+        )
 
 
 def capacity(recipe: Recipe, task: Task, bos: int, eos: int) -> int:

@@ -106,7 +106,7 @@ def batch(rows, length, seed=0):
                 made[name][r, at:end] = value
             at = end + segment.gap
     if any(segment.starts for segments in rows for segment in segments):
-        made["block_starts"] = np.zeros((len(rows), length), np.int64)
+        made["block_starts"] = np.full((len(rows), length), -1, np.int64)
         for r, at, segment in places(rows):
             if segment.rule == "blocks":
                 made["block_starts"][r, at : at + segment.length] = starts_of(segment) * 2

@@ -15,7 +15,7 @@ from tests.twin import chance, cutting, objectives, tokens
 from tests.twin.reading import Text
 
 FILLED = [
-    {"objective": "block_diffusion", "eos_fill": "block", **changes}
+    {"objective": "block_diffusion", "block_origin": "answer", "eos_fill": "block", **changes}
     for changes in (
         {"name": "b4", "block_length": 4},
         {"name": "b3", "block_length": 3, "mode_token": "[NLG]", "shift": True},

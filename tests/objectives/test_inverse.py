@@ -42,8 +42,10 @@ def values(parameter):
 
 @st.composite
 def recipes(draw, objective):
-    """A recipe of one task with parameters drawn, or left as they are."""
-    given = {p.name: draw(values(p)) for p in objective.parameters if draw(st.booleans())}
+    """A recipe of one task with parameters drawn, or left as they are. eos_fill is of supervised
+    documents alone."""
+    drawn = [p for p in objective.parameters if p.name != "eos_fill"]
+    given = {p.name: draw(values(p)) for p in drawn if draw(st.booleans())}
     mode = {"mode_token": "[NLG]"} if draw(st.booleans()) else {}
     return {
         "seq_length": draw(st.sampled_from([64, 128])),
