@@ -236,7 +236,10 @@ def _lose(entry: dict[str, Any], documents: int, tokens: int, slots: int) -> Non
 
 
 def _drop_zeros(ledger: dict[str, Any]) -> None:
-    """Delete the counts of a ledger that are written only if they are not 0."""
+    """Delete the counts `eos_fill` and `answers` where they are 0.
+
+    A ledger has these counts only if they are not 0.
+    """
     later = [(entry["slots"]["added"], ADDED_LATER) for entry in ledger["sources"].values()]
     later += [(entry, (ANSWERS,)) for entry in ledger["tasks"].values()]
     for counts, kinds in later:

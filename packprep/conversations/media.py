@@ -314,10 +314,11 @@ def _ids_of_kinds(places: Sequence[MediaPlace], vocabulary: Vocabulary) -> np.nd
 def put_in_chats(
     tokens: Tokens, places: Sequence[Sequence[MediaPlace]], vocabulary: Vocabulary
 ) -> tuple[Tokens, dict[int, MediaPlaces]]:
-    """Repeat the slot tokens in rendered conversations as often as their media spans need.
+    """Repeat each media placeholder of rendered conversations, once per position of its media span.
 
-    The result is as for `put_in`. A conversation is rejected unless it has exactly one slot token
-    for each media span.
+    The placeholder is the slot token of the media kind. The template writes it once per media span,
+    and the span's `tokens` is the number of repetitions. A conversation is rejected unless its slot
+    tokens match its media spans in number, kind and order. The result is as for `put_in`.
     """
     found = slot_tokens(tokens.ids, vocabulary)
     document = np.searchsorted(tokens.offsets, found, "right") - 1

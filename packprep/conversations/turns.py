@@ -585,10 +585,11 @@ def _begins(prefix: Callable[..., str], count: int, text: str) -> dict[int, int]
 
 
 class _Begins(dict[int, int]):
-    """A dict of message number → index of its first character, computed on the first look-up.
+    """A dict of message number → index of the message's first character, filled on demand.
 
-    It has the items that `_begins` returns, except messages that begin at the same character as the
-    message before them.
+    `k in begins` computes the entry of message k, if the dict does not have it yet. The entries are
+    the same as in the result of `_begins`, with one exception: a message that begins at the same
+    character as the previous message has no entry.
     """
 
     def __init__(self, prefix: Callable[..., str], text: str):

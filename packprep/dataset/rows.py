@@ -185,13 +185,15 @@ class RowSegments:
         return [shard.segment_range(row) for shard, row in self.places]
 
     def parts(self, name: str, more: int = 0, rows: int = 0) -> list[np.ndarray]:
-        """Return for each row the entries that an array of its shard has for the row's segments.
+        """Return, for each row, the entries of a shard's array that belong to the row's segments.
 
         Args:
-            name: The name of the array. It has one entry per segment of the shard.
-            more: Number of entries to read in addition, after the entry of each row's last segment.
-            rows: 1 if the array has n + 1 entries for a row of n segments, such as cu_seqlens.
-                Otherwise 0.
+            name: Name of an array with one entry per segment. It may have one extra entry per row,
+                such as cu_seqlens, or one at its end, such as trained_offsets.
+            more: Number of entries to read after the entry of a row's last segment. With 1, the
+                extra entry is read too.
+            rows: 1 if the array has an extra entry per row, otherwise 0. It only shifts the index
+                of a row's first entry.
 
         Returns:
             A list with one array per row.

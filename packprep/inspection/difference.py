@@ -226,7 +226,8 @@ def _shards(here: Sequence[Any], there: Sequence[Any]) -> tuple[dict[str, int], 
     """Compare the digests of shards with the same number.
 
     Return the counts {equal, differing, only_here, only_there}, and the list of the numbers of the
-    differing shards. Shards are only in one dataset if the datasets have different shard counts.
+    differing shards. A shard can be missing from one dataset only if the datasets have different
+    shard counts.
     """
     both = min(len(here), len(there))
     differing = [i for i in range(both) if here[i]["digest"] != there[i]["digest"]]

@@ -500,9 +500,11 @@ def part_lines(part: Slice, keep: Keep | None, decoders: Decoders) -> Iterator[L
 
 
 def line_bytes(part: Slice) -> int:
-    """Return the bytes on disk of the lines that start in a work range.
+    """Return the number of bytes on disk of the lines that start in a work range.
 
-    For a compressed file, these are the bytes of the work range's steps.
+    A compressed file is divided into steps of `step_bytes` compressed bytes. For such a file, the
+    result is the number of compressed bytes in the work range's steps. In other files, a line
+    longer than MAX_LINE_BYTES counts as MAX_LINE_BYTES.
     """
     if part.compression:
         begin, end = part.range(-(-part.size // part.step_bytes))
