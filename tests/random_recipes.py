@@ -219,7 +219,9 @@ def _with_answers(recipe: dict[str, Any], chance: random.Random) -> dict[str, An
     for i, task in enumerate(tasks):
         if task.get("objective") == "block_diffusion":
             tasks[i] = _maybe(chance, "block_origin", ["segment", "answer"], 0.3) | task
-            fits = task.get("noise_eos", True) and task.get("block_length", 1000) < 1000
+            if not task.get("noise_eos", True) and "block_origin" in tasks[i]:
+                tasks[i]["block_origin"] = "segment"
+            fits = task.get("noise_eos", True) and 1 < task.get("block_length", 1000) < 1000
             if fits and "block_origin" in tasks[i]:
                 tasks[i] |= _maybe(chance, "eos_fill", ["block"], 0.6)
     return {**recipe, "tasks": tasks}

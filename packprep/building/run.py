@@ -43,6 +43,7 @@ from packprep.building.planning import Inputs, differences, look_up, make_plan, 
 from packprep.building.processes import Do, Report, available_cpus, in_processes, one_by_one
 from packprep.building.work import make_shard, make_store_shard
 from packprep.clock import Clock, Profile
+from packprep.dataset.manifest import ANSWERS
 from packprep.dataset.mixture import mixture_file
 from packprep.documents.calibration import Estimates
 from packprep.documents.reading import text_digest
@@ -182,12 +183,12 @@ def build(
 
 
 def _unfilled(plan: Plan, manifest: Mapping[str, Any]) -> list[str]:
-    """Return a list with a warning if tasks have eos_fill, but no block was filled up."""
+    """Return a list with a warning if tasks fill up blocks of answers, but filled up none."""
     ledger = manifest["ledger"]
     names = [
         task.name
         for task in plan.tasks
-        if task.parameters.get("eos_fill") == "block" and ledger["tasks"][task.name]["segments"]
+        if task.parameters.get("eos_fill") == "block" and ledger["tasks"][task.name].get(ANSWERS)
     ]
     if not names or any(
         "eos_fill" in each["slots"]["added"] for each in ledger["sources"].values()

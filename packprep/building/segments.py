@@ -115,9 +115,11 @@ def uncut_tokens(recipe: Recipe, limits: CutLimits) -> int:
     """Return the number of tokens up to which `cut` never cuts a supervised document.
 
     The number depends on the drawn task. The result is the minimum over all tasks, or 0 if `cut`
-    may cut a document of any length.
+    may cut a document of any length, or if eos_fill needs the boundaries of all messages.
     """
     if recipe.packing.algorithm == "concat" or recipe.documents.long == "decompose":
+        return 0
+    if (limits.blocks.fills & limits.blocks.from_segment).any():
         return 0
     length, bos = recipe.lengths.index(recipe.seq_length), int(recipe.documents.prepend_bos)
     return max(int((limits.capacity[length, :, bos] - limits.blocks.most_fill).min()), 0)
@@ -534,10 +536,10 @@ def _block_origin(blocks, task, run, start, repeated, bos):
 def _eos_fill(blocks, task, origin, half, is_ended):
     """Return the number of eos that fill up the last block of a chunk of `half` slots.
 
-    With block_origin "answer", only an answer that ends the chunk is filled up (`is_ended`). With
-    "segment", every chunk that ends its text is.
+    The block is filled up only if `is_ended`: with block_origin "answer", if a trained token ends
+    the chunk; with "segment", if the message with the last trained token ends it.
     """
-    if not blocks.fills[task] or not (is_ended or blocks.from_segment[task]):
+    if not blocks.fills[task] or not is_ended:
         return np.int64(0)
     return -(half - origin) % blocks.length[task]
 
@@ -546,8 +548,9 @@ def _eos_fill(blocks, task, origin, half, is_ended):
 def _end_at_block(blocks, task, origin, run, slots_before, start, end):
     """Return the end of the chunk [start, end), moved to the last border of a block in its answer.
 
-    The chunk ends inside the answer that begins at token `run`, and has `slots_before` slots before
-    token `start`. If the chunk has no whole block of the answer, its end stays.
+    The chunk ends inside the answer that begins at token `run`. `slots_before` is the number of
+    slots before token `start`, and of an eos at the end. If the chunk has no whole block of the
+    answer, its end stays.
     """
     length = blocks.length[task]
     if length == 0:
@@ -622,6 +625,9 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
                     is_ended = supervision.eos_weight[d] > 0 and trained_in(
                         turns, last_span - 1, start
                     )
+                if blocks.from_segment[task]:
+                    later = _first_from(messages, boundary, last_boundary, last + 1)
+                    is_ended = last >= 0 and (later == last_boundary or messages[later] >= text_end)
                 origin = _block_origin(blocks, task, run, start, repeated, bos)
                 half = slots_before + end - start + eos
                 fill = _eos_fill(blocks, task, origin, half, is_ended)
@@ -644,7 +650,8 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
                     _, last, run, _ = _trained_part(spans, turns, span, last_span, start, end + 1)
                     if last == end and run < end:
                         origin = _block_origin(blocks, task, run, start, repeated, bos)
-                        end = _end_at_block(blocks, task, origin, run, slots_before, start, end)
+                        around = slots_before + eos
+                        end = _end_at_block(blocks, task, origin, run, around, start, end)
                 # A media span stays whole, because a segment holds all tokens of a medium or none.
                 place = _first_after(places, place, last_place, end)
                 if place < last_place and places[place, 0] < end:

@@ -137,8 +137,7 @@ def blocks_of(
     """Return the blocks of one task's segments.
 
     bos and mode token belong to the first block of an answer that directly follows them, so a
-    document without a prompt has the same blocks as an unsupervised one. With noise_eos = false, an
-    eos directly after an answer belongs to the answer's last block too, and is not noised.
+    document without a prompt has the same blocks as an unsupervised one.
 
     Args:
         parameters: The task's parameters.
@@ -157,8 +156,6 @@ def blocks_of(
         segment, begin = answers.segment, answers.begin
         end = np.minimum(answers.end, half[segment])
         begin = np.where(begin <= before[segment], 0, begin)
-        if not parameters.get("noise_eos", True):
-            end = np.where(end >= half[segment] - 1, half[segment], end)
     n_blocks = np.maximum(-(-(end - begin) // length), 0)
     count = np.bincount(segment, n_blocks, len(half)).astype(np.int64)
     first = np.repeat(begin, n_blocks) + ranks(n_blocks) * length

@@ -507,7 +507,8 @@ class RowSegments:
         """Return for each slot the weight of the trained range that contains its target token.
 
         The target is the token that the slot predicts: the next token, or in same-position tasks
-        the original token of this slot. If the target is outside trained ranges, the weight is 1.
+        without shift the original token of this slot. If the target is outside trained ranges, the
+        weight is 1.
 
         Returns:
             float32[size], or None if no shard of the rows stores trained_weights.
@@ -521,7 +522,8 @@ class RowSegments:
             else RowSegments(self.facts, [self.places[i] for i in which])
         )
         segment, ranges, parts = own.trained()
-        lead = 1 - own.looked_up("task", self.facts.in_place.astype(np.int64))[segment]
+        is_ahead = ~self.facts.in_place | self.facts.shift
+        lead = own.looked_up("task", is_ahead.astype(np.int64))[segment]
         begins, ends = np.maximum(ranges[:, 0] - lead, 0), ranges[:, 1] - lead
         moved = (
             np.array(which) - np.arange(len(which))
@@ -655,8 +657,14 @@ def fill(segments: RowSegments, name: str, values: np.ndarray, with_blocks: bool
         with_blocks: The argument of `RowSegments.prefix_ends`, used for the column prefix_ends.
 
     Raises:
-        DatasetError: If a row is damaged.
+        DatasetError: If a row is damaged, or if block_lengths do not describe its blocks.
     """
+    if name == "block_lengths" and segments.have_answers:
+        raise DatasetError(
+            f"{segments.facts.where}: blocks start at the answers of supervised documents, so"
+            " block_lengths would give a wrong attention mask\n"
+            "hint: ask for the column block_starts instead"
+        )
     places, lacking = segments.places, []
     mapped = places[0][0].io == "mmap"
     for i, (shard, row) in enumerate(places):
@@ -731,12 +739,6 @@ def gather(
     if not places:
         return
     segments, made = RowSegments(facts, places), [name for name in batch if name in MADE_FROM]
-    if "block_lengths" in batch and segments.have_answers:
-        raise DatasetError(
-            f"{facts.where}: blocks start at the answers of supervised documents, so block_lengths"
-            " would give a wrong attention mask\n"
-            "hint: ask for the column block_starts instead"
-        )
     slots = {name: values for name, values in batch.items() if name in SLOTS and name not in AHEAD}
     if "row_cost" in batch:
         np.copyto(batch["row_cost"], segments.costs(), casting="unsafe")

@@ -84,10 +84,21 @@ def check(parameters: Mapping[str, Any], where: str) -> None:
             " draw this task without block_origin\n"
             'hint: set block_origin = "answer" or "segment", or leave eos_fill out'
         )
+    if parameters["block_origin"] == "answer" and not parameters["noise_eos"]:
+        raise RecipeError(
+            f'{where}: block_origin = "answer" noises all trained tokens, but noise_eos is false\n'
+            "hint: leave noise_eos out"
+        )
     if parameters["eos_fill"] == "block" and not parameters["noise_eos"]:
         raise RecipeError(
             f'{where}: eos_fill = "block" trains eos, but noise_eos is false\n'
             "hint: leave one of them out"
+        )
+    if parameters["eos_fill"] == "block" and parameters["block_length"] == 1:
+        raise RecipeError(
+            f'{where}: eos_fill = "block" has no effect, because blocks of 1 position are always'
+            " full\n"
+            "hint: leave eos_fill out"
         )
     if parameters["eos_fill"] == "block" and parameters["block_length"] > 1 << 16:
         raise RecipeError(

@@ -501,15 +501,15 @@ def check_supervised(recipe: Recipe, source: int) -> None:
         raise RecipeError(
             f"source {recipe.sources[source].name!r} has documents with loss_spans or"
             f" messages{or_media} but no task that supports them\n"
-            f"hint: give it a task of {takers}, or of block_diffusion with block_origin"
-            f"{'' if or_media else or_ignore}"
+            f"hint: give it a task of {takers}"
+            + ("" if or_media else f", or of block_diffusion with block_origin{or_ignore}")
         )
     shares = np.diff(thresholds(recipe, supervised=True)[source], prepend=0)
     for task in compress(recipe.tasks, shares):
         if recipe.specials.media and REGISTRY[task.objective].copies > 1:
             raise RecipeError(
                 f"task {task.name!r} stores tokens twice, but a media span is stored once\n"
-                "hint: leave block_origin out of this task, or media out of the recipe"
+                "hint: give documents with media a task of causal, masked_diffusion or prefix_lm"
             )
     if recipe.documents.long == "decompose":
         raise RecipeError(
@@ -559,9 +559,11 @@ def _has_fixed_expectation(parameters: Mapping[str, Any]) -> bool:
     """Return whether each trained token's loss weight is 1 in expectation over the noise.
 
     This holds if all of them are trained with weight 1, or if they are noised with probability p
-    and weighted by 1 / p. With noise = "position", rounding the number of noised tokens of a block
-    makes the share of noised tokens differ from the level.
+    and weighted by 1 / p. With noise = "all", p is 1. With noise = "position", the number of noised
+    tokens of a block is rounded, so their share differs from the level.
     """
+    if parameters.get("noise") == "all":
+        return True
     if parameters.get("canvas") == "uniform" or parameters.get("loss_on") == "all":
         return parameters.get("weighting") == "none"
     return parameters.get("weighting") == "1/p" and parameters.get("noise") != "position"

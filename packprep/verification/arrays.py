@@ -742,8 +742,9 @@ def _check_weights(check: ShardCheck, blocks: NoisedTasks) -> None:
         put_by_block(expected, first_slots[chosen], noised.blocks, noised.weight, int(task.shift))
     trained = segments.trained
     if trained is not None and trained.weights is not None:
-        segment, in_place = trained.segment, check.in_place
-        ranges = trained.ranges.astype(np.int64) - (1 - in_place[segment])[:, None]
+        segment = trained.segment
+        is_ahead = ~check.in_place | check.plan.by_task.shift[segments.task]
+        ranges = trained.ranges.astype(np.int64) - is_ahead[segment].astype(np.int64)[:, None]
         begins = np.maximum(ranges[:, 0], 0)
         expected *= fill_slots(
             first_slots[segment] + begins, ranges[:, 1] - begins, trained.weights, 1, size

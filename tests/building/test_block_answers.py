@@ -32,7 +32,7 @@ WITH_PLAIN = ["chats", "plain"]
 VARIANTS = {
     "filled": {"tasks": BOTH},
     "bodies": {
-        "tasks": [{**ANSWERS, **ONLY_BODIES}, {**GRID, **ONLY_BODIES}],
+        "tasks": [ANSWERS, {**GRID, **ONLY_BODIES}],
         "sources": WITH_PLAIN,
     },
     "plain": {"tasks": [*BOTH, {"objective": "uniform_diffusion"}], "sources": WITH_PLAIN},
@@ -141,11 +141,15 @@ def test_the_loader_gives_where_blocks_begin(folder, tmp_path):
             flags[begin:end] = [1] * (end - begin)
         before = int(arrays["segment_start"][g] == 0)
         parameters = {"block_length": 7, "block_origin": "segment" if t else "answer"}
-        walk = walked(flags, before, {**parameters, "noise_eos": True})
+        walk = walked(flags, before, parameters)
         expected = [walk.index(n) if n >= 0 else slot for slot, n in enumerate(walk)]
         assert starts == expected * 2
-    with pytest.raises(PackprepError, match="ask for the column block_starts instead"):
-        ds.batch([0], columns=["tokens", "block_lengths"])
+    for ask in (
+        lambda: ds.batch([0], columns=["tokens", "block_lengths", "block_starts"]),
+        lambda: ds.row(0).block_lengths,
+    ):
+        with pytest.raises(PackprepError, match="ask for the column block_starts instead"):
+            ask()
 
 
 @pytest.mark.parametrize("lengths", [[160, 256, 512], [96, 128]])
@@ -192,3 +196,30 @@ def test_documents_of_recipes_with_media_are_not_stored_twice(tmp_path):
     for some in (tasks, tasks[:1]):
         with pytest.raises(PackprepError, match="stores tokens twice, but a media span"):
             made.build({**recipe, "tasks": some}, tmp_path, tmp_path / "out")
+
+
+def test_the_weight_of_a_shifted_task_is_that_of_the_token_it_predicts(folder, tmp_path):
+    """Also at the first token of an answer, and where two weights meet."""
+    spans = [[2, 4, 0.5], [4, 7, 0.25], [8, 10, 2.0]]
+    line = json.dumps({"text": "a b c d e ", "loss_spans": spans})
+    made.write(folder / "spans.jsonl", line.encode())
+    task = {**ANSWERS, "noise": "all", "shift": True}
+    table = table_of(folder, [task], {"append_eos": False}, ["spans"])
+    made.build(table, folder, tmp_path / "out")
+    sound(tmp_path / "out", twin=True)
+    row = open_dataset(tmp_path / "out").row(0)
+    half = int(row.segments["end"][0]) // 2
+    expected = [0, 0.5, 0.5, 0.25, 0.25, 0.25, 0, 2, 2, 0]
+    assert row.loss_weights[:half].tolist() == expected
+    assert row.loss_mask[:half].tolist() == [int(weight > 0) for weight in expected]
+
+
+@pytest.mark.parametrize("last", [{"role": "user", "content": "thanks"}, None])
+def test_a_conversation_that_ends_with_a_question_is_not_filled(folder, tmp_path, last):
+    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}]
+    line = json.dumps({"messages": [*messages, *([last] if last else [])]})
+    made.write(folder / "ends.jsonl", line.encode())
+    made.build(table_of(folder, BOTH[1:], sources=["ends"]), folder, tmp_path / "out")
+    ((_, arrays),) = shards_of(tmp_path / "out")
+    assert ("segment_fill" in arrays) == (last is None)
+    sound(tmp_path / "out", twin=True)

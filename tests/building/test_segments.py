@@ -126,7 +126,7 @@ def columns_of(segments):
 @few_and_many(30, 60, recipes(), st.integers(1, 10), st.randoms(use_true_random=False))
 def test_cut_equals_its_twin_where_documents_say_what_is_trained(configuration, count, chance_of):
     table, sentinels = configuration
-    taken = {"causal", "prefix_lm", "masked_diffusion", "block_diffusion"}
+    taken = {"causal", "prefix_lm", "masked_diffusion"}
     table["tasks"] = [task for task in table["tasks"] if task["objective"] in taken] or [
         {"objective": "causal"}
     ]

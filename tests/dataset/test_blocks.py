@@ -47,8 +47,6 @@ def walked(flags, before, parameters):
         first, stop = (0 if t <= before else t), t
         while stop < half and flags[stop]:
             stop += 1
-        if not parameters["noise_eos"] and stop == half - 1:
-            stop = half
         for slot in range(first, stop):
             block += (slot - first) % length == 0
             number[slot] = block
@@ -70,7 +68,6 @@ parameters_of = st.fixed_dictionaries(
     {
         "block_length": st.sampled_from([1, 2, 3, 5, 100]),
         "block_origin": st.sampled_from(["answer", "segment"]),
-        "noise_eos": st.booleans(),
     }
 )
 
@@ -185,7 +182,7 @@ def test_blocks_of_tasks_are_joined_and_chosen_again(made, chance_of):
         if task[g] == 2:
             assert one.count.tolist() == [0]
             continue
-        walk = walked(own, b, {"noise_eos": True, **tasks[task[g]]})
+        walk = walked(own, b, tasks[task[g]])
         bounds = {n: [t for t, m in enumerate(walk) if m == n] for n in set(walk) - {-1}}
         assert one.begin.tolist() == [bounds[n][0] for n in sorted(bounds)]
         assert one.end.tolist() == [bounds[n][-1] + 1 for n in sorted(bounds)]

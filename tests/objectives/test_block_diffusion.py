@@ -376,3 +376,24 @@ def _apart(one, other, level):
         share * (1 - share) * (1 / sizes[0] + 1 / sizes[1])
     )
     return z > np.sqrt(-2 * np.log(level / 2))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"eos_fill": "block"}, "do not draw this task without block_origin"),
+        ({"eos_fill": "block", "block_origin": "answer", "block_length": 1}, "always full"),
+        (
+            {"eos_fill": "block", "block_origin": "segment", "noise_eos": False},
+            "noise_eos is false",
+        ),
+        ({"block_origin": "answer", "noise_eos": False}, "noises all trained tokens"),
+        (
+            {"eos_fill": "block", "block_origin": "answer", "block_length": 1 << 17},
+            "up to 65,536 positions",
+        ),
+    ],
+)
+def test_settings_of_conversations_that_exclude_each_other(changes, message):
+    with pytest.raises(RecipeError, match=message):
+        check({**DEFAULTS, **changes}, "task")

@@ -267,20 +267,25 @@ def flags_of(trained, piece, head, n_tokens, rest_trained):
     return flags
 
 
-def filling(flags, head, parameters):
+def filling(flags, head, parameters, trained, piece, rest_trained):
     """How many eos make the last block of a half whole. Where blocks count from answers, only
-    behind a slot that is trained."""
+    behind a slot that is trained; else only behind the message of the last token that is."""
     if parameters.get("eos_fill") != "block":
         return 0
     if parameters["block_origin"] == "answer" and not flags[-1]:
         return 0
+    if parameters["block_origin"] == "segment":
+        ends = [end for _, end, _ in trained_in(trained, *piece, rest_trained)]
+        if not ends or any(cut >= max(ends) for cut in trained.cuts):
+            return 0
     block_of_slot = block_diffusion.numbers(len(flags), head, flags, parameters)
     return parameters["block_length"] - block_of_slot.count(block_of_slot[-1])
 
 
-def before_block(n, flags, head, copy, parameters):
+def before_block(n, flags, head, copy, eos, parameters):
     """How many of n tokens a piece gets, if behind them an answer goes on: as many as end a block
-    of this answer, at least 3, if it has one that ends; otherwise n. flags: of one token more."""
+    of this answer, with an eos where the piece gets one, at least 3, if it has one that ends;
+    otherwise n. flags: of one token more."""
     if "block_length" not in parameters or not flags[-1]:
         return n
     block_of_slot = block_diffusion.numbers(len(flags), head, flags, parameters)
@@ -288,7 +293,8 @@ def before_block(n, flags, head, copy, parameters):
         slot = head + copy + shorter
         if not flags[slot - 1]:
             break
-        if block_of_slot[slot] != block_of_slot[slot - 1]:
+        begin = block_of_slot.index(block_of_slot[slot - 1])
+        if (slot + (1 if eos else 0) - begin) % parameters["block_length"] == 0:
             return shorter
     return n
 
@@ -330,7 +336,7 @@ def cut_supervised(n_tokens, trained, recipe):
         )
         head, parameters = len(objectives.head_and_tail(facts)[0]), facts["parameters"]
         flags = flags_of(trained, (start, n, copy, eos), head, n_tokens, rest_trained)
-        fill = filling(flags, head, parameters)
+        fill = filling(flags, head, parameters, trained, (start, n), rest_trained)
         if rest + fill > most - copy:
             if recipe["long"] == "drop":
                 return segments
@@ -353,7 +359,7 @@ def cut_supervised(n_tokens, trained, recipe):
                 n = at_messages[-1] - start
             elif n < rest:
                 flags = flags_of(trained, (start, n + 1, copy, False), head, n_tokens, rest_trained)
-                n = before_block(n, flags, head, copy, parameters)
+                n = before_block(n, flags, head, copy, eos, parameters)
             across = next(
                 (place for place in trained.media if place.begin < start + n < place.end), None
             )

@@ -639,7 +639,9 @@ def loss_weights(twin: Twin, segment: Segment, one: Rendered, supervised: bool) 
     """What each slot's loss counts: nothing, or its segment's or block's weight times that of what
     the slot predicts."""
     facts = facts_of(twin, segment)
-    ahead = 0 if objectives.is_in_place(facts["objective"]) else 1
+    ahead = 1
+    if objectives.is_in_place(facts["objective"]):
+        ahead = int(bool(facts["parameters"].get("shift")))
     found, block_of_slot = [], []
     if one.blocks:
         half = len(one.slots) // 2

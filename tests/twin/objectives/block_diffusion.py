@@ -95,11 +95,9 @@ def numbers(half, before, flags, parameters):
             t += 1
         if first <= before:
             first = 0
-        end = t if parameters["noise_eos"] or t < half - 1 else half
-        for slot in range(first, end):
+        for slot in range(first, t):
             found[slot] = block + (slot - first) // length
-        block = found[end - 1] + 1
-        t = max(t, end)
+        block = found[t - 1] + 1
     return found
 
 
