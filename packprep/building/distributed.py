@@ -156,10 +156,10 @@ def status_of(
         - missing: The list of the shard numbers that are not finished.
         - published: True if the dataset is published.
         - array: The indices of the array tasks that make the missing shards, such as "0-3,7". Only
-          with `array_count`.
+            with `array_count`.
         - jobs: One dict {script, job} per job that `packprep slurm --submit` submitted.
         - refused: A message if all shards are done, but the dataset cannot be published because too
-          many documents are bad.
+            many documents are bad.
         - redo: The shell command that submits the missing work, if `packprep slurm` wrote scripts.
 
     Raises:

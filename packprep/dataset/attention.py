@@ -630,7 +630,7 @@ def context_parallel(
         - indices, int64: the slots of the padded row that the rank has.
         - cu_seqlens, int32[n + 1]: boundaries of the rank's slots, counted without padding.
         - cu_seqlens_padded, int32[n + 1]: boundaries of the segments in the padded row. The
-          rank's part of each segment has 1 / cp_size of the segment's length.
+            rank's part of each segment has 1 / cp_size of the segment's length.
 
     Raises:
         ArgumentError: If the arguments are invalid, or a segment's length in cu_seqlens_padded is
