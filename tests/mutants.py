@@ -388,6 +388,11 @@ class _Watch:
         )
         settings.load_profile("mutants")
 
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """The tests of `long` come last."""
+        items.sort(key=lambda item: item.get_closest_marker("long") is not None)
+
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
             self.failed.append(report.nodeid)
@@ -406,7 +411,7 @@ def _run_tests(tests: Sequence[str], seconds: float) -> str:
     up."""
     watch = _Watch(seconds)
     status = pytest.main(
-        ["-x", "-q", "-p", "no:cacheprovider", "-m", "not long and not campaign", *tests],
+        ["-x", "-q", "-p", "no:cacheprovider", "-m", "not campaign", *tests],
         plugins=[watch],
     )
     return (
