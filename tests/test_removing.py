@@ -14,6 +14,7 @@ import pytest
 
 from packprep.building.commit import done_receipt
 from packprep.building.plan import open_plan
+from packprep.building.removal import REMOVED
 from packprep.dataset.loader import open_dataset
 from packprep.dataset.shard import shard_in
 from packprep.documents.store import encode, open_arrays
@@ -526,7 +527,7 @@ def test_what_is_said_of_a_removed_document(built, tmp_path):
         in said.out
     )
     shown = inside("inspect", new, "--doc", f"{gone['file']}:{gone['doc']}", "--json").json
-    assert [use["outcome"] for use in shown["files"][0]["uses"]] == ["removed"]
+    assert [use["outcome"] for use in shown["files"][0]["uses"]] == [REMOVED]
     assert "rejected: " in inside("inspect", new).out and "removed 1" in inside("inspect", new).out
     number = next(
         (i, int(k))
