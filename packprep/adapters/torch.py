@@ -139,9 +139,7 @@ class Form:
             _without_negative(batch, blocks), self.tail
         )
         if blocks.any():
-            starts = flat.get("block_starts")
-            in_blocks = flat["block_lengths"] > 0 if starts is None else starts >= 0
-            flat["prefix_ends"][in_blocks] = -1
+            flat["prefix_ends"][attention.in_blocks(flat)] = -1
         rows = {
             name: values[None] if isinstance(values, np.ndarray) else values
             for name, values in flat.items()

@@ -33,9 +33,10 @@ import torch
 
 from packprep.adapters import datasets_of
 from packprep.dataset import boundaries
-from packprep.dataset.attention import RULES, with_block_ends
+from packprep.dataset.attention import RULES, in_blocks, with_block_ends
 from packprep.dataset.loader import Dataset
 from packprep.dataset.mixture import Mixture
+from packprep.dataset.rows import BLOCK_COLUMNS
 from packprep.errors import ArgumentError
 
 PARTS = ("encoder", "decoder", "cross")
@@ -76,9 +77,8 @@ def _runs(segment_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _in_blocks(batch: Mapping[str, Any]) -> torch.Tensor | None:
     """Return which slots have block diffusion, bool[B, T]; None without a column of blocks."""
-    if "block_starts" in batch:
-        return _column(batch, "block_starts") >= 0
-    return _column(batch, "block_lengths") > 0 if "block_lengths" in batch else None
+    names = [name for name in BLOCK_COLUMNS if name in batch]
+    return in_blocks({name: _column(batch, name) for name in names}) if names else None
 
 
 def _slots(segment_ids: torch.Tensor) -> torch.Tensor:
@@ -124,8 +124,8 @@ def key_ranges(
             )
         rule = RULES["prefix"]
     ((begin, end),) = rule.keys(*of_query)
-    in_blocks = _in_blocks(batch)
-    if in_blocks is None:
+    has_block = _in_blocks(batch)
+    if has_block is None:
         if "prefix_ends" in batch and (columns["prefix_ends"] < 0).any():
             raise ArgumentError(
                 "prefix_ends is -1, for block diffusion, but the batch has no block_lengths and no"
@@ -134,11 +134,11 @@ def key_ranges(
         return KeyRanges(begin, end, segment_ids.shape[1])
     own, clean = RULES["block_diffusion"].keys(*of_query)
     return KeyRanges(
-        torch.where(in_blocks, own[0], begin),
-        torch.where(in_blocks, own[1], end),
+        torch.where(has_block, own[0], begin),
+        torch.where(has_block, own[1], end),
         segment_ids.shape[1],
-        torch.where(in_blocks, clean[0], 0),
-        torch.where(in_blocks, clean[1], 0),
+        torch.where(has_block, clean[0], 0),
+        torch.where(has_block, clean[1], 0),
     )
 
 
@@ -372,9 +372,9 @@ def _causal(
         ArgumentError: If varlen kernels cannot compute a segment's pattern. The message has the row
             and the segment.
     """
-    in_blocks = _in_blocks(batch)
-    if in_blocks is not None and in_blocks.any():
-        row, slot = _first(in_blocks)
+    has_block = _in_blocks(batch)
+    if has_block is not None and has_block.any():
+        row, slot = _first(has_block)
         raise ArgumentError(
             f"row {row} of the batch, segment {int(segment_ids[row, slot])} has the attention"
             " pattern of block diffusion (prefix -1), which no varlen kernel supports\n"

@@ -170,9 +170,8 @@ def build(
         manifest = _make_and_publish(out, plan, results, len(missing), progress, clock, array[1])
     finally:
         progress.end()
-    if manifest is not None:
-        for warning in _unfilled(plan, manifest):
-            progress.say(f"warning: {warning}")
+    for warning in _unfilled(plan, manifest) if manifest is not None else ():
+        progress.say(f"warning: {warning}")
     others = len(missing_shards(out, plan.digests, range(plan.shards))) if manifest is None else 0
     seconds = ", ".join(f"{stage} {spent:.2f} s" for stage, spent in clock.seconds.items())
     say_stage(f"of all workers: {seconds}")

@@ -369,6 +369,20 @@ def dense_mask(segment_ids, prefix_ends=None, window=None) -> np.ndarray:
     return allowed & (ids[queries, None] == ids[keys])
 
 
+def in_blocks(columns: Mapping[str, Any]) -> Any:
+    """Return which slots have block diffusion.
+
+    Args:
+        columns: Columns of a batch, with block_starts or block_lengths.
+
+    Returns:
+        A bool array, shaped as these columns.
+    """
+    if "block_starts" in columns:
+        return columns["block_starts"] >= 0
+    return columns["block_lengths"] > 0
+
+
 def with_block_ends(
     columns: Mapping[str, Any],
     slots: Any,
@@ -446,8 +460,8 @@ def block_varlen(batch: Mapping[str, Any]) -> dict[str, Any]:
     ids, positions, blocks = (
         np.atleast_2d(np.asarray(batch[column])) for column in ("segment_ids", "position_ids", name)
     )
-    in_blocks = blocks >= 0 if name == "block_starts" else blocks > 0
-    begins = (positions == 0) & in_blocks
+    has_block = in_blocks({name: blocks})
+    begins = (positions == 0) & has_block
     begins[:, :1] = True
     begins[:, 1:] |= ids[:, 1:] != ids[:, :-1]
     origins = np.flatnonzero(begins)
@@ -457,9 +471,9 @@ def block_varlen(batch: Mapping[str, Any]) -> dict[str, Any]:
         "max_seqlen": int(np.diff(cu_seqlens).max(initial=0)),
     }
     if name == "block_starts":
-        number = np.cumsum((blocks == positions) & in_blocks)
+        number = np.cumsum((blocks == positions) & has_block)
         first = np.repeat(number[origins], np.diff(cu_seqlens))
-        numbers = np.where(in_blocks.reshape(-1), number - first, -1)
+        numbers = np.where(has_block.reshape(-1), number - first, -1)
         return sequences | {"block_ids": numbers.astype(np.int32)}
     return sequences | {
         "block_origins": origins.astype(np.int32),

@@ -28,7 +28,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask_info import MaskInfo
 
 from packprep.dataset import boundaries
-from packprep.dataset.attention import RULES, with_block_ends
+from packprep.dataset.attention import RULES, in_blocks, with_block_ends
 from packprep.errors import ArgumentError
 
 _EMPTY, _PARTIAL, _FULL = 0, 1, 2  # values of splash attention's block_mask
@@ -59,9 +59,9 @@ def dense_mask(
         bool[B, 1, T, T], indexed [q, k]; bool[B, 1, T, K] for cross attention.
 
     Raises:
-        ArgumentError: If position_ids is given without block_lengths or block_starts, or one of
-            these without position_ids. Or if key_segment_ids is combined with prefix_ends or
-            blocks.
+        ArgumentError: If position_ids is given without one of block_lengths and block_starts, or
+            one of these without position_ids. Also if key_segment_ids is combined with prefix_ends,
+            block_lengths or block_starts.
 
     Example:
         mask = dense_mask(batch["segment_ids"], batch["prefix_ends"])
@@ -91,9 +91,7 @@ def dense_mask(
         columns = with_block_ends(columns, keys, _runs, jnp.where)
         ranges = RULES["block_diffusion"].keys(keys, *_runs(segment_ids), columns, jnp.where)
         own, clean = [(begin[..., None] <= keys) & (keys < end[..., None]) for begin, end in ranges]
-        ((name, column),) = blocks.items()
-        in_blocks = column >= 0 if name == "block_starts" else column > 0
-        allowed = jnp.where(in_blocks[..., None], own | clean, allowed)
+        allowed = jnp.where(in_blocks(columns)[..., None], own | clean, allowed)
     return (allowed & (segment_ids[..., :, None] == segment_ids[..., None, :]))[..., None, :, :]
 
 
