@@ -285,7 +285,7 @@ def open_remote(
         limit = integer("max_open", max_open, 1, 1 << 31)
     bounds = split_bound(limit, [len(manifest["shards"]) for manifest in manifests])
     datasets = [
-        Dataset(one.remote.url, manifest, bound, io, one.held)
+        Dataset(one.remote.url, manifest, bound, io, one.held, one.remote.read)
         for one, manifest, bound in zip(caches, manifests, bounds, strict=True)
     ]
     return datasets[0] if counts is None else Mixture(datasets, counts, max_epochs)

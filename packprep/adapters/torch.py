@@ -290,8 +290,12 @@ class RankBatches(IterableDataset):
         super().__init__()
         self.dataset, self.form, self.batch_size, self._options = dataset, form, batch_size, options
         self.position = self.batches()  # This checks the arguments in the main process.
-        self.end, self.world_size = self.position.end, options["world_size"]
+        self.world_size = options["world_size"]
         self.start = self.position.state_dict()
+
+    @property
+    def end(self) -> int | None:
+        return self.position.end
 
     def batches(self, dtype: Any = None) -> Batches:
         """Return packprep's iterator over the rank's batches, before its first batch."""

@@ -10,6 +10,7 @@ from packprep import messages
 from packprep.cli.arguments import PRINTING_PANEL
 from packprep.cli.building import build, doctor, init, plan, schema, slurm, status, tokenize, warm
 from packprep.cli.datasets import export, inspect, remove, verify
+from packprep.cli.tracing import trace
 from packprep.messages import say_error
 
 
@@ -187,6 +188,12 @@ packprep verify packed --replay 1000 --source web=/mnt/web"""
 packprep inspect packed --row -1
 packprep inspect packed --html report.html --from-plan
 packprep inspect packed --source web --doc 4096"""
+    ),
+    trace: (
+        """\
+packprep trace packed --step 812 --batch-size 8 --world-size 16 --seed 1
+packprep trace packed --losses losses.jsonl --batch-size 8 --world-size 16 --out worst.jsonl
+packprep trace packed --document a.jsonl:4096 --state run.json --batch-size 8 --world-size 16"""
     ),
     export: (
         """\

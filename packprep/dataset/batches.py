@@ -30,6 +30,7 @@ from packprep.dataset.rows import (
     SLOTS,
     own_dtype,
 )
+from packprep.dataset.skips import Skips, skips_of_state, skips_of_steps
 from packprep.errors import ArgumentError, Exhausted, StateError
 
 # Number of samples that the first, the second and each later call of `_draw` compute at once.
@@ -61,8 +62,11 @@ _INSTEAD = {
         "resuming would repeat and skip rows\n"
         "hint: give batch_size · world_size with the same number of rows per step"
     ),
+    "skip": (
+        "resuming would repeat and skip rows\nhint: give the skip of the run that saved the state"
+    ),
 }
-_WHERE_GIVEN = frozenset(("balance", "step_rows"))  # Only some iterations have these keys.
+_WHERE_GIVEN = frozenset(("balance", "step_rows", "skip"))  # Only some iterations have these keys.
 _MAY_LACK = _WHERE_GIVEN.union(_JOINED)
 
 
@@ -74,9 +78,11 @@ class Reader:
         fingerprint_at(digest)            fingerprint of the version with this digest
         _find(rows)                       locations of rows, the argument `found` below
         _fill(found, batch, epochs, accelerate)    write these rows into arrays, column → [B, T]
+        documents(row)                    documents of the segments of a row
         kinds                             names of the kinds of media
         _media(found)                     media spans of these rows
         rows_of_samples(samples, seed, shuffle)    rows and epochs of global samples
+        samples_of_row(row, epochs, …)    epochs and global samples that read a row
         samples_of_epochs(epochs)         number of samples in some epochs
         check_redraw()                    raise an error if rows cannot be resampled
         tasks_with_loss()                 tasks that contribute to the loss
@@ -128,9 +134,22 @@ class Reader:
     def _media(self, found: Any) -> Media:
         raise NotImplementedError
 
+    def documents(self, row: int) -> list[dict[str, Any]]:
+        raise NotImplementedError
+
     def rows_of_samples(
         self, samples: np.ndarray, seed: int, shuffle: bool
     ) -> tuple[np.ndarray, np.ndarray]:
+        raise NotImplementedError
+
+    def samples_of_row(
+        self,
+        row: int,
+        epochs: int,
+        seed: int,
+        shuffle: bool,
+        step_rows: Mapping[int, int] | None = None,
+    ) -> list[tuple[int, int, int]]:
         raise NotImplementedError
 
     def samples_of_epochs(self, epochs: int) -> int:
@@ -437,6 +456,7 @@ class Reader:
         accelerate: str = "numpy",
         balance: tuple[str | tuple[float, float], int] | None = None,
         window: int | None = None,
+        skip: Sequence[tuple[int, int]] | None = None,
     ) -> "Batches":
         """Iterate over batches, endlessly unless `epochs` or `samples` is given.
 
@@ -470,6 +490,10 @@ class Reader:
                 multiple of `group`. The default is 64 · group. The sorted rows are cut into groups,
                 and the groups are shuffled. So the rows of a step have similar costs. Every rank
                 reads the segment boundaries of all rows.
+            skip: Ranges of steps to leave out, as pairs (first, last). The steps count from the
+                start of the order at this batch_size and world_size, as if nothing were left out.
+                All other rows keep their order. The state stores the ranges as samples, so a run
+                that loads the state skips the same rows at any world size, without `skip`.
 
         Returns:
             A `Batches`: an iterator of dicts as `batch` returns them.
@@ -502,7 +526,8 @@ class Reader:
                 "hint: give only one of them"
             )
         if epochs is not None:
-            batches.end = self.samples_of_epochs(integer("epochs", epochs, 0, 1 << 31))
+            epochs = integer("epochs", epochs, 0, 1 << 31)
+            batches._order_end = batches.end = self.samples_of_epochs(epochs)
         elif samples is not None:
             batches.end = integer("samples", samples, 0, _MOST_ROWS)
         if len(self) == 0 and batches.end != 0:
@@ -524,6 +549,7 @@ class Reader:
         # Balancing must not move rows after the exhausted sample to before it.
         if batches._exhaustion is not None and batches._balance is not None:
             batches._balance = order.ending_at(batches._balance, batches._exhaustion[0])
+        batches._leave_out(skips_of_steps(skip, batches.step_samples))
         if batches.end is not None:
             batches.refuse_exhausted(batches.end)
         batches._redraw, batches._accelerate = true_or_false("redraw", redraw), accelerate
@@ -569,7 +595,10 @@ class Batches:
     _redraw: bool
     _accelerate: str
     _balance: order.Balance | None
+    # The first sample of the order beyond a max_epochs, and the start of an error message.
     _exhaustion: tuple[int, str] | None
+    _order_end: int | None = None  # The sample at which `epochs` ends, if nothing were left out.
+    _skips: Skips
     # First sample of a window → the window's samples of the unbalanced order, in balanced order.
     _windows: dict[int, np.ndarray]
 
@@ -579,6 +608,11 @@ class Batches:
         # The rows and epochs of the next steps.
         self._ahead: deque[tuple[np.ndarray, np.ndarray]] = deque()
         self._draws = 0
+
+    def _leave_out(self, skips: Skips) -> None:
+        self._skips = skips
+        if self._order_end is not None:
+            self.end = skips.n_delivered(self._order_end)
 
     def __iter__(self) -> "Batches":
         return self
@@ -621,27 +655,131 @@ class Batches:
         # Deliver only whole steps, so that all ranks end at the same step.
         elif self._exhaustion is not None:
             self.refuse_exhausted(self._rows + (next_step + 1) * self.step_samples)
+            last = self._skips.n_delivered(self._exhaustion[0])
             steps = min(
                 steps,
-                -(
-                    -((self._exhaustion[0] - self._rows) // self.step_samples - next_step)
-                    // self._every
-                ),
+                -(-((last - self._rows) // self.step_samples - next_step) // self._every),
             )
         if steps <= 0:
             return
         numbers = range(next_step, next_step + steps * self._every, self._every)
-        samples = np.array(
-            [order.samples_of_step(self._rows, n, size, self._rank, world) for n in numbers],
-            np.int64,
+        self._ahead.extend((rows, epochs) for _, rows, epochs in self._steps(numbers))
+
+    def _steps(self, numbers: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Return the samples, rows and epochs of this rank in some steps.
+
+        Steps count from the last state that was loaded. Samples are samples of the order. In a
+        mixture of several seq_lengths, a step has one sample, but several rows.
+        """
+        size, rank, world = self._batch_size, self._rank, self._world_size
+        delivered = np.array(
+            [order.samples_of_step(self._rows, n, size, rank, world) for n in numbers], np.int64
         )
         if self._step_rows is not None:
+            samples = self._skips.of_delivered(delivered[:, 0])
             of = (self._seed, self._shuffle, self._step_rows, *self._share)
-            self._ahead.extend(self.dataset.rows_of_steps(samples[:, 0], *of))
-            return
-        rows, epochs = self.rows_of_samples(samples)
-        kept = samples < (np.iinfo(np.int64).max if self.end is None else self.end)
-        self._ahead.extend((r[k], e[k]) for r, e, k in zip(rows, epochs, kept, strict=True))
+            found = self.dataset.rows_of_steps(samples, *of)
+            return [
+                (np.full(len(rows), sample), rows, epochs)
+                for sample, (rows, epochs) in zip(samples.tolist(), found, strict=True)
+            ]
+        rows, epochs = self.rows_of_samples(delivered)
+        samples = self._skips.of_delivered(delivered)
+        kept = delivered < (np.iinfo(np.int64).max if self.end is None else self.end)
+        return [(s[k], r[k], e[k]) for s, r, e, k in zip(samples, rows, epochs, kept, strict=True)]
+
+    def documents(self, step: int) -> list[dict[str, Any]]:
+        """Return the documents that this rank reads in a step.
+
+        The documents follow from the order of rows and the headers of segments, so any step of any
+        run can be looked up at once. The iterator does not move.
+
+        Args:
+            step: Number of the step. Step 0 is the first step after the state that was loaded last,
+                or the first step of all. A negative number is a step before that state, at this
+                batch_size and world_size.
+
+        Returns:
+            A dict for each segment of the batch, in the order of the batch:
+
+            - position: Index of the row in the batch.
+            - sample: Global sample of the row, as if `skip` were not given. In a mixture of several
+              seq_lengths, it is the number of the step.
+            - row, epoch: Index of the row in the dataset or mixture, and its epoch.
+            - segment: Number of the segment in the row, from 1.
+            - source, file, document: Name of the source, name of the file, position in the file.
+            - repeat: Number of the pass over the document.
+            - tokens: [first, end) of the document's tokens.
+            - task: Name of the task.
+            - dataset: Index of the dataset. Only in a mixture.
+
+        Raises:
+            ArgumentError: If the step is not part of the run.
+            DatasetError: If plan.json is missing, or a file is damaged.
+
+        Example:
+            >>> batches = ds.batches(8, seed=0, rank=3, world_size=16)
+            >>> {(found["file"], found["document"]) for found in batches.documents(12_345)}
+            {('web/a.jsonl', 81_932), …}
+        """
+        begin = self._rows + operator.index(step) * self.step_samples
+        end = _MOST_ROWS if self.end is None else self.end
+        if not 0 <= begin < end:
+            first, last = -(self._rows // self.step_samples), (end - 1 - self._rows)
+            steps = f"{first} … {last // self.step_samples}" if end else "none"
+            raise ArgumentError(f"step {step} is not part of the run; its steps are {steps}")
+        ((samples, rows, epochs),) = self._steps([step])
+        return [
+            {"position": i, "sample": sample, "row": row, "epoch": epoch, **document}
+            for i, (sample, row, epoch) in enumerate(
+                zip(samples.tolist(), rows.tolist(), epochs.tolist(), strict=True)
+            )
+            for document in self.dataset.documents(row)
+        ]
+
+    def reads_of_row(self, row: int, epochs: int = 1) -> list[dict[str, Any]]:
+        """Return the steps in which all ranks together read a row.
+
+        Args:
+            row: Index of the row in the dataset or mixture.
+            epochs: Number of epochs of the row's dataset to search, from epoch 0.
+
+        Returns:
+            A dict for each time that the row is read, in order:
+
+            - epoch: The epoch of the row's dataset.
+            - sample: The global sample, as if `skip` were not given.
+            - step: The step, counted from the state that was loaded last, so that it may be
+              negative. None if `skip` leaves the sample out.
+            - rank, position: The rank, and the index of the row in its batch. Not with step None.
+
+        Raises:
+            IndexError: If the row does not exist.
+        """
+        found = self.dataset.samples_of_row(row, epochs, self._seed, self._shuffle, self._step_rows)
+        reads = []
+        for epoch, plain, index in found:
+            sample = self._balanced_sample(plain)
+            read: dict[str, Any] = {"epoch": epoch, "sample": sample, "step": None}
+            delivered = self._skips.n_delivered(sample)
+            if self._skips.of_delivered(np.array(delivered)) == sample:
+                step, place = divmod(delivered - self._rows, self.step_samples)
+                size = self._batch_size
+                if self._step_rows is not None:
+                    length = self.dataset.row_length(np.array([row]))
+                    place, size = index, self._step_rows[length] // self._share[1]
+                read |= {"step": step, "rank": place // size, "position": place % size}
+            reads.append(read)
+        return reads
+
+    def _balanced_sample(self, plain: int) -> int:
+        """Return the sample of the balanced order for a sample of the unbalanced order."""
+        if self._balance is None:
+            return plain
+        begin, end = order.window_of(
+            plain, self._balance.window, self.dataset.epoch_rows, self._balance.end
+        )
+        return begin + int(np.flatnonzero(self._window(begin, end) == plain)[0])
 
     @property
     def step_samples(self) -> int:
@@ -653,34 +791,39 @@ class Batches:
         return self._batch_size * self._world_size
 
     def refuse_exhausted(self, end: int) -> None:
-        """Raise Exhausted if samples 0 … end − 1 need more rows than a max_epochs allows."""
-        if self._exhaustion is not None and end > self._exhaustion[0]:
-            sample, which = self._exhaustion
+        """Raise Exhausted if the first `end` delivered samples exceed a max_epochs."""
+        if self._exhaustion is None:
+            return
+        sample, which = self._exhaustion
+        sample = self._skips.n_delivered(sample)
+        if end > sample:
             raise Exhausted(
                 f"{which} before sample {sample}\n"
                 f"hint: set samples = {sample}, lower its shares, or raise max_epochs"
             )
 
     def rows_of_samples(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows and epochs of global samples of this iteration.
+        """Return the rows and epochs of delivered samples of this iteration.
 
-        With `balance`, samples are counted in the balanced order.
+        Samples that `skip` leaves out are not counted. With `balance`, samples are counted in the
+        balanced order.
 
         Args:
-            samples: Global samples g ≥ 0, integers of any shape.
+            samples: Numbers of delivered samples, integers of any shape, at least 0.
 
         Returns:
             The rows and their epochs, int64, shaped as `samples`.
         """
-        return self.dataset.rows_of_samples(self.plain_samples(samples), self._seed, self._shuffle)
+        of_order = self._skips.of_delivered(np.asarray(samples, np.int64))
+        return self.dataset.rows_of_samples(self.plain_samples(of_order), self._seed, self._shuffle)
 
     def plain_samples(self, samples: np.ndarray) -> np.ndarray:
-        """Convert sample numbers of this iteration to sample numbers of the unbalanced order.
+        """Convert samples of the balanced order to samples of the unbalanced order.
 
         Without `balance`, the numbers do not change.
 
         Args:
-            samples: Global samples of this iteration, integers of any shape.
+            samples: Global samples of the order, integers of any shape.
 
         Returns:
             Global samples of the unbalanced order, int64, shaped as `samples`.
@@ -732,7 +875,8 @@ class Batches:
         `shuffle`, `redraw` and `rows`. `rows` is the number of rows that all ranks have delivered
         together. With balanced steps, the state also has the key `balance`. In a mixture of several
         seq_lengths, `rows` is the number of steps, and the key `step_rows` maps each seq_length to
-        the number of rows in a step.
+        the number of rows in a step. If steps are left out, the key `skip` has their samples, and
+        `rows` does not count them.
         """
         return self.state_after(0)
 
@@ -753,6 +897,8 @@ class Batches:
             of["step_rows"] = {
                 str(length): rows for length, rows in sorted(self._step_rows.items())
             }
+        if self._skips.ranges:
+            of["skip"] = self._skips.stored()
         return {
             **of,
             "seed": self._seed,
@@ -769,16 +915,26 @@ class Batches:
         lack the key `digest` or `redraw`. It is accepted with a warning. The next state that
         `state_dict` returns has both keys.
 
+        The iteration leaves out the samples that the state leaves out. It also leaves out its own
+        `skip`, which may name steps after the state.
+
         Args:
             state: A state from `state_dict`.
 
         Raises:
-            StateError: If the state is invalid, or comes from another dataset, seed or order.
+            StateError: If the state is invalid, comes from another dataset, seed or order, or has
+                already delivered samples that `skip` leaves out.
         """
-        check_state(self._with_own_end(state), self.state_dict(), self.dataset)
+        skips, mine = skips_of_state(state), self.state_dict()
+        if skips.ranges:
+            mine["skip"] = skips.stored()
+        else:
+            mine.pop("skip", None)
+        check_state(self._with_own_end(state), mine, self.dataset)
         rows = state["rows"]
         if type(rows) is not int or not 0 <= rows < _MOST_ROWS:
             raise StateError(f"the state's rows is {rows!r} and should be an integer of at least 0")
+        self._leave_out(skips.joined(self._skips, rows))
         self._restart(rows)
 
     def _with_own_end(self, state: Mapping[str, Any]) -> Mapping[str, Any]:

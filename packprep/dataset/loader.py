@@ -51,7 +51,13 @@ from packprep.dataset.rows import COLUMNS, Facts, Place, RowSegments, gather
 from packprep.dataset.shard import CAN_PREAD, IO, Shard, shard_of
 from packprep.errors import ArgumentError, DatasetError
 from packprep.forking import lazy
-from packprep.format.json_files import MANIFEST_NAME, MIXTURE_NAME, TOKENIZER_NAME
+from packprep.format.json_files import (
+    MANIFEST_NAME,
+    MIXTURE_NAME,
+    PLAN_NAME,
+    TOKENIZER_NAME,
+    decode,
+)
 
 try:
     import resource
@@ -111,6 +117,7 @@ class Dataset(Reader):
         max_open: int,
         io: IO = "mmap",
         held: Held | None = None,
+        read_file: Callable[[str], bytes] | None = None,
     ):
         """Initialize a dataset from its manifest. To open a dataset, call `open_dataset`.
 
@@ -123,8 +130,11 @@ class Dataset(Reader):
             held: A function that takes a shard's entry in the manifest, and returns a context
                 manager. Entering the context gives the path of the shard's file. The file exists
                 until the context ends. None opens the shards in `directory`.
+            read_file: A function that takes the name of another file of the dataset, and returns
+                its bytes. None reads files in `directory`.
         """
         self.directory, self._held, self.max_open, self.io = directory, held, max_open, io
+        self._read_file = read_file or partial(_read_in, Path(directory))
         self.manifest = manifest
         self.seq_length, self.vocab_size, self.pad_id = (
             manifest[k] for k in ("seq_length", "vocab_size", "pad_id")
@@ -201,7 +211,78 @@ class Dataset(Reader):
 
     @lazy
     def _resampling(self) -> Resampling:
-        return resampling_of(self.manifest, Path(self.directory, TOKENIZER_NAME).read_bytes)
+        return resampling_of(self.manifest, partial(self._read_file, TOKENIZER_NAME))
+
+    @lazy
+    def _file_names(self) -> list[str]:
+        """Return the names of the source files, indexed by segment_file.
+
+        Raises:
+            DatasetError: If plan.json cannot be read.
+        """
+        where = f"{self.directory}/{PLAN_NAME}"
+        try:
+            data = self._read_file(PLAN_NAME)
+        except OSError as error:
+            raise DatasetError(
+                f"{where}: cannot be read: {error}. It has the names of the documents' files\n"
+                "hint: copy it from the folder of the build"
+            ) from error
+        return [file["name"] for file in decode(data, where)["files"]]
+
+    def documents(self, row: int) -> list[dict[str, Any]]:
+        """Return the documents of a row's segments, in the order of the segments.
+
+        Args:
+            row: Row index. Negative indices count from the end.
+
+        Returns:
+            A dict for each segment:
+
+            - segment: Number of the segment in the row, from 1.
+            - source, file, document: Name of the source, name of the file, position in the file.
+            - repeat: Number of the pass over the document.
+            - tokens: [first, end) of the document's tokens.
+            - task: Name of the task.
+
+        Raises:
+            IndexError: If the row does not exist.
+            DatasetError: If plan.json is missing, or a file is damaged.
+
+        Example:
+            >>> ds.documents(0)[0]["file"], ds.documents(0)[0]["document"]
+            ('web/a.jsonl', 81932)
+        """
+        segments = RowSegments(self.facts, self._find(np.array([self._place(row)], np.int64)))
+        sources = np.array([source["name"] for source in self.manifest["sources"]], object)
+        tasks = np.array([task["name"] for task in self.tasks], object)
+        start = segments.column("start").astype(np.int64)
+        files = segments.column("file")
+        if len(files) and int(files.max()) >= len(self._file_names):
+            raise segments.fault(0, f"segment_file {files.max()} is beyond the files of the plan")
+        columns = (
+            segments.looked_up("source", sources).tolist(),
+            files.tolist(),
+            segments.column("doc").tolist(),
+            segments.column("repeat").tolist(),
+            start.tolist(),
+            (start + segments.column("tokens")).tolist(),
+            segments.looked_up("task", tasks).tolist(),
+        )
+        return [
+            {
+                "segment": number,
+                "source": source,
+                "file": self._file_names[file],
+                "document": doc,
+                "repeat": repeat,
+                "tokens": [first, end],
+                "task": task,
+            }
+            for number, (source, file, doc, repeat, first, end, task) in enumerate(
+                zip(*columns, strict=True), 1
+            )
+        ]
 
     def _at_hand(self, number: int) -> tuple[Any, int, Shard]:
         """Return (tokens, first_row, shard) for a shard number.
@@ -378,6 +459,29 @@ class Dataset(Reader):
             self
         )
 
+    def samples_of_row(
+        self,
+        row: int,
+        epochs: int,
+        seed: int,
+        shuffle: bool,
+        step_rows: Mapping[int, int] | None = None,
+    ) -> list[tuple[int, int, int]]:
+        """Return when a row is read in the first epochs, the inverse of `rows_of_samples`.
+
+        Args:
+            row: Row index.
+            epochs: Number of epochs to search.
+            seed: Random seed of the order.
+            shuffle: Whether rows are shuffled.
+            step_rows: Not used. A `Mixture` of several seq_lengths needs it.
+
+        Returns:
+            For each epoch, a tuple (epoch, global sample, 0).
+        """
+        samples = order.samples_of_row(self._place(row), epochs, len(self), seed, shuffle)
+        return [(epoch, sample, 0) for epoch, sample in enumerate(samples.tolist())]
+
     @property
     def epoch_rows(self) -> int:
         """The number of rows in an epoch."""
@@ -469,6 +573,10 @@ class Dataset(Reader):
                     raise ArgumentError(f"unknown {what} {name!r}; there are {there}")
             kept.append(np.array([name in wanted for name in names], np.bool_))
         return self._with(facts=self.facts.restricted(*kept))
+
+
+def _read_in(folder: Path, name: str) -> bytes:
+    return (folder / name).read_bytes()
 
 
 def segments_of(shard: Shard, manifest: Manifest, rows: range | None = None) -> RowSegments:

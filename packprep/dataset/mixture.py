@@ -24,6 +24,7 @@ from packprep.dataset.manifest import StoredTask
 from packprep.dataset.order import integer, true_or_false
 from packprep.dataset.row import Row
 from packprep.dataset.row_media import Media, joined
+from packprep.dataset.skips import skips_of_state
 from packprep.errors import ArgumentError, DatasetError, StateError
 from packprep.format import read_file
 from packprep.format.json_files import FORMAT, VERSION, decode, encode
@@ -228,6 +229,26 @@ class Mixture(Reader):
         number = bisect_right(self._first_row, index) - 1
         return self.datasets[number].row(index - self._first_row[number], epoch)
 
+    def documents(self, row: int) -> list[dict[str, Any]]:
+        """Return the documents of a row's segments, as `Dataset.documents` does.
+
+        Each dict also has the index of the dataset, as "dataset".
+
+        Args:
+            row: Row index among the rows of all datasets. Negative indices count from the end.
+
+        Returns:
+            A dict for each segment.
+
+        Raises:
+            IndexError: If the row does not exist.
+            DatasetError: If plan.json is missing, or a file is damaged.
+        """
+        row = self._place(row)
+        number = bisect_right(self._first_row, row) - 1
+        found = self.datasets[number].documents(row - self._first_row[number])
+        return [{"dataset": number, **document} for document in found]
+
     def _split(self, rows: np.ndarray) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
         """Split row indices of the mixture by dataset.
 
@@ -301,6 +322,45 @@ class Mixture(Reader):
                 rows[here] = self._first_row[d] + own
                 epochs[here] = numbers[here] // len(dataset)
         return rows, epochs
+
+    def samples_of_row(
+        self,
+        row: int,
+        epochs: int,
+        seed: int,
+        shuffle: bool,
+        step_rows: Mapping[int, int] | None = None,
+    ) -> list[tuple[int, int, int]]:
+        """Return when a row is read in the first epochs of its dataset.
+
+        Args:
+            row: Row index among the rows of all datasets.
+            epochs: Number of epochs of the row's dataset to search.
+            seed: Random seed of the order.
+            shuffle: Whether rows are shuffled.
+            step_rows: A dict seq_length → rows of a step over all ranks, if the datasets differ in
+                seq_length and a sample is a whole step. Otherwise None.
+
+        Returns:
+            For each epoch, a tuple (epoch, global sample, index of the row in the sample). The
+            index is 0 unless a sample is a whole step. Epochs that the shares never reach are
+            missing.
+        """
+        row = self._place(row)
+        d = bisect_right(self._first_row, row) - 1
+        numbers = order.samples_of_row(
+            row - self._first_row[d], epochs, len(self.datasets[d]), order.seed_of(seed, d), shuffle
+        )
+        size = 1
+        if self.seq_lengths is not None:
+            assert step_rows is not None
+            size = step_rows[self.seq_lengths[d]]
+        found = []
+        for epoch, number in enumerate(numbers.tolist()):
+            sample = order.first_beyond(d, number // size, self.counts, seed, shuffle)
+            if sample is not None:
+                found.append((epoch, sample, number % size))
+        return found
 
     def rows_of_steps(
         self,
@@ -428,27 +488,44 @@ class Mixture(Reader):
 
     def _delivered(self, state: Mapping[str, Any]) -> list[int]:
         rows = integer("rows", state["rows"], 0, 1 << 62)
+        skips = skips_of_state(state)
+        position = skips.position(rows)
+        counts = self._among_first(position, state)
+        for begin, end in skips.ranges:
+            if end <= position:
+                counts -= self._among_first(end, state) - self._among_first(begin, state)
+        if self.seq_lengths is None:
+            return counts.tolist()
+        sizes = [
+            integer(f"step_rows of {length}", state["step_rows"][str(length)], 1, 1 << 62)
+            for length in self.seq_lengths
+        ]
+        return [n * size for n, size in zip(counts.tolist(), sizes, strict=True)]
+
+    def _among_first(self, samples: int, state: Mapping[str, Any]) -> np.ndarray:
+        """Count the samples of each dataset among the first samples of the order of a state.
+
+        Args:
+            samples: Number of samples, as if nothing were left out.
+            state: A state of this mixture, with its seed, shuffle and balance.
+
+        Returns:
+            The number of samples of each dataset, int64[D].
+        """
         seed = integer("seed", state["seed"], 0, 1 << 64)
         shuffle, balance = true_or_false("shuffle", state["shuffle"]), state.get("balance")
-        if self.seq_lengths is not None:
-            sizes = [
-                integer(f"step_rows of {length}", state["step_rows"][str(length)], 1, 1 << 62)
-                for length in self.seq_lengths
-            ]
-            steps = order.among_first(rows, self.counts, seed, shuffle).tolist()
-            return [n * size for n, size in zip(steps, sizes, strict=True)]
         if balance is None:
-            return order.among_first(rows, self.counts, seed, shuffle).tolist()
+            return order.among_first(samples, self.counts, seed, shuffle)
         weights = balance["attention"], balance["linear"]
         batches = self.batches(
             1, seed, balance=(weights, balance["group"]), window=balance["window"]
         )
-        begin, _ = order.window_of(rows, balance["window"], None)
+        begin, _ = order.window_of(samples, balance["window"], None)
         begun, _ = order.of_samples(
-            batches.plain_samples(np.arange(begin, rows)), self.counts, seed, shuffle
+            batches.plain_samples(np.arange(begin, samples)), self.counts, seed, shuffle
         )
         whole = order.among_first(begin, self.counts, seed, shuffle)
-        return (whole + np.bincount(begun, minlength=len(whole))).tolist()
+        return whole + np.bincount(begun, minlength=len(whole))
 
     def with_loss_on(
         self,

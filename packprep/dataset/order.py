@@ -50,6 +50,7 @@ from packprep.forking import lazy
 
 LONGEST_CYCLE = 1000
 _PLACES_AT_ONCE = 1 << 16
+_ROWS_AT_ONCE = 1 << 20
 _GROUPS = 64  # Default number of groups in a window.
 SCHEDULED_AT_ONCE = 1 << 13
 _BLOCK = 256  # Number of samples of a schedule that are computed together.
@@ -134,6 +135,33 @@ def rows_of_samples(samples: np.ndarray, n_rows: int, seed: int, shuffle: bool) 
         return places
     one = epochs.size and epochs.min() == epochs.max()  # One key is enough for a single epoch.
     return permutation(seed, int(epochs.flat[0]) if one else epochs, n_rows, places)
+
+
+def samples_of_row(row: int, epochs: int, n_rows: int, seed: int, shuffle: bool) -> np.ndarray:
+    """Return the global samples that read a row, the inverse of `rows_of_samples`.
+
+    Args:
+        row: Row index.
+        epochs: Number of epochs to search, from epoch 0.
+        n_rows: Number of rows.
+        seed: Random seed.
+        shuffle: Whether rows are shuffled in every epoch.
+
+    Returns:
+        One global sample per epoch, ascending, int64[epochs].
+    """
+    begins = np.arange(epochs, dtype=np.int64) * n_rows
+    if not shuffle:
+        return begins + row
+    found = []
+    for epoch, begin in enumerate(begins.tolist()):
+        for first in range(0, n_rows, _ROWS_AT_ONCE):
+            places = np.arange(first, min(n_rows, first + _ROWS_AT_ONCE))
+            hits = np.flatnonzero(permutation(seed, epoch, n_rows, places) == row)
+            if len(hits):
+                found.append(begin + first + int(hits[0]))
+                break
+    return np.array(found, np.int64)
 
 
 def samples_of_step(rows: int, step: int, batch_size: int, rank: int, world_size: int) -> range:

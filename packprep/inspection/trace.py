@@ -1,0 +1,425 @@
+"""Find the documents of training steps, and the steps of documents.
+
+```
+step, batch size, world size, seed ─► samples ─► rows ─► headers of segments ─► documents
+document ─► its segments ─► rows ─► samples ─► steps
+logged losses ─► steps, rows or samples ─► documents, the highest loss first
+```
+The order of rows is arithmetic, so no earlier step is computed.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from packprep.building.plan import stored_plan_and_digest
+from packprep.dataset.batches import Batches, Reader
+from packprep.errors import ArgumentError, DatasetError, RecipeError
+from packprep.inspection.document import describe_document
+from packprep.inspection.terminal import DIM, Page, page
+from packprep.messages import counted, visible
+
+SHOWN_LINES = 100  # Number of lines that a table shows.
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """The arguments that determine which rows a training run reads in each step.
+
+    Attributes:
+        batch_size: Rows per rank and step, or a dict seq_length → rows for several lengths.
+        world_size: Number of data-parallel ranks.
+        options: Other arguments of `Dataset.batches`: seed, shuffle, redraw, balance, window, skip.
+        state: A saved state of the loader, or None for a run from its start.
+        first_step: Number that the trainer gives to the first step after `state`.
+    """
+
+    batch_size: int | Mapping[int, int]
+    world_size: int
+    options: Mapping[str, Any]
+    state: Mapping[str, Any] | None = None
+    first_step: int = 0
+
+    def batches(self, dataset: Reader) -> Batches:
+        """Return the batches of all ranks together, at the state of the run.
+
+        Raises:
+            ArgumentError: If an argument is invalid.
+            StateError: If the state does not belong to the dataset and the arguments.
+        """
+        size: Any = self.batch_size
+        if isinstance(size, Mapping):
+            size = {length: rows * self.world_size for length, rows in size.items()}
+        else:
+            size *= self.world_size
+        batches = dataset.batches(size, **self.options)
+        if self.state is not None:
+            batches.load_state_dict(self.state)
+        return batches
+
+    def rows_per_rank(self, dataset: Reader, row: int) -> int:
+        """Return the number of rows in a rank's batch, in a step that reads a row."""
+        if isinstance(self.batch_size, Mapping):
+            return self.batch_size[dataset.row_length(np.array([row]))]
+        return self.batch_size
+
+
+def options_of_state(state: Any, path: str) -> dict[str, Any]:
+    """Return the arguments of `Dataset.batches` that a saved loader state determines.
+
+    Args:
+        state: The contents of the file.
+        path: The file, for error messages.
+
+    Raises:
+        RecipeError: If the file is not a loader state.
+    """
+    try:
+        options = {key: state[key] for key in ("seed", "shuffle")}
+        options["redraw"] = state.get("redraw", False)
+        if balance := state.get("balance"):
+            weights = balance["attention"], balance["linear"]
+            options |= {"balance": (weights, balance["group"]), "window": balance["window"]}
+    except (TypeError, LookupError, AttributeError):
+        raise RecipeError(
+            f"--state {path}: not a loader state"
+            "\nhint: give a file with the JSON of the loader's state_dict()"
+        ) from None
+    return options
+
+
+def check_plans(dataset: Any) -> None:
+    """Check that the names of source files come from the plan of each dataset.
+
+    Raises:
+        DatasetError: If plan.json is missing, or is not the plan that the dataset names.
+    """
+    for one in getattr(dataset, "datasets", (dataset,)):
+        found = stored_plan_and_digest(str(one.directory))
+        if found is None or found[1] != one.manifest["plan"]["digest"]:
+            raise DatasetError(
+                f"{one.directory}: plan.json is missing, or is not the plan that the dataset"
+                " names\nhint: restore the original file"
+            )
+
+
+def documents_of_steps(
+    dataset: Reader, run: TrainingRun, first: int, last: int, rank: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield the documents of some steps, in the order of steps, ranks and rows.
+
+    Args:
+        dataset: The dataset or mixture.
+        run: The training run.
+        first: Number of the first step.
+        last: Number of the last step.
+        rank: Index of one rank, or None for all ranks.
+
+    Yields:
+        A dict for each segment, as `Batches.documents` returns it, with the step and the rank.
+
+    Raises:
+        ArgumentError: If a step is not part of the run.
+    """
+    batches = run.batches(dataset)
+    for step in range(first, last + 1):
+        for document in batches.documents(step - run.first_step):
+            size = run.rows_per_rank(dataset, document["row"])
+            own, position = divmod(document["position"], size)
+            if rank is None or own == rank:
+                yield {"step": step, "rank": own, **document, "position": position}
+
+
+def describe_steps(
+    dataset: Reader, run: TrainingRun, first: int, last: int, rank: int | None = None
+) -> dict[str, Any]:
+    """Return the documents of some steps as JSON-compatible values.
+
+    Args:
+        dataset: As in `documents_of_steps`.
+        run: As in `documents_of_steps`.
+        first: As in `documents_of_steps`.
+        last: As in `documents_of_steps`.
+        rank: As in `documents_of_steps`.
+
+    Returns:
+        A dict with the keys `steps` ([first, last]), `rows` (number of rows), and `documents`.
+    """
+    documents = [*documents_of_steps(dataset, run, first, last, rank)]
+    rows = len({(document["step"], document["sample"], document["row"]) for document in documents})
+    return {"steps": [first, last], "rows": rows, "documents": documents}
+
+
+def describe_reads(
+    dataset: Reader, run: TrainingRun, source: str | None, place: str, epochs: int
+) -> dict[str, Any]:
+    """Return the steps in which a document is read, as JSON-compatible values.
+
+    Args:
+        dataset: The dataset or mixture.
+        run: The training run.
+        source: Name of the source, or None if each dataset has only one.
+        place: "FILE:POSITION" or "POSITION", as in `describe_document`.
+        epochs: Number of epochs to search.
+
+    Returns:
+        A dict with the keys `document`, `epochs` and `reads`. Each entry of `reads` has the keys of
+        `Batches.reads_of_row`, and the row and segment with the document's source, file, tokens,
+        task and pass.
+
+    Raises:
+        RecipeError: If no dataset has the source, the file or the document.
+    """
+    batches = run.batches(dataset)
+    reads: list[dict[str, Any]] = []
+    refused: list[RecipeError] = []
+    first_row = 0
+    datasets: tuple[Any, ...] = getattr(dataset, "datasets", (dataset,))
+    for number, one in enumerate(datasets):
+        own = {"dataset": number} if len(datasets) > 1 else {}
+        try:
+            found = describe_document(str(one.directory), source, place, {})
+        except RecipeError as error:
+            refused.append(error)
+            found = {"source": source, "files": []}
+        for document in found["files"]:
+            where = {**own, "source": found["source"], "file": document["file"]}
+            for use in document["uses"]:
+                for segment in use["segments"]:
+                    about = {key: segment[key] for key in ("segment", "tokens", "task")}
+                    row = first_row + segment["row"]
+                    for read in batches.reads_of_row(row, epochs):
+                        if read["step"] is not None:
+                            read["step"] += run.first_step
+                        repeat = use["use"]
+                        reads.append({**read, "row": row, **where, "repeat": repeat, **about})
+        first_row += len(one)
+    if len(refused) == len(datasets):
+        raise refused[0]
+    reads.sort(key=lambda read: (read["sample"], read["row"], read["segment"]))
+    return {"document": place, "epochs": epochs, "reads": reads}
+
+
+def describe_losses(
+    dataset: Reader, run: TrainingRun, path: str | os.PathLike, limit: int
+) -> dict[str, Any]:
+    """Return the documents with the highest losses, as JSON-compatible values.
+
+    Args:
+        dataset: The dataset or mixture.
+        run: The training run.
+        path: A file of JSON lines. Each line has "loss" and the place of the loss: "step",
+            optionally with "rank", and with "position" (index in the rank's batch); or "sample"; or
+            "row". Other keys are ignored. A loss that is null or not finite counts as infinite.
+        limit: Maximum number of documents to return.
+
+    Returns:
+        A dict with these keys:
+
+        - losses: Number of lines.
+        - found: Number of documents that the losses cover.
+        - documents: [{dataset, source, file, document, loss, losses}], the highest loss first.
+          `loss` is the mean of the losses that cover the document, or None if it is infinite.
+          `losses` is their number. `dataset` is only present in a mixture.
+
+    Raises:
+        RecipeError: If a line is invalid.
+    """
+    lookup = _LossLookup(dataset, run)
+    totals: dict[tuple[Any, ...], list[float]] = {}
+    n_losses = 0
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        loss, record = _loss_of_line(line, where)
+        n_losses += 1
+        try:
+            documents = lookup.documents(record)
+        except (ArgumentError, IndexError) as error:
+            raise RecipeError(f"{where}: {error}") from None
+        keys = ("dataset", "source", "file", "document")
+        for key in dict.fromkeys(tuple(one.get(name) for name in keys) for one in documents):
+            total = totals.setdefault(key, [0.0, 0])
+            total[0] += loss
+            total[1] += 1
+    worst = sorted(totals.items(), key=lambda entry: (-entry[1][0] / entry[1][1], entry[0]))
+    return {
+        "losses": n_losses,
+        "found": len(totals),
+        "documents": [
+            {
+                **({} if key[0] is None else {"dataset": key[0]}),
+                **dict(zip(("source", "file", "document"), key[1:], strict=True)),
+                "loss": total / count if math.isfinite(total) else None,
+                "losses": int(count),
+            }
+            for key, (total, count) in worst[:limit]
+        ],
+    }
+
+
+def _lines(path: str | os.PathLike) -> Iterator[str]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            yield from file
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"--losses {path}: cannot be read: {error}") from None
+
+
+def _loss_of_line(line: str, where: str) -> tuple[float, dict[str, int]]:
+    """Return the loss of a line, and the whole numbers that say where it was measured."""
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise RecipeError(f"{where}: invalid JSON: {error}") from None
+    if not isinstance(record, dict) or "loss" not in record:
+        raise RecipeError(
+            f"{where}: expected an object with loss, but found {line.strip()!r:.100}"
+            '\nhint: write lines such as {"step": 812, "rank": 3, "loss": 7.31}'
+        )
+    loss = record["loss"]
+    if loss is not None and (isinstance(loss, bool) or not isinstance(loss, int | float)):
+        raise RecipeError(f"{where}: loss is {loss!r:.100}, but should be a number or null")
+    loss = math.inf if loss is None or not math.isfinite(loss) else float(loss)
+    places = {name: record[name] for name in _PLACES if name in record}
+    for name, value in places.items():
+        if type(value) is not int:
+            raise RecipeError(f"{where}: {name} is {value!r:.100}, but should be a whole number")
+    ways = [name for name in ("step", "sample", "row") if name in places]
+    if not ways:
+        raise RecipeError(
+            f"{where}: no step, sample or row says where the loss was measured"
+            '\nhint: write lines such as {"step": 812, "rank": 3, "loss": 7.31}'
+        )
+    if "step" not in places and ("rank" in places or "position" in places):
+        raise RecipeError(f"{where}: rank and position need step")
+    if "position" in places and "rank" not in places:
+        raise RecipeError(f"{where}: position is an index in a rank's batch, so it needs rank")
+    return loss, places
+
+
+_PLACES = ("step", "rank", "position", "sample", "row")
+
+
+class _LossLookup:
+    """The documents of the rows for which a loss was logged."""
+
+    def __init__(self, dataset: Reader, run: TrainingRun):
+        self._dataset, self._run = dataset, run
+        self._batches = run.batches(dataset)
+        whole = replace(run, options={**run.options, "skip": None}, state=None)
+        if not isinstance(run.batch_size, Mapping):
+            whole = replace(whole, batch_size=1, world_size=1)
+        # A step of this order has one sample.
+        self._by_sample = whole.batches(dataset)
+        self._step: tuple[int, list[dict[str, Any]]] | None = None
+
+    def documents(self, record: Mapping[str, int]) -> list[dict[str, Any]]:
+        """Return the documents of a loss: of its row, sample, batch or step."""
+        if "row" in record:
+            return self._dataset.documents(record["row"])
+        if "sample" in record:
+            return self._by_sample.documents(record["sample"])
+        step, rank, position = (record.get(name) for name in ("step", "rank", "position"))
+        assert step is not None
+        if rank is not None and not 0 <= rank < self._run.world_size:
+            raise ArgumentError(f"rank {rank} is not below the world size {self._run.world_size}")
+        if self._step is None or self._step[0] != step:  # Lines of several ranks follow each other.
+            self._step = step, self._batches.documents(step - self._run.first_step)
+        found = []
+        for document in self._step[1]:
+            size = self._run.rows_per_rank(self._dataset, document["row"])
+            own = divmod(document["position"], size)
+            if rank in (None, own[0]) and position in (None, own[1]):
+                found.append(document)
+        if position is not None and not found:
+            raise ArgumentError(f"position {position} is not an index of the batch")
+        return found
+
+
+def removal_list(documents: Sequence[Mapping[str, Any]]) -> str:
+    """Return documents as JSON lines, the list that `packprep remove` takes."""
+    return "".join(
+        json.dumps(
+            {"source": one["source"], "file": one["file"], "doc": one["document"]},
+            ensure_ascii=False,
+        )
+        + "\n"
+        for one in documents
+    )
+
+
+def print_steps(described: Mapping[str, Any]) -> None:
+    """Print the documents of some steps as a table."""
+    documents = described["documents"]
+    with page() as drawn:
+        _table(
+            drawn,
+            documents,
+            ("source", "file", "document", "tokens", "task"),
+            ("step", "rank", "sample", "row", "segment"),
+        )
+        first, last = described["steps"]
+        steps = f"step {first:,}" if first == last else f"steps {first:,} … {last:,}"
+        rows, segments = counted(described["rows"], "row"), counted(len(documents), "segment")
+        drawn.put(f"{steps}: {segments} of {rows}")
+
+
+def print_reads(described: Mapping[str, Any]) -> None:
+    """Print the steps that read a document as a table."""
+    reads = described["reads"]
+    with page() as drawn:
+        _table(
+            drawn,
+            reads,
+            ("source", "file", "tokens", "task"),
+            ("epoch", "step", "rank", "position", "sample", "row", "segment"),
+        )
+        skipped = sum(read["step"] is None for read in reads)
+        left_out = f"; {counted(skipped, 'read')} in skipped steps" if skipped else ""
+        epochs = counted(described["epochs"], "epoch")
+        times = counted(len(reads) - skipped, "time")
+        drawn.wrap(f"{visible(described['document'])} is read {times} in {epochs}{left_out}")
+
+
+def print_losses(described: Mapping[str, Any]) -> None:
+    """Print the documents with the highest losses as a table."""
+    documents = described["documents"]
+    with page() as drawn:
+        _table(drawn, documents, ("source", "file", "document"), ("loss", "losses"))
+        drawn.put(
+            f"{described['losses']:,} logged losses cover"
+            f" {counted(described['found'], 'document')}; the worst {len(documents):,} are listed"
+        )
+
+
+def _table(
+    drawn: Page,
+    entries: Sequence[Mapping[str, Any]],
+    texts: tuple[str, ...],
+    numbers: tuple[str, ...],
+) -> None:
+    if any("dataset" in entry for entry in entries):
+        numbers = ("dataset", *numbers)
+    lines = [
+        [_cell(entry.get(name)) for name in (*texts, *numbers)] for entry in entries[:SHOWN_LINES]
+    ]
+    if lines:
+        drawn.table((*texts, *numbers), lines, len(texts))
+    if len(entries) > SHOWN_LINES:
+        more = counted(len(entries) - SHOWN_LINES, "more line")
+        drawn.put(f"… and {more}; --json lists all", DIM)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return f"{value[0]:,} … {value[1] - 1:,}"
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return f"{value:,}" if isinstance(value, int) else "—" if value is None else str(value)
