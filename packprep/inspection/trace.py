@@ -419,7 +419,8 @@ def _table(
 
 def _cell(value: Any) -> str:
     if isinstance(value, list):
-        return f"{value[0]:,} … {value[1] - 1:,}"
+        # A removed document has no tokens.
+        return f"{value[0]:,} … {value[1] - 1:,}" if value[0] < value[1] else "removed"
     if isinstance(value, float):
         return f"{value:.4f}"
     return f"{value:,}" if isinstance(value, int) else "—" if value is None else str(value)
