@@ -35,6 +35,8 @@ def trace(
     document: Annotated[
         str | None,
         typer.Option(
+            "--document",
+            "--doc",
             metavar="[FILE:]POSITION",
             help="Show the steps that read this document of --source NAME.",
             show_default=False,
@@ -130,7 +132,7 @@ def trace(
         print_losses,
         print_reads,
         print_steps,
-        removal_list,
+        write_removal_lists,
     )
 
     views = {"--step": step, "--document": document, "--losses": losses}
@@ -175,8 +177,7 @@ def trace(
         elif losses is not None:
             found = describe_losses(dataset, run, losses, limit)
             if out is not None:
-                with open(out, "x", encoding="utf-8") as file:
-                    file.write(removal_list(found["documents"]))
+                found["written"] = write_removal_lists(found["documents"], out)
             put(found, as_json, print_losses, after_work=out is not None)
 
 

@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -343,16 +344,33 @@ class _LossLookup:
         return found
 
 
-def removal_list(documents: Sequence[Mapping[str, Any]]) -> str:
-    """Return documents as JSON lines, the list that `packprep remove` takes."""
-    return "".join(
-        json.dumps(
-            {"source": one["source"], "file": one["file"], "doc": one["document"]},
-            ensure_ascii=False,
-        )
-        + "\n"
-        for one in documents
-    )
+def write_removal_lists(
+    documents: Sequence[Mapping[str, Any]], path: str | os.PathLike
+) -> list[str]:
+    """Write documents as JSON lines to new files, the lists that `packprep remove` takes.
+
+    Args:
+        documents: Entries of the key `documents` of `describe_losses`.
+        path: The file. Documents of a mixture are written to a file for each dataset. The index of
+            the dataset is then put before the suffix, as in worst.0.jsonl.
+
+    Returns:
+        The paths of the files.
+
+    Raises:
+        FileExistsError: If a file exists.
+    """
+    lines: dict[str, list[str]] = {}
+    for one in documents:
+        own = Path(path)
+        if "dataset" in one:
+            own = own.with_suffix(f".{one['dataset']}{own.suffix}")
+        entry = {"source": one["source"], "file": one["file"], "doc": one["document"]}
+        lines.setdefault(str(own), []).append(json.dumps(entry, ensure_ascii=False) + "\n")
+    for name, own_lines in lines.items():
+        with open(name, "x", encoding="utf-8") as file:
+            file.writelines(own_lines)
+    return [*lines]
 
 
 def print_steps(described: Mapping[str, Any]) -> None:
@@ -397,6 +415,8 @@ def print_losses(described: Mapping[str, Any]) -> None:
             f"{described['losses']:,} logged losses cover"
             f" {counted(described['found'], 'document')}; the worst {len(documents):,} are listed"
         )
+        for name in described.get("written", ()):
+            drawn.put(f"{name}: the list for `packprep remove`")
 
 
 def _table(
