@@ -17,6 +17,7 @@ from packprep.storage import LocalFolder
 from packprep.tokenizer.engines import ENGINES
 from tests import made
 from tests.command_line import inside, packprep, refused
+from tests.tokenizer.engines_made import prefer_fast_engines
 from tests.tokenizer.tokenizers_made import gpt2_like
 
 
@@ -106,6 +107,9 @@ def test_an_engine_that_would_be_faster_is_slow_and_says_how_to_have_it(
 ):
     made.write(tmp_path / "tok/tokenizer.json", json.dumps(gpt2_like()).encode())
     recipe.write_text(recipe.read_text().replace('"bytes"', '"tok"'))
+    little = checks(recipe)["engine"]
+    assert little[0] == "ok" and "longer to load and check fastokens than" in little[1]
+    prefer_fast_engines(monkeypatch)
     assert checks(recipe)["engine"][0] == "ok"
     monkeypatch.setitem(
         ENGINES, "fastokens", dataclasses.replace(ENGINES["fastokens"], version=lambda: None)

@@ -30,6 +30,7 @@ from packprep.recipe import read_recipe
 from tests.command_line import inside
 from tests.made import run_python, table, texts, write, write_lines
 from tests.test_bad_input import assert_good, build, command, rejects_of, stopped
+from tests.tokenizer.engines_made import prefer_fast_engines
 from tests.tokenizer.tokenizers_made import gpt2_like
 from tests.twin.check import verify_with_twin
 
@@ -464,8 +465,9 @@ def test_a_decoder_that_makes_a_gigabyte_of_a_token(tmp_path, ordinary_build):
         assert inside("inspect", tmp_path / "out", view).status == 0
 
 
-def test_a_decoder_that_fails_proves_no_engine(tmp_path):
+def test_a_decoder_that_fails_proves_no_engine(tmp_path, monkeypatch):
     """It panics at a token shorter than what it cuts off."""
+    prefer_fast_engines(monkeypatch)
     tokenizer = {**gpt2_like(), "decoder": {"type": "Strip", "content": "t", "start": 9, "stop": 9}}
     write_lines(tmp_path / "in.jsonl", texts(50))
     write(tmp_path / "tokenizer.json", json.dumps(tokenizer).encode())

@@ -13,6 +13,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import starmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,6 +65,7 @@ from packprep.objectives.tasks import (
 from packprep.recipe import DocumentKeys, Recipe, fingerprint, normalised, without_places
 from packprep.sources.files import Files, find_files
 from packprep.sources.first_look import first_look
+from packprep.sources.formats import FORMATS
 from packprep.sources.slices import (
     IN_STORE,
     MOST_PIECES,
@@ -104,6 +106,23 @@ class Inputs:
         """Return whether any source is read from files. Only then is a tokenizer engine needed."""
         return len(self.stores) < len(self.recipe.sources)
 
+    @property
+    def text_bytes(self) -> int:
+        """Return the approximate number of text bytes that a build encodes.
+
+        It follows from the sizes of the files, before a sample is read. A source with a share
+        counts as one pass.
+        """
+        total = 0.0
+        for source, files in zip(self.recipe.sources, self.files, strict=True):
+            if source.name not in self.stores:
+                text_bytes = (
+                    files.sizes * np.array(list(starmap(_text_per_byte, files.kinds)))[files.kind]
+                )
+                low, high = source.sample
+                total += float(text_bytes.sum()) * source.repeat * float(high - low)
+        return round(total)
+
     @cached_property
     def tasks(self) -> list[Task]:
         """Return the recipe's tasks, followed by `too_short`, the task of segments below 3 tokens.
@@ -140,6 +159,13 @@ class Inputs:
     def removed_digest(self) -> str | None:
         """Return the digest of removed.json, or None if no document was removed."""
         return digest_of(self.removed) if self.removed else None
+
+
+def _text_per_byte(format: str, compression: str) -> int:
+    """Return the approximate number of bytes to encode per stored byte of a file."""
+    if FORMATS[format].holds == "tokens":
+        return 0
+    return COMPRESSED_TEXT if compression or FORMATS[format].file == "parquet" else 1
 
 
 def look_up(recipe: Recipe, moved: Mapping[str, str], is_store: bool = False) -> Inputs:
@@ -231,6 +257,8 @@ TWO_ENDS = (
     " adds another eos. Set documents.append_eos = false, unless texts other than conversations"
     " need it"
 )
+COMPRESSED_TEXT = 3
+"""Approximate bytes of text per byte of a compressed file or a Parquet file."""
 UNSAMPLED: Mapping[str, Any] = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}
 """Placeholders for a source's values that are computed from its calibration sample."""
 LIBRARIES = ("numpy", "numba", "tokenizers", "pyarrow", "zstandard", "msgspec", "xxhash", "jinja2")
@@ -479,7 +507,7 @@ def _proven_and_calibrated(inputs: Inputs, say: Callable[[str], None]) -> _Calib
     """
     recipe, vocabulary = inputs.recipe, inputs.vocabulary
     special_text = recipe.documents.special_text
-    names = candidates(recipe.engine, vocabulary)
+    names = candidates(recipe.engine, vocabulary, inputs.text_bytes)
     first = np.cumsum([0, *map(len, inputs.files)]).tolist()
     sources = [
         PlannedSource(
@@ -493,6 +521,7 @@ def _proven_and_calibrated(inputs: Inputs, say: Callable[[str], None]) -> _Calib
     # the engine of the first store.
     if not in_files:
         engine_before = inputs.stores[sources[0].name].plan.stored["engine"]["name"]
+        names = candidates(recipe.engine, vocabulary)
         names = [engine_before] if engine_before in names else names[-1:]
     texts: list[str] = []
     for source in in_files if any(ENGINES[name].proven for name in names) else ():

@@ -211,7 +211,12 @@ def _write_plan(
     if not out.exists(MANIFEST_NAME):
         recipe = inputs.recipe
         if inputs.has_text:
-            begin_loading(recipe.engine, inputs.vocabulary, recipe.documents.special_text)
+            begin_loading(
+                recipe.engine,
+                inputs.vocabulary,
+                recipe.documents.special_text,
+                inputs.text_bytes,
+            )
         # The kernels load at the same time as the engine. The forecast and the workers need them.
         warm_kernels()
     plan = planned(inputs, out, say)
@@ -330,7 +335,7 @@ def pace(
     """
     said = "tokens from stores: no tokenizer runs"
     if engine is not None:
-        said = engine_in_words(engine, inputs.recipe.engine, inputs.vocabulary)
+        said = engine_in_words(engine, inputs.recipe.engine, inputs.vocabulary, inputs.text_bytes)
     text_bytes, shards = sum(source["text_bytes"] for source in plan["sources"]), plan["shards"]
     all_workers = workers_for(text_bytes // array_count) if workers is None else workers
     at_work = min(array_count * all_workers, text_bytes // WORKER_TEXT_BYTES)

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +31,13 @@ from packprep.recipe import Recipe
 from packprep.sources.files import below_one_folder
 from packprep.storage import Folder, LocalFolder, Remote, folder_at, is_url
 from packprep.storage.local import write_error
-from packprep.tokenizer.engines import ENGINES, engine_in_words, load_engine
+from packprep.tokenizer.engines import (
+    ENGINES,
+    REFERENCE,
+    engine_in_words,
+    load_engine,
+    suitable,
+)
 
 OK, SLOW, FAILS = "ok", "slow", "fails"
 _RESULTS = (OK, SLOW, FAILS)
@@ -126,19 +133,17 @@ def _engine_of(plan: Mapping[str, Any], inputs: Inputs, figures: Mapping[str, An
     """
     vocabulary, documents = inputs.vocabulary, inputs.recipe.documents
     engine = load_engine(plan["engine"], vocabulary, documents.special_text)
-    says = engine_in_words(engine, inputs.recipe.engine, vocabulary)
+    says = engine_in_words(engine, inputs.recipe.engine, vocabulary, inputs.text_bytes)
     if figures["sampled"]:
         seconds = (figures["read_s"] + figures["tokenize_s"]) * 1e9 / max(1, figures["text_bytes"])
         act = "read, render and tokenize" if figures["renders"] else "read and tokenize"
         says += f"; one core takes {seconds:,.0f} s to {act} 1 GB of text like this recipe's sample"
-    faster = [
-        kind.package
-        for kind in ENGINES.values()
-        if kind.proven and kind.version() is None and kind.refusal(vocabulary) is None
-    ]
-    if faster:
-        return Finding("engine", SLOW, says, f"pip install {faster[0]} before you start a build")
-    if engine.reference is None and engine.name == "reference":
+    names = suitable(vocabulary, inputs.text_bytes)
+    for name in takewhile(lambda name: name != engine.name, names):
+        if ENGINES[name].version() is None:
+            advice = f"pip install {ENGINES[name].package} before you start a build"
+            return Finding("engine", SLOW, says, advice)
+    if suitable(vocabulary) == [REFERENCE]:
         return Finding(
             "engine",
             SLOW,

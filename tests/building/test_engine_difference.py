@@ -8,7 +8,7 @@ from packprep.format.json_files import MANIFEST_NAME, receipt_name
 from packprep.tokenizer.engines import ENGINES, engine_facts
 from tests import made
 from tests.tokenizer import tokenizers_made
-from tests.tokenizer.engines_made import WRONG, wrong_kind
+from tests.tokenizer.engines_made import WRONG, prefer_fast_engines, wrong_kind
 from tests.verification.damage import report_of
 
 TRAP = "a trap that nothing else has"
@@ -36,6 +36,7 @@ def table(**top_level):
 
 def use(monkeypatch, trap, breaks=False):
     """A wrong engine stands before the others."""
+    prefer_fast_engines(monkeypatch)
     kinds = {WRONG: wrong_kind(trap, breaks), **ENGINES}
     for module in ("packprep.tokenizer.engines", "packprep.building.planning"):
         monkeypatch.setattr(f"{module}.ENGINES", kinds)

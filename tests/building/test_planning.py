@@ -84,6 +84,18 @@ def test_files_are_listed_with_sizes_and_pieces(folder):
     ]
 
 
+def test_the_text_to_encode_follows_from_files_passes_and_hash_split(tmp_path):
+    for name in ("a.jsonl", "b.jsonl.zst", "c.parquet", "d.arrow"):
+        made.write(tmp_path / name, b"x" * 1000)
+    sources = [
+        {"name": "lines", "paths": ["a.jsonl"], "repeat": 2.5, "sample": [0.5, 1.0]},
+        {"name": "packed", "paths": ["b.jsonl.zst", "c.parquet"]},
+        {"name": "tables", "paths": ["d.arrow"]},
+        {"name": "ids", "paths": ["a.jsonl"], "format": "tokens"},
+    ]
+    assert inputs_of(tmp_path, sources).text_bytes == 1250 + 6000 + 1000
+
+
 def test_the_steps_of_compressed_files_are_of_all_that_a_shard_reads_of_them(tmp_path):
     made.write_lines(tmp_path / "a.jsonl.gz", made.texts(4000))
     stored = (tmp_path / "a.jsonl.gz").stat().st_size

@@ -10,7 +10,7 @@ WRONG = "wrong"
 class WrongEngine:
     """The reference's ids, but 0 for the last one of a text that has `trap` in it."""
 
-    name, version, library, rate = WRONG, "1", (), "about 4"
+    name, version, library = WRONG, "1", ()
 
     def __init__(self, vocabulary, special_text, trap, breaks=False):
         self.reference = ReferenceEngine(vocabulary, special_text)
@@ -32,6 +32,11 @@ class WrongEngine:
         return self.reference.tokens_of(ids)
 
 
+def prefer_fast_engines(monkeypatch):
+    """Let "auto" try a fast engine first for a short text too."""
+    monkeypatch.setattr("packprep.tokenizer.engines.PROOF_S", -1.0)
+
+
 def wrong_kind(trap, breaks=False):
     """The kind of a WrongEngine, for ENGINES."""
 
@@ -39,5 +44,10 @@ def wrong_kind(trap, breaks=False):
         return WrongEngine(vocabulary, special_text, trap, breaks)
 
     return EngineKind(
-        "wrong", lambda: WrongEngine.version, lambda vocabulary: None, load, proven=True
+        "wrong",
+        lambda: WrongEngine.version,
+        lambda vocabulary: None,
+        load,
+        lambda vocabulary: 1000,
+        proven=True,
     )

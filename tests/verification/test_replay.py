@@ -82,6 +82,7 @@ def test_without_the_engine_of_the_plan_the_reference_builds_again_and_says_so(
     own = made(
         tmp_path,
         tokenizer="tokenizer.json",
+        engine="fastokens",
         sources=[{"name": "a", "paths": ["a.jsonl"]}],
         tasks=[{"preset": "causal"}],
         output={"shard_text_bytes": 1000},

@@ -16,10 +16,12 @@ byte_tokens   the characters of BPE tokens, from the bytes of the tokens
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 
 from packprep.errors import PackprepError, PlanError, RecipeError
 from packprep.tokenizer.engines import fastokens, gigatoken, nanotoken
@@ -44,18 +46,26 @@ class EngineKind:
             may be usable. This check does not load the engine.
         load: Loads the engine for a vocabulary and a `special_text`. Raises `EngineRefusal` if the
             engine does not accept the tokenizer.
+        rate: Returns the approximate encoding speed on one core for a vocabulary, in MB/s of text.
         proven: Whether the engine must be compared with the reference before its first use and
             during the build.
+        load_us: Time to load the engine, in microseconds per token of the vocabulary. The time to
+            load its reference is not included.
+
+    `rate` and `load_us` were measured with real tokenizers and text (docs/benchmarks.md). The times
+    are from a machine on which the reference encodes 4 MB/s.
     """
 
     package: str
     version: Callable[[], str | None]
     refusal: Callable[[Vocabulary], str | None]
     load: Callable[[Vocabulary, str], Engine]
+    rate: Callable[[Vocabulary], int]
     proven: bool
+    load_us: float = 0.0
 
 
-# "auto" tries them in this order. The reference accepts every tokenizer.
+# The reference accepts every tokenizer.
 ENGINES: dict[str, EngineKind] = {
     "bytes": EngineKind(
         "packprep",
@@ -66,6 +76,7 @@ ENGINES: dict[str, EngineKind] = {
             else 'it is not the built-in "bytes"'
         ),
         BytesEngine,
+        lambda vocabulary: 600,
         proven=False,
     ),
     nanotoken.NAME: EngineKind(
@@ -73,41 +84,74 @@ ENGINES: dict[str, EngineKind] = {
         partial(installed_version, nanotoken.NAME),
         nanotoken.refusal,
         nanotoken.WordPieceEngine,
+        lambda vocabulary: 80,
         proven=True,
+        load_us=2.0,
     ),
     gigatoken.NAME: EngineKind(
         "'packprep[gigatoken]'",
         partial(installed_version, gigatoken.NAME),
         gigatoken.refusal,
         gigatoken.GigatokenEngine,
+        lambda vocabulary: 35,
         proven=True,
+        load_us=2.5,
     ),
     fastokens.NAME: EngineKind(
         fastokens.NAME,
         partial(installed_version, fastokens.NAME),
         fastokens.refusal,
         fastokens.FastEngine,
+        fastokens.rate,
         proven=True,
+        load_us=6.0,
     ),
     REFERENCE: EngineKind(
         "tokenizers",
         library_version,
         lambda vocabulary: None,
         ReferenceEngine,
+        lambda vocabulary: 4,
         proven=False,
     ),
 }
+PROOF_S = 0.6
+"""Seconds to compare an engine with its reference, measured as `EngineKind.load_us`."""
+TWO_PROCESSES_BYTES = 16 << 20
+"""Text bytes from which at least two processes encode a build's text."""
 
 
-def candidates(requested: str, vocabulary: Vocabulary) -> list[str]:
+def suitable(vocabulary: Vocabulary, text_bytes: float = math.inf) -> list[str]:
+    """Return the engines that accept a vocabulary and are no slower than the reference.
+
+    Engines that are not installed are included. They are sorted by the expected time to load them,
+    to prove them and to encode `text_bytes` bytes of text. The reference is the last one. A plan
+    stores the engine, so the time is estimated from the arguments and from constants. It is never
+    measured, and assumes at most two processes on any machine. With infinite `text_bytes`, the
+    order is the order of ENGINES.
+    """
+    processes = 2 if text_bytes >= TWO_PROCESSES_BYTES else 1
+
+    def expected_s(name: str) -> float:
+        kind = ENGINES[name]
+        start_s = PROOF_S + kind.load_us * vocabulary.vocab_size / 1e6 if kind.proven else 0.0
+        return start_s + text_bytes / 1e6 / kind.rate(vocabulary) / processes
+
+    accepting = [name for name, kind in ENGINES.items() if kind.refusal(vocabulary) is None]
+    accepting.sort(key=expected_s)
+    return accepting[: accepting.index(REFERENCE) + 1]
+
+
+def candidates(requested: str, vocabulary: Vocabulary, text_bytes: float = math.inf) -> list[str]:
     """Return the names of the engines that may be used for a vocabulary, best first.
 
-    With "auto", these are all engines that are installed and do not refuse the vocabulary. With the
-    name of an engine, the list has only this name.
+    With "auto", these are the installed engines of `suitable`. With the name of an engine, the list
+    has only this name.
 
     Args:
         requested: The recipe's `engine`.
         vocabulary: The vocabulary.
+        text_bytes: Approximate number of text bytes to encode.
 
     Raises:
         RecipeError: If an engine requested by name is unknown, is not installed, or does not accept
@@ -117,20 +161,15 @@ def candidates(requested: str, vocabulary: Vocabulary) -> list[str]:
         raise RecipeError(
             f"unknown engine = {requested!r}; the engines are auto, {', '.join(ENGINES)}"
         )
-    found = []
-    for name in ENGINES if requested == "auto" else (requested,):
-        kind = ENGINES[name]
-        missing = (
-            f"it is not installed here (pip install {kind.package})"
-            if kind.version() is None
-            else None
-        )
-        why = missing or kind.refusal(vocabulary)
-        if why is None:
-            found.append(name)
-        elif requested != "auto":
-            raise refused(name, why)
-    return found
+    if requested == "auto":
+        return [name for name in suitable(vocabulary, text_bytes) if ENGINES[name].version()]
+    kind = ENGINES[requested]
+    missing = (
+        f"it is not installed here (pip install {kind.package})" if kind.version() is None else None
+    )
+    if why := missing or kind.refusal(vocabulary):
+        raise refused(requested, why)
+    return [requested]
 
 
 def refused(name: str, why: str) -> RecipeError:
@@ -140,14 +179,16 @@ def refused(name: str, why: str) -> RecipeError:
     )
 
 
-def begin_loading(requested: str, vocabulary: Vocabulary, special_text: str) -> None:
+def begin_loading(
+    requested: str, vocabulary: Vocabulary, special_text: str, text_bytes: float = math.inf
+) -> None:
     """Start to load the first engine of `candidates` in a background thread.
 
     `loaded` waits for the thread and raises its errors. A thread saves time because libraries
     release the GIL while they load a large vocabulary.
     """
     with contextlib.suppress(PackprepError):
-        name = candidates(requested, vocabulary)[0]
+        name = candidates(requested, vocabulary, text_bytes)[0]
         key = ENGINES[name], vocabulary, special_text
         if key not in _last and key not in _loading:
             thread = ThreadPoolExecutor(1)
@@ -179,41 +220,45 @@ _last: dict[tuple[EngineKind, Vocabulary, str], Engine] = {}
 _loading: dict[tuple[EngineKind, Vocabulary, str], Future[Engine]] = {}
 
 
-def engine_in_words(engine: Engine, requested: str, vocabulary: Vocabulary) -> str:
+def engine_in_words(
+    engine: Engine, requested: str, vocabulary: Vocabulary, text_bytes: float = math.inf
+) -> str:
     """Describe an engine for messages.
 
     The text has the engine's name and its speed in MB/s, and usually the reason why no faster
-    engine is used. If a faster engine only has to be installed, the text says how. `requested` is
-    the recipe's `engine`.
+    engine is used. If a faster engine only has to be installed, the text says how. The arguments
+    except `engine` are those of `candidates`.
     """
-    rate = f"tokenizing about {engine.rate} MB/s of text per core"
+    rate = f"tokenizing about {ENGINES[engine.name].rate(vocabulary)} MB/s of text per core"
     said = f"engine {engine.name} {engine.version}, {rate}"
     if isinstance(engine, ReferenceEngine) and engine.in_place_of:
         return f"{said}, instead of the plan's {engine.in_place_of}"
     if requested == engine.name:
         return f'{said}, as set by engine = "{requested}"'
-    passed_over, refusals = [], []
-    for name, kind in ENGINES.items():
-        if name == engine.name:
-            break
-        why = kind.refusal(vocabulary) if kind.proven else None
-        if why is not None:
-            refusals.append(why)
-        elif kind.proven and kind.version() is None:
+    ends = engine.name, REFERENCE
+    passed_over = list(takewhile(lambda name: name not in ends, suitable(vocabulary, text_bytes)))
+    for name in passed_over:
+        if ENGINES[name].version() is None:
             return (
                 f"{said}; {name} is faster with this tokenizer. To use it, pip install"
-                f" {kind.package} and build into another folder"
+                f" {ENGINES[name].package} and build into another folder"
             )
-        elif kind.proven:
-            passed_over.append(name)
     if passed_over:
         return (
             f"{said}, because {' and '.join(passed_over)} failed, was missing or was not wanted"
             " when the plan was made"
         )
-    if engine.name == REFERENCE and refusals:
-        return f"{said}: {refusals[-1]}, and no faster engine is exact for this tokenizer"
-    return said
+    if engine.name != REFERENCE:
+        return said
+    if slow := [name for name in suitable(vocabulary) if ENGINES[name].proven]:
+        return (
+            f"{said}, because it would take longer to load and check {' or '.join(slow)} than to"
+            " tokenize this little text"
+        )
+    refusals = [
+        why for kind in ENGINES.values() if kind.proven and (why := kind.refusal(vocabulary))
+    ]
+    return f"{said}: {refusals[-1]}, and no faster engine is exact for this tokenizer"
 
 
 def engine_facts(name: str) -> dict[str, str]:

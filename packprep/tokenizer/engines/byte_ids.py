@@ -21,7 +21,6 @@ class BytesEngine:
     name = "bytes"
     version = "1"
     library = ()
-    rate = 600
     reference = None
 
     def __init__(self, vocabulary: Vocabulary, special_text: str):

@@ -28,14 +28,6 @@ class Engine(Protocol):
         ...
 
     @property
-    def rate(self) -> int:
-        """Encoding speed on one core in MB/s of text.
-
-        It is an approximate value, measured with real tokenizers and text (docs/benchmarks.md).
-        """
-        ...
-
-    @property
     def reference(self) -> "Reference | None":
         """A slow, trusted engine that gives the same ids, or None if this engine is trusted."""
         ...

@@ -38,7 +38,6 @@ class GigatokenEngine(CharactersFromBytes):
     """
 
     name = NAME
-    rate = 35
 
     def __init__(self, vocabulary: Vocabulary, special_text: str):
         if why := refusal(vocabulary):

@@ -30,7 +30,6 @@ class WordPieceEngine:
     """
 
     name = NAME
-    rate = 80
 
     def __init__(self, vocabulary: Vocabulary, special_text: str):
         if why := refusal(vocabulary):

@@ -120,7 +120,6 @@ class ReferenceEngine:
     """
 
     name = "reference"
-    rate = 4
     reference = None
 
     def __init__(self, vocabulary: Vocabulary, special_text: str, in_place_of: str = ""):

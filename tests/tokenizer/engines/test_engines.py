@@ -76,6 +76,30 @@ def test_auto_may_be_every_engine_that_takes_the_tokenizer_best_first(
     ]
 
 
+def test_auto_takes_the_engine_with_the_least_expected_time_for_the_text(
+    bytes_vocabulary, llama, sentencepiece
+):
+    assert candidates("auto", bytes_vocabulary, 1)[0] == "bytes"
+    large = dataclasses.replace(sentencepiece, vocab_size=256_000)
+    for vocabulary, text_bytes, names in (
+        (llama, 1e6, ["reference"]),
+        (llama, 4e6, ["fastokens", "reference"]),
+        (dataclasses.replace(llama, vocab_size=128_000), 4e6, ["reference"]),
+        (large, 4e6, ["reference"]),
+        (large, 8e6, ["gigatoken", "reference"]),
+        (large, 64e6, ["gigatoken", "fastokens", "reference"]),
+    ):
+        assert candidates("auto", vocabulary, text_bytes) == names
+    assert candidates("fastokens", llama, 1) == ["fastokens"]
+    said = engine_in_words(loaded("reference", large, "text"), "auto", large, 1e6)
+    assert said.endswith(
+        ", because it would take longer to load and check gigatoken or fastokens than to tokenize"
+        " this little text"
+    )
+    said = engine_in_words(loaded("fastokens", llama, "text"), "auto", llama, 1e6)
+    assert said.endswith(" MB/s of text per core")
+
+
 def test_auto_is_the_reference_where_nothing_else_is_installed(llama, without_fastokens):
     assert candidates("auto", llama) == ["reference"]
     with pytest.raises(
