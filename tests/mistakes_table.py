@@ -101,6 +101,14 @@ COMMAND_LINE = [
         typed="build recipe.yaml --out out",
     ),
     Mistake(
+        "a recipe of another ending",
+        "is a recipe, but its name does not end with .toml",
+        "recipe.txt",
+        "rename it to recipe.toml",
+        before=writes("recipe.txt", RECIPE),
+        typed="build recipe.txt --out out",
+    ),
+    Mistake(
         "two recipes",
         "2 recipes",
         "other.toml, recipe.toml",

@@ -124,7 +124,7 @@ def recipe_of(
     from packprep.recipe import (
         load_recipe,
         read_recipe,
-        refuse_other_formats,
+        refuse_misnamed_recipes,
         set_value,
         split_assignment,
     )
@@ -135,8 +135,8 @@ def recipe_of(
         split_assignment(assignment)
     inputs = [expanded(name) for name in inputs]
     recipes = _recipes_in(inputs)
-    for name in inputs:
-        refuse_other_formats(Path(name))
+    if not recipes:
+        refuse_misnamed_recipes(inputs)
     if recipes:
         table, base = load_recipe(Path(recipes[0])), Path(recipes[0]).resolve().parent
     else:

@@ -28,7 +28,7 @@ from packprep.documents.calibration import Estimates
 from packprep.errors import RecipeError, SourceError, VocabularyError
 from packprep.messages import one_line, put_line
 from packprep.objectives.tasks import complete, recipe_schema
-from packprep.recipe import as_toml, presets, read_recipe
+from packprep.recipe import as_toml, presets, read_recipe, refuse_misnamed_recipes
 from packprep.sources.formats import FORMATS, detect_format, formats_asked
 from packprep.storage import expanded
 from packprep.tokenizer.file import first_put_by_processor
@@ -135,6 +135,7 @@ def _check_paths(paths: Sequence[str], out: Path) -> None:
             f"{recipe} is a recipe, not data"
             "\nhint: build it with `packprep build`, or name files, patterns or folders of data"
         )
+    refuse_misnamed_recipes(paths)
 
 
 def _find_settings(

@@ -9,7 +9,7 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -649,33 +649,64 @@ def recipe_text(path: Path) -> str:
 
 
 def written_as(text: str) -> str:
-    """Return "JSON" or "YAML" if a text is a recipe in this format, otherwise ""."""
-    known = {*KEYS[""], *SECTIONS}
-    if text.lstrip().startswith("{"):
+    """Return "JSON", "TOML" or "YAML" if a text is a recipe in this format, otherwise ""."""
+    for name, parse in (("JSON", json.loads), ("TOML", tomllib.loads)):
         try:
-            table = json.loads(text)
+            table = parse(text)
         except (ValueError, RecursionError):
-            return ""
-        return "JSON" if len(known & table.keys()) >= _KEYS else ""
-    keys = re.findall(r"^([A-Za-z_]+)[ \t]*:(?=[ \t\r\n]|\Z)", text, re.MULTILINE)
-    return "YAML" if len(known & set(keys)) >= _KEYS else ""
+            continue
+        return name if isinstance(table, dict) and _has_recipe_keys(table, text) else ""
+    lines = [_YAML_LINE.match(line) for line in re.findall(r"^[^\s#].*", text, re.MULTILINE)]
+    keys = [line[1] for line in lines if line and line[1]]
+    return "YAML" if all(lines) and _has_recipe_keys(keys, text) else ""
 
 
-def refuse_other_formats(path: Path) -> None:
-    """Raise `RecipeError` if an input file is a recipe in JSON or YAML."""
-    if path.suffix.lower() not in (".json", ".yaml", ".yml"):
-        return
-    try:
-        with path.open("rb") as file:
-            found = written_as(file.read(_MOST_BYTES).decode().removeprefix("\ufeff"))
-    except (OSError, ValueError):
-        return  # The file is unreadable or not a text. The reader of the inputs reports that.
-    if found:
-        raise RecipeError(f"{path}: {_OTHER_FORMAT[found]}")
+_YAML_LINE = re.compile(r"[\"']?([A-Za-z_]+)[\"']?[ \t]*:(?=\s|\Z)|[-\]}%]|\.\.\.")
+"""The beginning of a line without indentation, in a YAML file with keys."""
+
+
+def _has_recipe_keys(keys: Collection[str], text: str) -> bool:
+    """Return whether a file with these keys at its top level is a recipe.
+
+    Other files have keys such as `tasks` and `documents` too.
+    """
+    known = {*KEYS[""], *SECTIONS}.intersection(keys)
+    has_paths = re.search(r"\bpaths[\"']?[ \t]*[:=]", text) is not None
+    return bool({"sources", "tokenizer"} & known) and (
+        len(known) > 1 or ("sources" in known and has_paths)
+    )
+
+
+def refuse_misnamed_recipes(names: Sequence[str]) -> None:
+    """Check that no input on the command line is a recipe in another format or of another name.
+
+    If there are several inputs, only files whose names suggest another format are read. Patterns
+    and folders are always data.
+
+    Raises:
+        RecipeError: If an input is a recipe.
+    """
+    for path in map(Path, names):
+        if len(names) > 1 and path.suffix.lower() not in (".json", ".yaml", ".yml"):
+            continue
+        if not path.is_file():
+            continue  # Opening a pipe would consume data.
+        try:
+            with path.open("rb") as file:
+                found = written_as(file.read(_MOST_BYTES).decode().removeprefix("\ufeff"))
+        except (OSError, ValueError):
+            continue  # The file is unreadable or not a text. The reader of the inputs reports that.
+        if found == "TOML":
+            raise RecipeError(
+                f"{path} is a recipe, but its name does not end with .toml\n"
+                f"hint: rename it to {path.name.partition('.')[0]}.toml"
+            )
+        if found:
+            raise RecipeError(f"{path}: {_OTHER_FORMAT[found]}")
 
 
 MOST_RECIPE_BYTES = 64 << 20
-_MOST_BYTES, _KEYS = 1 << 20, 2  # bytes read of a file; number of recipe keys that make it a recipe
+_MOST_BYTES = 1 << 20  # bytes read of an input
 _OTHER_FORMAT = {
     "JSON": (
         "is JSON, but a recipe is TOML\n"

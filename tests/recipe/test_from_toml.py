@@ -20,7 +20,7 @@ from packprep.recipe import (
     parse_size,
     presets,
     read_recipe,
-    refuse_other_formats,
+    refuse_misnamed_recipes,
     set_value,
     tasks_named,
 )
@@ -348,14 +348,40 @@ OTHER_FORMATS = {
 @pytest.mark.parametrize("name", OTHER_FORMATS)
 def test_a_recipe_in_json_or_yaml_is_refused_as_one_whatever_its_name(tmp_path, name):
     text = OTHER_FORMATS[name]
-    toml, own = tmp_path / "a.toml", tmp_path / f"a.{name.lower()}"
-    for path, read in ((toml, load_recipe), (own, refuse_other_formats)):
+    toml, own, other = (tmp_path / f"a.{ending}" for ending in ("toml", name.lower(), "txt"))
+
+    def read_input(path):
+        refuse_misnamed_recipes([str(path)])
+
+    for path, read in ((toml, load_recipe), (own, read_input), (other, read_input)):
         path.write_text(text)
         with pytest.raises(
             RecipeError,
             match=f"a.{path.suffix[1:]}: is {name}, but a recipe is TOML\nhint: write seq_length = 512",
         ):
             read(path)
+
+
+@pytest.mark.parametrize("name", ["a", "a.tml", "a.TOML", "a.toml.bak", "a.yaml"])
+def test_a_recipe_whose_name_does_not_end_with_toml_is_refused(tmp_path, name):
+    (tmp_path / name).write_text('tokenizer = "bytes"\n[[sources]]\npaths = ["a"]\n')
+    with pytest.raises(RecipeError, match=f"{name} is a recipe, .*\nhint: rename it to a.toml"):
+        refuse_misnamed_recipes([str(tmp_path / name)])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'sources:\n  - paths: ["a"]\n',
+        "---\nsources: [{paths: a}]\n",
+        '"sources":\n- "paths": [a,\n b\n]\n',
+        '{"sources": [{"paths": "a"}]}',
+    ],
+)
+def test_sources_with_paths_alone_make_a_recipe(tmp_path, text):
+    (tmp_path / "a.yml").write_text(text)
+    with pytest.raises(RecipeError, match="but a recipe is TOML"):
+        refuse_misnamed_recipes([str(tmp_path / "a.yml")])
 
 
 @pytest.mark.parametrize(
@@ -365,14 +391,29 @@ def test_a_recipe_in_json_or_yaml_is_refused_as_one_whatever_its_name(tmp_path, 
         ("a.json", '{"text": "tokenizer:"}\n{"sources": 1, "seed": 1}\n'),
         ("a.json", "{"),
         ("a.yaml", "tasks:\n- name: x\n"),
-        ("a.txt", OTHER_FORMATS["YAML"]),
+        ("a.yaml", "tasks:\n- name: x\ndocuments: 3\n"),
+        ("a.yaml", "sources:\n  web: 1\n"),
+        ("a.txt", f"How to write a recipe:\n\n{OTHER_FORMATS['YAML']}"),
+        ("a.toml.txt", '[tool]\nname = "x"\n'),
         ("*.yaml", None),
+        ("data", None),
     ],
 )
 def test_inputs_that_are_no_recipe_are_left_alone(tmp_path, name, text):
     if text is not None:
         (tmp_path / name).write_text(text)
-    refuse_other_formats(tmp_path / name)
+    else:
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data" / "a.yaml").write_text(OTHER_FORMATS["YAML"])
+    refuse_misnamed_recipes([str(tmp_path / name)])
+
+
+def test_among_several_inputs_only_files_of_other_formats_are_read(tmp_path):
+    for name in ("a.yaml", "a.txt"):
+        (tmp_path / name).write_text(OTHER_FORMATS["YAML"])
+    refuse_misnamed_recipes([str(tmp_path / "a.txt"), "b.jsonl"])
+    with pytest.raises(RecipeError, match="a.yaml: is YAML"):
+        refuse_misnamed_recipes(["b.jsonl", str(tmp_path / "a.yaml")])
 
 
 @pytest.mark.parametrize(
