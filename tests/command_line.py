@@ -8,20 +8,18 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
 from packprep.building import processes
+from packprep.building.array_tasks import LAUNCHERS, SCHEDULERS
 from packprep.cli import main
 from tests.made import environment
 
-_ARRAY = (
-    "SLURM_ARRAY_TASK_ID",
-    "SLURM_ARRAY_TASK_MIN",
-    "SLURM_ARRAY_TASK_MAX",
-    "SLURM_ARRAY_TASK_COUNT",
-)
+_ARRAY = {str(name) for scheduler in SCHEDULERS for name in astuple(scheduler)[1:]}
+_ARRAY |= {name for names in LAUNCHERS.values() for name in names}
 
 
 class Said(NamedTuple):

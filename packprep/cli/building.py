@@ -61,7 +61,7 @@ def build(
     from packprep.storage import folder_at
 
     recipe = recipe_of(inputs, tokenizer, seq_length, tasks, text_key, seed, set_)
-    position = array_position(array_index, array_count, os.environ)
+    position = array_position(array_index, array_count, os.environ, is_build=True)
     bar = Bar()
     output = folder_at(out)
     fresh = not (output.exists("plan.json") or output.exists(f"seq_{recipe.lengths[0]}/plan.json"))
@@ -128,7 +128,7 @@ def tokenize(
     from packprep.storage import folder_at
 
     recipe = recipe_of(inputs, tokenizer, None, None, text_key, None, set_)
-    position = array_position(array_index, array_count, os.environ)
+    position = array_position(array_index, array_count, os.environ, is_build=True)
     outcome = build_dataset(
         recipe, folder_at(out), Bar(), workers, moved_of(source), position, is_store=True
     )
