@@ -64,6 +64,22 @@ def slurm_script() -> str:
     return _fenced(text.rstrip("\n"), "bash")
 
 
+# guides/cluster.md
+
+
+def schedulers() -> str:
+    """The table of the array variables, from building/array_tasks.py."""
+    from packprep.building.array_tasks import SCHEDULERS
+
+    rows = []
+    for scheduler in SCHEDULERS:
+        first = scheduler.first if isinstance(scheduler.first, int) else f"`{scheduler.first}`"
+        counting = [name for name in (scheduler.count, scheduler.last, scheduler.step) if name]
+        counts = ", ".join(f"`{name}`" for name in counting) or "`--array-count N`"
+        rows.append((scheduler.name, f"`{scheduler.index}`", str(first), counts))
+    return _table(("scheduler", "number of the task", "first number", "number of tasks"), rows)
+
+
 # recipe.md
 
 
@@ -648,6 +664,7 @@ PARTS: dict[str, Callable[[], str]] = {
         )
     },
     "slurm script": slurm_script,
+    "schedulers": schedulers,
     **{
         f"keys {name or 'top'}": lambda name=name: keys(name)
         for name in ("", "sources", "documents", "packing", "specials", "tasks", "output")

@@ -290,7 +290,7 @@ def divided(tmp_path_factory) -> Divided:
     recipe, out = folder / "recipe.toml", folder / "out"
     recipe.write_text(
         'seq_length = 128\ntokenizer = "bytes"\n[[sources]]\npaths = ["a.jsonl"]\n'
-        '[[tasks]]\npreset = "ul2r"\n[output]\nshard_text_bytes = 2000\n'
+        '[[tasks]]\npreset = "causal"\n[output]\nshard_text_bytes = 2000\n'
     )
     assert packprep("build", recipe, "--out", out).status == 0
     assert len(contents(out, "shards")) > 4

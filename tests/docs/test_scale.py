@@ -1,12 +1,9 @@
-"""docs/scale.md: its Kubernetes job gives pods their places, and its limits are the code's."""
+"""docs/scale.md: its limits are the code's."""
 
-import re
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from packprep.building.array_tasks import array_position
 from packprep.building.planning import MIB, _shard_text_bytes
 from packprep.dataset.shard import layout
 from packprep.format.json_files import receipt_name, shard_name
@@ -14,23 +11,6 @@ from packprep.recipe import read_recipe
 from tests import made
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "scale.md").read_text("utf-8")
-
-
-def block(language):
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.S | re.M)
-    return found
-
-
-def test_the_job_of_kubernetes_parses_and_gives_each_pod_its_place():
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
-    plan = yaml.safe_load(block("yaml"))
-    (container,) = plan["spec"]["template"]["spec"]["containers"]
-    command = container["command"]
-    assert all(isinstance(word, str) for word in command) and command[:2] == ["packprep", "build"]
-    count = int(command[command.index("--array-count") + 1])
-    assert count == plan["spec"]["completions"] and plan["spec"]["completionMode"] == "Indexed"
-    assert command[command.index("--workers") + 1] == container["resources"]["requests"]["cpu"]
-    assert array_position(None, count, {"JOB_COMPLETION_INDEX": "7"}) == (7, count)
 
 
 def test_the_caps_on_shards_are_those_of_the_page():
