@@ -209,6 +209,14 @@ COMMAND_LINE = [
         then=BUILD + " --array-index 7 --array-count 8",
     ),
     Mistake(
+        "a build in every process of torchrun",
+        "each would make all shards",
+        "torchrun started 8 processes (WORLD_SIZE=8)",
+        "add --array-index 0 --array-count 1",
+        environment={"RANK": "3", "WORLD_SIZE": "8"},
+        then=BUILD + " --array-index 0 --array-count 1",
+    ),
+    Mistake(
         "slurm without --array",
         "Missing option '--array'",
         "packprep slurm",
