@@ -27,7 +27,7 @@ from packprep.dataset.encoder_decoder import NAMES, READ, check_length, split
 from packprep.dataset.loader import Dataset
 from packprep.dataset.mixture import Mixture
 from packprep.dataset.order import integer
-from packprep.dataset.rows import AHEAD, MEDIA
+from packprep.dataset.rows import AHEAD, MEDIA, padding_value
 from packprep.errors import ArgumentError, StateError
 
 LAYOUTS = ("bshd", "thd")
@@ -86,6 +86,7 @@ class Form:
         ignore_index: int | None,
         tail: str,
         names: str = "packprep",
+        max_segments: int | None = None,
     ):
         if layout not in LAYOUTS:
             raise ArgumentError(f"layout is {layout!r} and should be 'bshd' or 'thd'")
@@ -100,7 +101,20 @@ class Form:
                 " its trained labels\n"
                 "hint: give a value below 0, as -100"
             )
+        if max_segments is not None:
+            if layout != "thd":
+                raise ArgumentError(
+                    f"max_segments is {max_segments!r}, but layout {layout!r} has no cu_seqlens\n"
+                    "hint: use layout='thd', or leave max_segments out"
+                )
+            if tail == "drop":
+                raise ArgumentError(
+                    "tail is 'drop', so the number of slots varies despite max_segments\n"
+                    "hint: use tail='segment'"
+                )
+            integer("max_segments", max_segments, 1, 1 << 31)
         self.layout, self.ignore_index, self.tail = layout, ignore_index, tail
+        self.max_segments, self.pad_id = max_segments, dataset.pad_id
         self.is_split = _is_split(names, dataset, layout, columns, ignore_index)
         wanted = default_columns(dataset) if columns is None else dataset.checked_columns(columns)
         if layout == "thd" and MEDIA in wanted:
@@ -121,8 +135,17 @@ class Form:
             needed += [MASKS[name] for name in wanted if name in MASKS]
         self.columns = tuple(dict.fromkeys((*wanted, *needed)))
 
-    def arrays(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
-        """Return the arrays of `batch` in the form's layout, and its `batch_sums`."""
+    def arrays(
+        self, batch: dict[str, np.ndarray], batch_size: int | Mapping[int, int]
+    ) -> dict[str, Any]:
+        """Return the arrays of `batch` in the form's layout, and its `batch_sums`.
+
+        With max_segments, rows of padding complete the batch to `batch_size` rows.
+        """
+        if self.max_segments is not None:
+            length = batch["segment_ids"].shape[1]
+            n_rows = batch_size[length] if isinstance(batch_size, Mapping) else batch_size
+            batch = _filled(batch, n_rows, self.pad_id)
         sums = batch_sums(batch) if "loss_mask" in batch else {}
         if self.ignore_index is not None:
             for name in MASKS.keys() & batch.keys():
@@ -136,7 +159,7 @@ class Form:
             return {**batch, **sums}
         blocks = batch.get("prefix_ends", np.zeros(0)) < 0
         flat, cu_seqlens, max_seqlen = attention.flatten(
-            _without_negative(batch, blocks), self.tail
+            _without_negative(batch, blocks), self.tail, self.max_segments
         )
         if blocks.any():
             flat["prefix_ends"][attention.in_blocks(flat)] = -1
@@ -181,6 +204,19 @@ def _without_negative(batch: dict[str, np.ndarray], negative: np.ndarray) -> dic
         if negative.any()
         else batch
     )
+
+
+def _filled(batch: Mapping[str, Any], n_rows: int, pad_id: int) -> dict[str, Any]:
+    """Return the batch with rows of padding after its rows, so that it has `n_rows` rows."""
+
+    def fill_column(name: str, values: np.ndarray) -> np.ndarray:
+        shape = (n_rows - len(values), *values.shape[1:])
+        return np.concatenate((values, np.full(shape, padding_value(name, pad_id), values.dtype)))
+
+    return {
+        name: fill_column(name, values) if isinstance(values, np.ndarray) else values
+        for name, values in batch.items()
+    }
 
 
 def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,7 +282,7 @@ class _Steps:
     def __next__(self) -> dict[str, Any]:
         batch = next(self._batches)
         self._steps += 1
-        return tensors(self._of.form.arrays(batch))
+        return tensors(self._of.form.arrays(batch, self._of.batch_size))
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -418,6 +454,7 @@ def iterable(
     ignore_index: int | None = None,
     tail: str = "segment",
     names: str = "packprep",
+    max_segments: int | None = None,
 ) -> RankBatches:
     """Return the batches of `loader` as an IterableDataset.
 
@@ -443,6 +480,7 @@ def iterable(
         ignore_index: As in `loader`.
         tail: As in `loader`.
         names: As in `loader`.
+        max_segments: As in `loader`.
 
     Returns:
         The batches of one rank.
@@ -458,7 +496,7 @@ def iterable(
             …
     """
     dataset = opened(directory)
-    form = Form(dataset, layout, columns, ignore_index, tail, names)
+    form = Form(dataset, layout, columns, ignore_index, tail, names, max_segments)
     given: dict[str, Any] = {
         "seed": seed,
         "rank": rank,
@@ -503,6 +541,11 @@ def loader(
     layout "thd": the same arrays with all rows joined, [1, slots] each. The batch also has
     cu_seqlens, int32[segments + 1], and the int max_seqlen.
 
+    With max_segments, all batches have the same shapes, so a step compiles once and can be captured
+    in a CUDA graph. cu_seqlens is int32[batch_size · max_segments + 1], where unused entries repeat
+    the end: kernels see segments of length 0. max_seqlen is T, an upper bound. Rows of padding fill
+    a short last batch.
+
     If a dataset has block diffusion, batches also have block_lengths, int32. Slots of block
     diffusion have prefix_ends −1 and block_lengths above 0. Other slots have block_lengths 0. If
     blocks start at the answers of conversations, batches have block_starts instead, int32, which is
@@ -526,7 +569,10 @@ def loader(
             in `Dataset.batches`. `ignore_index` is the value of `labels` where loss_mask is False,
             and of `labels_k` where loss_mask_k is False. `tail` is for the layout "thd": With
             "segment", each run of padding is a segment, so that kernels write every slot. With
-            "drop", padding is left out. `names` is "packprep" or "seqio".
+            "drop", padding is left out. `names` is "packprep" or "seqio". `max_segments`, for the
+            layout "thd" with tail "segment", is the maximum number of segments per row, where each
+            run of padding counts as one segment. A row with more segments is refused when its batch
+            is read.
 
     Returns:
         A `Loader`, an iterator with `state_dict` and `load_state_dict`.

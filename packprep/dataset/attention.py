@@ -26,6 +26,7 @@ __all__ = [
     "Rule",
     "block_mask",
     "block_varlen",
+    "check_segments",
     "context_parallel",
     "cut_points",
     "dense_mask",
@@ -287,6 +288,31 @@ def pad_cu_seqlens(cu_seqlens, entries, length=None, tail="none") -> np.ndarray:
     if len(cu) > entries:
         raise ArgumentError(f"{len(cu)} entries ({len(cu) - 1} segments) do not fit into {entries}")
     return np.append(cu, np.full(entries - len(cu), cu[-1])).astype(np.int32)
+
+
+def check_segments(counts, max_segments, rows=None) -> None:
+    """Check that no row has more segments than arrays of a fixed shape can hold.
+
+    Args:
+        counts: Number of segments of each row, int[B], including padding that becomes a segment.
+        max_segments: Maximum number of segments of a row.
+        rows: Indices of the rows in the dataset, int[B], for the message. None names the rows by
+            their index in the batch.
+
+    Raises:
+        ArgumentError: If a row has more segments. The message has the number that the rows need.
+    """
+    counts = np.asarray(counts)
+    excess = counts > max_segments
+    if excess.any():
+        i = int(np.argmax(excess))
+        place = f"row {i} of the batch" if rows is None else f"row {rows[i]}"
+        raise ArgumentError(
+            f"{place} has {counts[i]} segments, counting its padding, which is more than"
+            f" max_segments = {max_segments}\n"
+            f"hint: give max_segments = {counts.max()} for this batch. For all rows, see the most"
+            " segments per row in `packprep inspect`, which does not count padding"
+        )
 
 
 def _check_prefix(segment_prefix, begin, end) -> np.ndarray:
@@ -685,7 +711,9 @@ def context_parallel(
     return indices, np.append(0, np.cumsum(real)).astype(np.int32), padded.astype(np.int32)
 
 
-def flatten(batch, tail="segment") -> tuple[dict[str, np.ndarray], np.ndarray, int]:
+def flatten(
+    batch, tail="segment", max_segments=None
+) -> tuple[dict[str, np.ndarray], np.ndarray, int]:
     """Join a batch of B rows into one flat row, the THD layout.
 
     In the result, segment_ids count through all rows. They are int32, with 0 on padding. If the
@@ -697,12 +725,15 @@ def flatten(batch, tail="segment") -> tuple[dict[str, np.ndarray], np.ndarray, i
         batch: name → [B, T, …], with segment_ids.
         tail: With "segment", cu_seqlens has each segment and each run of padding as a sequence, so
             that cu_seqlens[-1] = B · T. With "drop", padding is left out of all columns.
+        max_segments: Maximum number of sequences of a row. cu_seqlens then has
+            B · max_segments + 1 entries, where unused entries repeat the end, and max_seqlen is T.
+            CUDA graphs and compiled steps need such fixed shapes.
 
     Returns:
         The flat columns by name, cu_seqlens int32, and max_seqlen.
 
     Raises:
-        ArgumentError: If `tail` is invalid.
+        ArgumentError: If `tail` is invalid, or if a row has more sequences than max_segments.
     """
     if tail not in ("segment", "drop"):
         raise ArgumentError(f"tail is {tail!r} and should be 'segment' or 'drop'")
@@ -711,6 +742,8 @@ def flatten(batch, tail="segment") -> tuple[dict[str, np.ndarray], np.ndarray, i
     starts = np.ones(ids.shape, bool)
     starts[:, 1:] = ids[:, 1:] != ids[:, :-1]
     kept = np.ones(ids.shape, bool) if tail == "segment" else ids != 0
+    if max_segments is not None:
+        check_segments((starts & kept).sum(axis=1), max_segments)
     flat_kept = kept.ravel()
     columns = {
         name: (
@@ -732,6 +765,8 @@ def flatten(batch, tail="segment") -> tuple[dict[str, np.ndarray], np.ndarray, i
         ends = np.arange(n_rows)[:, None] * length + np.asarray(batch["prefix_ends"], np.int64)
         columns["prefix_ends"] = np.where(ids != 0, before[ends], 0)[kept].astype(np.int32)
     boundaries = np.append(before[np.flatnonzero(starts & kept)], before[-1])
+    if max_segments is not None:
+        return columns, pad_cu_seqlens(boundaries, n_rows * max_segments + 1), length
     max_seqlen = int(np.diff(boundaries).max(initial=0))
     if before[-1] == 0:
         boundaries = boundaries[:1]

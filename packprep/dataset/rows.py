@@ -632,6 +632,17 @@ MEDIA = "media"
 KNOWN = frozenset((*COLUMNS, *MORE_COLUMNS, MEDIA))
 
 
+def padding_value(name: str, pad_id: int) -> int:
+    """Return the value of a column in a row of padding, which has no segments.
+
+    Args:
+        name: The name of the column.
+        pad_id: The token of padding.
+    """
+    name = AHEAD.get(name, (name,))[0]
+    return pad_id if name in ("tokens", "labels") else -1 if name == "block_starts" else 0
+
+
 def own_dtype(name: str, token_dtype: np.dtype) -> np.dtype:
     """Return the default dtype of a column.
 

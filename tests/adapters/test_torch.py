@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[trainers]'")
 
+from torch._dynamo.testing import CompileCounter
 from torch.utils.data import DataLoader
 
 from packprep import open_dataset
@@ -154,6 +155,79 @@ def test_thd_is_one_row_with_boundaries(directory, tail):
     )
 
 
+def step_of(weights):
+    """A training step over one flat row whose attention knows only cu_seqlens, as a varlen kernel;
+    the sum of losses."""
+
+    def step(tokens, position_ids, labels, loss_mask, cu_seqlens):
+        x = weights[tokens[0]] + position_ids[0, :, None] / 64
+        slots = torch.arange(len(x), dtype=torch.int32)
+        sequence = torch.searchsorted(cu_seqlens, slots, right=True)
+        seen = (sequence[:, None] == sequence) & (slots[:, None] >= slots)
+        x = torch.nn.functional.scaled_dot_product_attention(*[x[None, None]] * 3, attn_mask=seen)
+        logits = x[0, 0] @ weights.T
+        losses = torch.nn.functional.cross_entropy(logits, labels[0], reduction="none")
+        return (losses * loss_mask[0]).sum()
+
+    return step
+
+
+def test_max_segments_gives_one_shape_one_compilation_and_the_losses_without_it(directory):
+    """The last of the 12 batches of two epochs is short."""
+    weights = torch.randn(528, 8, requires_grad=True)
+    step, options = step_of(weights), {"layout": "thd", "seed": 1, "epochs": 2}
+    names = inspect.signature(step).parameters
+
+    def compiled():
+        torch._dynamo.reset()
+        count = CompileCounter()
+        return torch.compile(step, backend=count, fullgraph=True, dynamic=False), count
+
+    plain = list(loader(directory, 4, **options))
+    fixed = loader(directory, 4, max_segments=12, **options)
+    run, count = compiled()
+    for batch, expected in zip(fixed, plain, strict=True):
+        losses = [run(*(batch[n] for n in names)), step(*(expected[n] for n in names))]
+        torch.testing.assert_close(*losses)
+        torch.testing.assert_close(*(torch.autograd.grad(loss, weights)[0] for loss in losses))
+        ends = expected["cu_seqlens"].tolist()
+        ends += range(ends[-1] + 64, 257, 64)  # Each row of padding is a segment.
+        assert batch["cu_seqlens"].tolist() == ends + [256] * (49 - len(ends))
+        assert batch["cu_seqlens"].dtype == torch.int32 and batch["max_seqlen"] == 64
+        assert batch["n_trained"] == expected["n_trained"]
+    assert count.frame_count == 1
+    assert len(plain) == 12 and plain[-1]["tokens"].shape == (1, 2 * 64)
+    run, count = compiled()
+    for batch in plain[:4]:
+        run(*(batch[n] for n in names))
+    assert count.frame_count > 1
+
+
+def test_max_segments_goes_with_the_other_options_of_the_layout(directory, in_place, tmp_path):
+    given = {"layout": "thd", "max_segments": 20, "samples": 10, "ignore_index": -100}
+    batches = list(loader(in_place, {64: 4}, num_workers=1, **given))
+    expected = list(loader(in_place, 4, layout="thd", samples=10, ignore_index=-100))
+    for batch, values in zip(batches, expected, strict=True):
+        n = values["tokens"].shape[1]
+        for name in set(values) - {"cu_seqlens", "max_seqlen", "n_trained", "loss_weight_sum"}:
+            assert batch[name].shape == (1, 256) and torch.equal(batch[name][:, :n], values[name])
+    assert n == 128 and (batch["labels"][0, n:] == -100).all() and batch["n_trained"] > 0
+    assert not batch["segment_ids"][0, n:].any() and not batch["prefix_ends"][0, n:].any()
+    # A rank without rows in the last step has a batch of padding.
+    *_, last = loader(directory, 5, 1, 2, epochs=1, layout="thd", max_segments=12)
+    assert last["n_trained"] == 0 and last["cu_seqlens"][:6].tolist() == [*range(0, 321, 64)]
+    # Each length of a mixture has its own shape.
+    synthetic.make_dataset(tmp_path, (9,), seq_length=128)
+    mixture = open_dataset([directory, tmp_path], shares=[1, 1])
+    shapes = {
+        (batch["tokens"].shape, batch["cu_seqlens"].shape, batch["max_seqlen"])
+        for batch in loader(mixture, {64: 4, 128: 2}, layout="thd", max_segments=16, samples=12)
+    }
+    assert shapes == {((1, 256), (65,), 64), ((1, 256), (33,), 128)}
+    with pytest.raises(ArgumentError, match=r"has \d+ segments.*max_segments = 2\nhint: give max"):
+        list(loader(directory, 4, layout="thd", max_segments=2, epochs=1))
+
+
 def test_block_diffusion_says_its_rule_in_both_layouts(in_place):
     dataset = open_dataset(in_place)
     wide = next(loader(in_place, 12, shuffle=False))
@@ -196,6 +270,9 @@ def real(batch, i):
         ({"ignore_index": 5}, "ignore_index is 5, an id of the dataset"),
         ({"rank": 2, "world_size": 2}, "rank"),
         ({"columns": ["token"]}, "unknown column 'token'"),
+        ({"max_segments": 8}, "layout 'bshd' has no cu_seqlens"),
+        ({"max_segments": 8, "layout": "thd", "tail": "drop"}, "number of slots varies"),
+        ({"max_segments": 0, "layout": "thd"}, "max_segments is 0"),
     ],
 )
 def test_arguments_that_cannot_be_used_are_refused_at_once(directory, options, words):

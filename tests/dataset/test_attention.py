@@ -633,6 +633,16 @@ def test_ranks_hold_every_slot_once_and_equally_many(layout, cp_size, tp_size):
         assert a.tolist() == b.tolist()
 
 
+def test_context_parallel_takes_ends_that_repeat():
+    own, filled = [0, 3, 5, 9], [0, 3, 5, 9, 9, 9]
+    for cp_size, rank in ((1, 0), (2, 0), (2, 1)):
+        indices, *offsets = attention.context_parallel(own, cp_size, rank)
+        again, *more = attention.context_parallel(filled, cp_size, rank)
+        assert np.array_equal(indices, again)
+        for a, b in zip(offsets, more, strict=True):
+            assert b.tolist() == [*a.tolist(), a[-1], a[-1]]
+
+
 def test_context_parallel_refuses_segments_that_lie_on_other_multiples_and_ranks_out_of_range():
     with pytest.raises(ArgumentError, match="segment 1 has 6 positions, .*\n.*pad_seq_to_mult = 4"):
         attention.context_parallel([0, 3, 5], 2, 0, cu_seqlens_padded=[0, 4, 10])
@@ -678,6 +688,17 @@ def test_flatten_makes_one_row_in_which_rows_stay_apart(rows, tail):
     mask = attention.dense_mask(flat["segment_ids"], flat["prefix_ends"])
     real = flat["segment_ids"] != 0
     assert np.array_equal(mask[real], expected[real])
+
+
+def test_flatten_to_a_fixed_number_of_segments():
+    ids = np.array([[1, 1, 2, 0], [1, 0, 2, 0], [0, 0, 0, 0]])
+    for tail, starts in (("segment", [0, 2, 3, 4, 5, 6, 7, 8]), ("drop", [0, 2, 3, 4])):
+        _, offsets, longest = attention.flatten({"segment_ids": ids}, tail, max_segments=4)
+        total = 12 if tail == "segment" else 5
+        assert offsets.tolist() == [*starts, *[total] * (13 - len(starts))] and longest == 4
+    with pytest.raises(ArgumentError, match="row 1 of the batch has 4 segments.*= 3\nhint:.* = 4"):
+        attention.flatten({"segment_ids": ids}, max_segments=3)
+    assert len(attention.flatten({"segment_ids": ids}, "drop", max_segments=2)[1]) == 7
 
 
 def test_flatten_of_a_full_batch():
