@@ -618,18 +618,34 @@ class Batches:
         return self
 
     def __next__(self) -> dict[str, Any]:
-        if not self._ahead:
-            self._draw()
-        if not self._ahead:
-            raise StopIteration
-        rows, epochs = self._ahead[0]
+        rows, epochs = self.next_rows()
         options: dict[str, Any] = {"columns": self._columns, "dtype": self._dtype}
         if self._redraw:
             options |= {"epochs": epochs, "accelerate": self._accelerate}
         batch = self.dataset.batch(rows, **options)
-        self._ahead.popleft()  # A batch that could not be read is not delivered.
-        self._step += 1
+        self.skip_rows()  # A batch that could not be read is not delivered.
         return batch
+
+    def next_rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows of the next step and their epochs, without delivering them.
+
+        Returns:
+            Two arrays int64[B]. In the last step, a rank may have fewer rows, or none.
+
+        Raises:
+            StopIteration: If no step is left.
+            Exhausted: If the step is beyond the max_epochs of a dataset.
+        """
+        if not self._ahead:
+            self._draw()
+        if not self._ahead:
+            raise StopIteration
+        return self._ahead[0]
+
+    def skip_rows(self) -> None:
+        """Count the rows of `next_rows` as delivered."""
+        self._ahead.popleft()
+        self._step += 1
 
     def _draw(self) -> None:
         """Append the rows and epochs of the next steps to `_ahead`.

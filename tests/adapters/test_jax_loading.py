@@ -13,6 +13,7 @@ import pytest
 import packprep
 from packprep import open_dataset
 from packprep.dataset import attention, encoder_decoder
+from packprep.dataset.rows import padding_value
 from packprep.errors import ArgumentError, DatasetError, StateError
 from tests import made
 from tests.adapters import jax_made
@@ -132,10 +133,44 @@ def test_balanced_steps_are_those_of_packpreps_loader(plain):
     assert batches.state_dict() == expected.state_dict()
 
 
-def test_a_mixture_of_lengths_is_refused_with_what_to_do(plain, tmp_path):
-    synthetic.make_dataset(tmp_path, seq_length=128)
-    with pytest.raises(ArgumentError, match="several seq_lengths.*\nhint: make a loader for each"):
-        loader(packprep.open_dataset([plain, tmp_path], shares=[1, 1]), batch_size=4)
+def test_a_mixture_of_lengths_has_torch_s_batches_and_compiles_once_for_each_length(
+    plain, tmp_path
+):
+    torch_adapter = pytest.importorskip("packprep.adapters.torch", reason="torch is not installed")
+    synthetic.make_dataset(tmp_path, (9,), seq_length=128)
+    mixture = packprep.open_dataset([plain, tmp_path], shares=[2, 1])
+    options = {"batch_size": {64: 6, 128: 3}, "seed": 4, "samples": 9}
+    batches, shapes = loader(mixture, max_segments=12, **options), []
+    step = jax.jit(lambda batch: (shapes.append(batch["tokens"].shape), batch["labels"].sum()))
+    expected = list(torch_adapter.loader(mixture, **options))
+    assert len(expected) == 9
+    for number, values in enumerate(expected):
+        batch = next(batches)
+        step({name: column for name, column in batch.items() if name in values or "seq" in name})
+        for name in ("tokens", "labels", "segment_ids", "position_ids", "loss_mask", "prefix_ends"):
+            assert np.array_equal(batch[name], values[name]), (number, name)
+        assert batch["cu_seqlens"].shape == (len(values["tokens"]), 13)
+        if number == 3:
+            state = json.loads(json.dumps(batches.state_dict()))
+    assert sorted(shapes) == [(3, 128), (6, 64)] and next(batches, None) is None
+    again = loader(mixture, **options)
+    again.load_state_dict(state)
+    for batch, values in zip(again, expected[4:], strict=True):
+        assert np.array_equal(batch["tokens"], values["tokens"])
+    for given, words in (
+        ({"batch_size": 4}, "rows differ in seq_length\nhint: give {64: …, 128: …}"),
+        (
+            {"batch_size": {64: 4, 128: 2}, "names": "maxtext", "prefix_bidirectional": False},
+            "MaxText has one max_target_length\nhint: make a loader for each",
+        ),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            loader(mixture, **given)
+
+
+def test_rows_that_fill_a_batch_up_belong_to_no_block():
+    columns = ("tokens", "labels_2", "block_starts", "prefix_ends")
+    assert [padding_value(name, 7) for name in columns] == [7, 7, -1, 0]
 
 
 def test_redraw_noises_later_epochs_anew(built_in_place):
@@ -291,7 +326,7 @@ def test_a_row_of_more_segments_than_max_segments_is_refused_by_its_number(plain
     batches = loader(plain, batch_size=1, shuffle=False, max_segments=most)
     for _ in range(first):
         next(batches)
-    with pytest.raises(ArgumentError, match=f"row {first} does not fit max_segments={most}"):
+    with pytest.raises(ArgumentError, match=f"row {first} has {need[first]} segments.* = {most}\n"):
         next(batches)
     assert batches.state_dict()["rows"] == first  # not delivered
 

@@ -23,12 +23,12 @@ from packprep.adapters.jax.maxtext import (
     check_maxtext,
 )
 from packprep.dataset import boundaries, encoder_decoder, order
-from packprep.dataset.attention import RULES, pad_cu_seqlens, thd
+from packprep.dataset.attention import RULES, check_segments, pad_cu_seqlens, thd
 from packprep.dataset.batches import refuse_columns
 from packprep.dataset.loader import COLUMNS, Dataset
 from packprep.dataset.manifest import StoredTask, is_in_place
 from packprep.dataset.mixture import Mixture
-from packprep.dataset.rows import AHEAD, BY_ROW, MEDIA, MORE_COLUMNS
+from packprep.dataset.rows import AHEAD, BY_ROW, MEDIA, MORE_COLUMNS, padding_value
 from packprep.errors import ArgumentError
 
 ROW_COLUMNS = tuple(name for name in COLUMNS + MORE_COLUMNS if name not in BY_ROW)
@@ -41,7 +41,6 @@ _DTYPES = {"loss_mask": np.dtype(bool), "loss_weights": np.dtype(np.float32)}
 _DTYPES |= {
     name: _DTYPES[next_slot] for name, (next_slot, _) in AHEAD.items() if next_slot in _DTYPES
 }
-_STEPS_AHEAD = 64
 
 ATTENTION: dict[str, frozenset[str]] = {
     "causal": frozenset(),
@@ -88,9 +87,9 @@ class Loader:
     Attributes:
         dataset: The dataset or mixture.
         sharding: Sharding of arrays [batch_size, T].
-        batch_size: Rows of a global batch.
+        batch_size: Rows of a global batch, or a dict from seq_length to rows.
         names: Names of the arrays in a batch.
-        seq_length: Slots of a row in the batch.
+        seq_length: Slots of a row in the batch, or of the longest rows in any batch.
         rank: Index of this process' share of every batch's rows.
         world_size: Number of shares of a batch's rows.
     """
@@ -99,69 +98,53 @@ class Loader:
         self,
         dataset: Dataset | Mixture,
         sharding: Sharding,
-        batch_size: int,
+        batch_size: int | Mapping[int, int],
         form: _Form,
         options: Mapping[str, Any],
     ):
-        # This call checks the arguments. The state of `_position` is valid for all processes,
-        # because one rank with the global batch reads the same rows as all ranks with their shares.
-        self._position = dataset.batches(batch_size, **options)
+        dataset.batches(batch_size, **options)  # This checks the arguments.
         self._redraw, self._accelerate = options["redraw"], options["accelerate"]
         self._form = form
-        self._ahead: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         self.dataset, self.sharding, self.batch_size = dataset, sharding, batch_size
         self.names = tuple(form.names)
-        self.seq_length = dataset.seq_length // 2 if form.noised_alone else dataset.seq_length
-        self.rank, self.world_size = data_rank(sharding, (batch_size, self.seq_length))
+        copies = 2 if form.noised_alone else 1
+        self.seq_length = dataset.seq_length // copies
+        sizes = batch_size if isinstance(batch_size, Mapping) else {dataset.seq_length: batch_size}
+        shares = {
+            length: data_rank(sharding, (n_rows, length // copies))
+            for length, n_rows in sizes.items()
+        }
+        if len(set(shares.values())) > 1:
+            raise ArgumentError(
+                "this process has another share of the rows at each seq_length; (index, number of"
+                f" shares) is {shares}\n"
+                "hint: use a sharding that divides the rows of every length by the same number"
+            )
+        self.rank, self.world_size = shares[dataset.seq_length]
+        # seq_length → this process' rows of a batch. The state of `_position` is valid for all
+        # processes, because it counts the rows of all shares.
+        self._sizes = {length: n_rows // self.world_size for length, n_rows in sizes.items()}
+        self._position = dataset.batches(
+            self._sizes, rank=self.rank, world_size=self.world_size, **options
+        )
 
     def __iter__(self) -> "Loader":
         return self
 
     def __next__(self) -> dict[str, Any]:
-        state = self._position.state_dict()
-        end = state["rows"] + self.batch_size
-        if self._position.end is not None:
-            end = min(end, self._position.end)
-        if end <= state["rows"]:
-            raise StopIteration
-        self._position.refuse_exhausted(end)
-        if state["rows"] not in self._ahead:
-            self._ahead = self._drawn(state["rows"])
-        samples, rows, epochs = self._ahead[state["rows"]]
-        rows, anew = rows[samples < end], epochs[samples < end] if self._redraw else None
+        rows, epochs = self._position.next_rows()
+        anew = epochs if self._redraw else None
+        n_rows = self._sizes[self.dataset.row_length(rows)]
         names = self._form.names
         columns = tuple(dict.fromkeys(names.values()))
-        batch = read(self.dataset, rows, anew, len(samples), columns, self._form, self._accelerate)
-        arrays = global_arrays(self.sharding, batch, columns, self.batch_size)
+        batch = read(self.dataset, rows, anew, n_rows, columns, self._form, self._accelerate)
+        arrays = global_arrays(self.sharding, batch, columns, n_rows * self.world_size)
         # This comes last, because a batch that could not be read is not delivered.
-        self._position.load_state_dict({**state, "rows": end})
+        self._position.skip_rows()
         named: dict[str, Any] = {name: arrays[column] for name, column in names.items()}
         if self.dataset.encoder_length and not self._form.is_split:
             named["encoder_length"] = self.dataset.encoder_length
         return named
-
-    def _drawn(self, begin: int) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Draw the order of the next steps, beginning with the step after `begin` delivered rows.
-
-        Several steps are drawn together, because the order costs as much for many samples as for a
-        few.
-
-        Returns:
-            A dict that maps the number of rows delivered before a step to (global samples, rows,
-            epochs of the rows). The arrays cover this process' share of the step.
-        """
-        n_rows, size = len(self.dataset), self.batch_size // self.world_size
-        # At most one epoch is drawn at a time, because computing the order of an epoch is costly.
-        n_steps = max(1, min(_STEPS_AHEAD, n_rows // self.batch_size))
-        steps = [
-            order.samples_of_step(begin, k, size, self.rank, self.world_size)
-            for k in range(n_steps)
-        ]
-        samples = np.array(steps, np.int64)
-        rows, epochs = self._position.rows_of_samples(samples)
-        return {
-            begin + k * self.batch_size: (samples[k], rows[k], epochs[k]) for k in range(n_steps)
-        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, a dict {fingerprint, digest, seed, shuffle, redraw, rows} for JSON.
@@ -185,7 +168,7 @@ def loader(
     directory: str | os.PathLike | Dataset | Mixture,
     sharding: Sharding | None = None,
     *,
-    batch_size: int,
+    batch_size: int | Mapping[int, int],
     seed: int = 0,
     shuffle: bool = True,
     epochs: int | None = None,
@@ -220,7 +203,8 @@ def loader(
     `seqlens` and `offsets` follow TransformerEngine's layout: one entry per segment, filled up with
     0 in `seqlens` and −1 in `offsets`. If `epochs` or `samples` leaves the last batch short, rows
     of padding fill it up, so that shapes stay the same. A mixture's batches have each column that
-    at least one of its datasets needs.
+    at least one of its datasets needs. In a mixture of several seq_lengths, each batch has one of
+    the lengths as T, so a step compiles once for each length.
 
     With names="maxtext", same-position tasks also give the two masks that MaxText's block diffusion
     reads, int32[batch_size, T] each. `corruption_mask` is 1 where the input differs from the text,
@@ -238,7 +222,8 @@ def loader(
         sharding: Sharding of arrays [batch_size, T] over the devices of all processes. Each process
             reads the rows of its devices. By default all arrays are on the first device, which
             works for one process only.
-        batch_size: Rows of the global batch.
+        batch_size: Rows of the global batch. A mixture of several seq_lengths takes {seq_length:
+            rows}, as in `Dataset.batches`.
         seed: As in `Dataset.batches`.
         shuffle: As in `Dataset.batches`.
         epochs: As in `Dataset.batches`.
@@ -255,7 +240,7 @@ def loader(
         prefix_bidirectional: Pass False for causal attention also in prefixes. Same-position tasks
             keep their bidirectional attention.
         max_segments: Maximum number of segments per row, where trailing padding counts as one
-            segment. A row with more segments is refused.
+            segment. A row with more segments is refused when its batch is read.
         loss_weights: Only with names="maxtext", whose loss reads no weights. "refuse" raises an
             error if tasks or documents weight their loss. "ignore" drops the weights.
 
@@ -274,9 +259,9 @@ def loader(
         mask = dense_mask(batch["segment_ids"], batch.get("prefix_ends"))
     """
     dataset = opened(directory)
-    if dataset.seq_lengths is not None:
+    if dataset.seq_lengths is not None and names == "maxtext":
         raise ArgumentError(
-            f"{dataset!r} has rows of several seq_lengths, but arrays have one shape here\n"
+            f"{dataset!r} has rows of several seq_lengths, but MaxText has one max_target_length\n"
             "hint: make a loader for each of its datasets"
         )
     tasks = tasks_of(dataset)
@@ -300,8 +285,8 @@ def loader(
     elif not in_place or attention is not None:
         attention = attention or ("splash" if names == "packprep" else "causal")
         check_attention(tasks, attention, prefix_bidirectional)
-    if max_segments is not None and max_segments < 1:
-        raise ArgumentError(f"max_segments is {max_segments} and should be at least 1")
+    if max_segments is not None:
+        order.integer("max_segments", max_segments, 1, 1 << 31)
     if columns is not None:
         if names != "packprep":
             raise ArgumentError(f"names={names!r} determines the columns\nhint: leave columns out")
@@ -480,10 +465,10 @@ def read(
         accelerate: As in `Dataset.batch`.
 
     Returns:
-        The columns by name, [n_rows, T] each. `segment_ids` is always among them, except in the
-        arrays of an encoder and a decoder.
+        The columns by name, [n_rows, T] each, where T is the length of the rows. `segment_ids` is
+        always among them, except in the arrays of an encoder and a decoder.
     """
-    shape = (n_rows, dataset.seq_length)
+    shape = (n_rows, dataset.row_length(rows))
     stored = {name for name in ROW_COLUMNS if name in columns} | {"segment_ids"}
     if form.is_split:
         stored |= {*encoder_decoder.READ, "loss_weights"}
@@ -497,7 +482,7 @@ def read(
         accelerate=accelerate,
     )
     for name, values in batch.items():
-        values[len(rows) :] = dataset.pad_id if _is_token(name) else 0
+        values[len(rows) :] = padding_value(name, dataset.pad_id)
     if "prefix_ends" in batch and not form.prefix_bidirectional:
         _read_prefixes_causally(dataset, rows, batch["prefix_ends"])
     if form.noised_alone:
@@ -519,10 +504,6 @@ def read(
     return batch
 
 
-def _is_token(name: str) -> bool:
-    return AHEAD.get(name, (name,))[0] in ("tokens", "labels")
-
-
 def _noised_alone(batch: Mapping[str, np.ndarray], pad_id: int) -> dict[str, np.ndarray]:
     """Return only the first half (x_t) of each segment, as columns [n_rows, T // 2].
 
@@ -542,7 +523,7 @@ def _noised_alone(batch: Mapping[str, np.ndarray], pad_id: int) -> dict[str, np.
     halves = {}
     for name, values in batch.items():
         halves[name] = aligned((n_rows, length // 2), values.dtype)
-        halves[name][:] = pad_id if _is_token(name) else 0
+        halves[name][:] = padding_value(name, pad_id)
         halves[name][row, at] = values[row, slot]
     return halves
 
@@ -589,30 +570,22 @@ def _layouts(
         name: aligned((n_rows, max_segments + (name != "seqlens")), np.dtype(np.int32))
         for name in LAYOUT_COLUMNS
     }
-    for i, ids in enumerate(segment_ids):
-        try:
-            seqlens, offsets = thd(ids, max_segments)
-            n = int(ids.max(initial=0))
-            real = np.append(0, np.cumsum(seqlens[:n]))
-            end = int(offsets[n - 1] + seqlens[n - 1]) if n else 0
-            physical = np.append(offsets[:n], end)
-            if (
-                end < length
-                # Trailing padding becomes a segment, because kernels do not write slots outside
-                # segments, and 0 · NaN is NaN.
-            ):
-                real, physical = (
-                    np.append(real, real[-1] + length - end),
-                    np.append(physical, length),
-                )
-            made["cu_seqlens"][i] = pad_cu_seqlens(real, max_segments + 1)
-            made["cu_seqlens_padded"][i] = pad_cu_seqlens(physical, max_segments + 1)
-        except ArgumentError as error:
-            raise ArgumentError(
-                f"row {rows[i]} does not fit max_segments={max_segments}, which counts the"
-                f" padding after a row's segments as one more: {error}"
-            ) from error
-        made["seqlens"][i], made["offsets"][i] = seqlens, offsets
+    counts = segment_ids.max(axis=1, initial=0)
+    check_segments(counts + (segment_ids[:, -1] == 0), max_segments, rows)
+    seqlens, offsets = thd(segment_ids, max_segments)
+    made["seqlens"][:], made["offsets"][:] = seqlens, offsets
+    for i, n in enumerate(counts.tolist()):
+        real = np.append(0, np.cumsum(seqlens[i, :n]))
+        end = int(offsets[i, n - 1] + seqlens[i, n - 1]) if n else 0
+        # Trailing padding becomes a segment, because kernels do not write slots outside segments,
+        # and 0 · NaN is NaN.
+        physical = pad_cu_seqlens(
+            np.append(offsets[i, :n], end), max_segments + 1, length, "segment"
+        )
+        made["cu_seqlens_padded"][i] = physical
+        made["cu_seqlens"][i] = pad_cu_seqlens(
+            real, max_segments + 1, real[-1] + length - end, "segment"
+        )
     return made
 
 
