@@ -26,7 +26,7 @@ NOT_RUN = {
         "it is the suite",
     ],
     "docs/benchmarks.md": ["it takes other tools, their environments and an hour"],
-    "docs/guides/jax.md": ["pip installs"],
+    "docs/guides/jax.md": ["pip installs", "TransformerEngine needs a GPU"],
     "docs/guides/torch.md": [
         "torchtitan's main branch is not on the package index; tests/adapters/test_torchtitan.py"
         " runs it from a checkout"

@@ -8,6 +8,7 @@ conversations       conversations/*.jsonl: four layouts, calls of tools among th
 recipe              recipe.toml: UL2R over data/web in several shards; brings corpus
 packed              packed/: a dataset as examples/quickstart.toml makes it
 mixture             packed_web/ and packed_code/: two datasets of corpus with rows of 2048 slots
+processor           processor/, a processor of LLaVA-NeXT that AutoProcessor loads, and two pictures in images/
 torch, jax, transformers, trl, megatron a library, without which the blocks of Python that import it
 are left out
 ray                 ray.py, which does at once and in one process what Ray does
@@ -45,7 +46,7 @@ LIBRARIES = {
     "trl": ("packprep[trainers]", "trl|datasets"),
     "megatron": ("megatron-core", "megatron"),
 }
-FOLDERS = ("clone", "corpus", "conversations", "recipe", "packed", "mixture", "ray")
+FOLDERS = ("clone", "corpus", "conversations", "recipe", "packed", "mixture", "processor", "ray")
 SERVICES = ("slurm", "s3")
 WORDS = (*FOLDERS, *LIBRARIES, *SERVICES)
 
@@ -96,6 +97,16 @@ _CHAT_TEMPLATE = """\
 {%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}
 """
 
+_IMAGE_TEMPLATE = """\
+{%- for message in messages %}
+    {{- '<|' + message.role + '|>' }}
+    {%- if message.content is string %}{{- message.content + '</s>' }}{% else %}
+        {%- for part in message.content %}{{- '<image>' if part.type == 'image' else part.text }}{% endfor %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{% endif %}
+"""
+
 
 class World:
     """Makes each thing once, when a page first needs it, under `root`; pages get copies."""
@@ -139,6 +150,10 @@ class World:
     def _mixture(self, folder: Path) -> None:
         for name in ("packed_web", "packed_code"):
             shutil.copytree(self.mixture / name, folder / name)
+
+    def _processor(self, folder: Path) -> None:
+        if not self.missing(["transformers"]):
+            write_processor(folder)
 
     def _ray(self, folder: Path) -> None:
         (folder / "ray.py").write_text(_RAY)
@@ -226,6 +241,34 @@ def write_corpus(folder: Path) -> None:
             "chat_template": _CHAT_TEMPLATE,
         },
     )
+
+
+def write_processor(folder: Path) -> None:
+    """processor/ and images/: LLaVA-NeXT's own processor with a small tokenizer, and two pictures
+    of different sizes."""
+    import transformers
+    from PIL import Image
+
+    names = {"eos_token": "</s>", "pad_token": "</s>"}
+    template = _IMAGE_TEMPLATE
+    tokenizers_made.write(
+        folder / "small",
+        tokenizers_made.byte_level("</s>", "<|user|>", "<|assistant|>", "<image>"),
+        tokenizer_config=names,
+    )
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "small" / "tokenizer.json"), chat_template=template, **names
+    )
+    transformers.LlavaNextProcessor(
+        image_processor=transformers.LlavaNextImageProcessorPil(),
+        tokenizer=tokenizer,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    ).save_pretrained(folder / "processor")
+    for name, size in (("cat", (40, 40)), ("tree", (640, 480))):
+        made.write(folder / f"images/{name}.png", b"")
+        Image.new("RGB", size).save(folder / f"images/{name}.png")
 
 
 def write_conversations(folder: Path) -> None:
