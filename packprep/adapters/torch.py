@@ -333,6 +333,9 @@ class RankBatches(IterableDataset):
     def end(self) -> int | None:
         return self.position.end
 
+    def __repr__(self) -> str:
+        return f"RankBatches({self.position!r})"
+
     def batches(self, dtype: Any = None) -> Batches:
         """Return packprep's iterator over the rank's batches, before its first batch."""
         return self.dataset.batches(
@@ -389,6 +392,9 @@ class Loader:
         self.batches, self._num_workers, self._pin_memory = batches, num_workers, pin_memory
         self._steps = 0
         self._source: Iterator[dict[str, Any]] | None = None
+
+    def __repr__(self) -> str:
+        return f"Loader({self.batches!r}, {self._steps} batches delivered)"
 
     @property
     def dataset(self) -> Dataset | Mixture:
@@ -626,6 +632,9 @@ class Rows(TorchDataset):
         self.dataset = opened(directory)
         self._form = Form(self.dataset, "bshd", columns, None, "segment")
 
+    def __repr__(self) -> str:
+        return f"Rows({self.dataset!r})"
+
     def __len__(self) -> int:
         return len(self.dataset)
 
@@ -697,6 +706,9 @@ class BatchSampler:
             batch_size, seed, rank, world_size, shuffle, epochs, **given
         )
         self._state = self._position.state_dict()
+
+    def __repr__(self) -> str:
+        return f"BatchSampler({self._position!r})"
 
     def __iter__(self) -> Iterator[list[int]]:
         end = self._position.end

@@ -70,6 +70,42 @@ _WHERE_GIVEN = frozenset(("balance", "step_rows", "skip"))  # Only some iteratio
 _MAY_LACK = _WHERE_GIVEN.union(_JOINED)
 
 
+# Modules of packprep use these attributes of Reader and Batches. Trainers do not need them, so
+# completion in notebooks leaves them out.
+_INNER_NAMES = frozenset(
+    (
+        "check_redraw",
+        "checked_columns",
+        "costs",
+        "epoch_rows",
+        "exhaustion",
+        "facts",
+        "fingerprint_at",
+        "next_rows",
+        "part",
+        "plain_samples",
+        "redraw",
+        "refuse_exhausted",
+        "row_length",
+        "rows_of_samples",
+        "rows_of_steps",
+        "samples_at_once",
+        "samples_of_epochs",
+        "skip_rows",
+        "step_samples",
+        "tasks_with_loss",
+        "what",
+    )
+)
+
+
+def public_names(names: Iterable[str]) -> list[str]:
+    """Return the names that completion in a notebook shows, sorted, and the special names."""
+    return sorted(
+        name for name in {*names} - _INNER_NAMES if not name.startswith("_") or name.endswith("__")
+    )
+
+
 class Reader:
     """The common interface of `Dataset` and `Mixture`.
 
@@ -118,6 +154,9 @@ class Reader:
 
     def __len__(self) -> int:
         raise NotImplementedError
+
+    def __dir__(self) -> list[str]:
+        return public_names(super().__dir__())
 
     def _find(self, rows: np.ndarray) -> Any:
         raise NotImplementedError
@@ -601,6 +640,20 @@ class Batches:
     _skips: Skips
     # First sample of a window → the window's samples of the unbalanced order, in balanced order.
     _windows: dict[int, np.ndarray]
+
+    def __repr__(self) -> str:
+        size: Any = self._batch_size
+        if self._step_rows is not None:
+            world_size = self._share[1]
+            size = {length: rows // world_size for length, rows in self._step_rows.items()}
+        rank, world_size = self._share
+        return (
+            f"Batches({self.dataset!r}: batch_size {size}, rank {rank} of {world_size}, at step"
+            f" {self._step})"
+        )
+
+    def __dir__(self) -> list[str]:
+        return public_names(super().__dir__())
 
     def _restart(self, rows: int) -> None:
         self._rows = rows  # Number of rows that all ranks delivered before step 0.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from packprep.dataset import attention
+from packprep.dataset.batches import public_names
 from packprep.dataset.boundaries import read_only
 from packprep.dataset.row_media import Media, media_of
 from packprep.dataset.rows import (
@@ -20,6 +21,9 @@ from packprep.dataset.rows import (
 from packprep.dataset.segments import HEADER
 from packprep.dataset.shard import Shard
 from packprep.forking import lazy
+
+if TYPE_CHECKING:
+    from packprep.dataset.loader import Dataset
 
 
 class Row:
@@ -53,7 +57,7 @@ class Row:
 
     # Derived columns are stored in `__dict__`.
     __slots__ = ("__dict__", "_opened", "_row", "dataset", "index", "tokens")
-    dataset: Any
+    dataset: "Dataset"
     index: int
     tokens: np.ndarray
     labels: np.ndarray
@@ -91,7 +95,7 @@ class Row:
     _row: int  # Index of the row in its shard.
 
     def __repr__(self) -> str:
-        return f"Row({self.index})"
+        return f"Row({self.index} of {self.dataset!r})"
 
     if not TYPE_CHECKING:  # Type checkers know the columns by the declarations above.
 
@@ -103,7 +107,7 @@ class Row:
             return values
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *SLOTS})
+        return public_names({*super().__dir__(), *SLOTS})
 
     def _column(self, name: str) -> np.ndarray:
         """Return a slot column as a read-only array [T]: stored in the shard, or derived."""

@@ -78,6 +78,11 @@ class Media:
         """
         return np.repeat(self.row * seq_length + self.slot, self.tokens) + ranks(self.tokens)
 
+    def __repr__(self) -> str:
+        counts = np.bincount(self.kind, minlength=len(self.names)).tolist()
+        kinds = [f"{n} {name}" for n, name in zip(counts, self.names, strict=True) if n]
+        return f"Media({', '.join(kinds) or 'none'} in {len(self)} rows)"
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 

@@ -186,6 +186,50 @@ def test_a_row_lists_each_of_its_columns_and_declares_them_for_type_checkers(tmp
     assert (refused.value.name, refused.value.obj) == ("lables", row)
 
 
+def test_completion_in_a_notebook_shows_only_public_names_and_reprs_say_what_they_are(tmp_path):
+    make_dataset(tmp_path, (4,))
+    ds = packprep.open_dataset(tmp_path)
+    mixture = packprep.open_dataset([tmp_path, tmp_path], shares=[1, 1])
+    batches = mixture.batches(2, rank=1, world_size=3)
+    next(batches)
+    shown = {}
+    for each in (ds, mixture, batches, ds.row(0)):
+        shown[type(each).__name__] = [name for name in dir(each) if not name.startswith("__")]
+    assert not [name for names in shown.values() for name in names if name.startswith("_")]
+    assert shown["Batches"] == ["dataset", "end", "load_state_dict", "state_after", "state_dict"]
+    assert {"batch", "batches", "row", "with_columns", "kinds", "tasks"} < set(shown["Dataset"])
+    assert not {"facts", "costs", "what", "rows_of_samples"} & {
+        *shown["Dataset"],
+        *shown["Mixture"],
+    }
+    assert repr(ds.row(1)) == f"Row(1 of {ds!r})"
+    assert repr(batches) == f"Batches({mixture!r}: batch_size 2, rank 1 of 3, at step 1)"
+    assert repr(ds.batch([0, 1], columns=["media"])["media"]) == "Media(none in 2 rows)"
+
+
+@pytest.mark.long
+def test_mypy_knows_what_a_dataset_gives(tmp_path):
+    mypy = pytest.importorskip("mypy.api", reason="mypy is not installed: pip install '.[dev]'")
+    lines = {
+        "ds.row(0).tokens": "numpy.ndarray",
+        "ds.row(0).labels_3": "numpy.ndarray",
+        "ds.row(0).segments": "dict[str, numpy.ndarray",
+        "ds.row(0).n_segments": "int",
+        "ds.row(0).media.refs": "list[str]",
+        "ds.row(0).dataset": "packprep.dataset.loader.Dataset",
+        "next(ds.batches(8))": "dict[str, Any]",
+        "packprep.open_dataset([], shares=[])": "packprep.dataset.mixture.Mixture",
+    }
+    program = ["import packprep", "ds = packprep.open_dataset('packed')"]
+    program += [f"reveal_type({line})" for line in lines]
+    (tmp_path / "a.py").write_text("\n".join([*program, "ds.row(0).lables"]))
+    said, _, status = mypy.run([str(tmp_path / "a.py"), "--cache-dir", str(tmp_path / "cache")])
+    *known, unknown = [line for line in said.splitlines() if "a.py:" in line]
+    for line, (expression, kind) in zip(known, lines.items(), strict=True):
+        assert f'Revealed type is "{kind}' in line, expression
+    assert '"Row" has no attribute "lables"' in unknown and status == 1
+
+
 def test_items_are_writable_copies(tmp_path):
     make_dataset(tmp_path)
     ds = packprep.open_dataset(tmp_path)

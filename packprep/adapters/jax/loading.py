@@ -128,6 +128,9 @@ class Loader:
             self._sizes, rank=self.rank, world_size=self.world_size, **options
         )
 
+    def __repr__(self) -> str:
+        return f"Loader({self._position!r})"
+
     def __iter__(self) -> "Loader":
         return self
 
