@@ -204,7 +204,8 @@ def loader(
     block_lengths, and it is −1 at slots of other tasks.
 
     `seqlens` and `offsets` follow TransformerEngine's layout: one entry per segment, filled up with
-    0 in `seqlens` and −1 in `offsets`. If `epochs` or `samples` leaves the last batch short, rows
+    0 in `seqlens` and −1 in `offsets`. Pass one row per call to TransformerEngine, because others
+    measured wrong results for several rows with padding (docs/guides/jax.md). If `epochs` or `samples` leaves the last batch short, rows
     of padding fill it up, so that shapes stay the same. A mixture's batches have each column that
     at least one of its datasets needs. In a mixture of several seq_lengths, each batch has one of
     the lengths as T, so a step compiles once for each length.
