@@ -140,7 +140,10 @@ class Form:
     ) -> dict[str, Any]:
         """Return the arrays of `batch` in the form's layout, and its `batch_sums`.
 
-        With max_segments, rows of padding complete the batch to `batch_size` rows.
+        Args:
+            batch: A batch of packprep's loader, with the columns of the form.
+            batch_size: Rows of a whole batch, or a dict from seq_length to rows. With max_segments,
+                rows of padding complete the batch.
         """
         if self.max_segments is not None:
             length = batch["segment_ids"].shape[1]

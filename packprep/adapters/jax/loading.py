@@ -205,10 +205,12 @@ def loader(
 
     `seqlens` and `offsets` follow TransformerEngine's layout: one entry per segment, filled up with
     0 in `seqlens` and −1 in `offsets`. Pass one row per call to TransformerEngine, because others
-    measured wrong results for several rows with padding (docs/guides/jax.md). If `epochs` or `samples` leaves the last batch short, rows
-    of padding fill it up, so that shapes stay the same. A mixture's batches have each column that
-    at least one of its datasets needs. In a mixture of several seq_lengths, each batch has one of
-    the lengths as T, so a step compiles once for each length.
+    measured wrong results for several rows with padding (docs/guides/jax.md).
+
+    If `epochs` or `samples` leaves the last batch short, rows of padding fill it up, so that shapes
+    stay the same. A mixture's batches have each column that at least one of its datasets needs. In
+    a mixture of several seq_lengths, each batch has one of the lengths as T, so a step compiles
+    once for each length.
 
     With names="maxtext", same-position tasks also give the two masks that MaxText's block diffusion
     reads, int32[batch_size, T] each. `corruption_mask` is 1 where the input differs from the text,
