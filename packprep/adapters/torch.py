@@ -460,6 +460,7 @@ def iterable(
     accelerate: str = "numpy",
     balance: tuple[str | tuple[float, float], int] | None = None,
     window: int | None = None,
+    skip: Sequence[tuple[int, int]] | None = None,
     ignore_index: int | None = None,
     tail: str = "segment",
     names: str = "packprep",
@@ -486,6 +487,7 @@ def iterable(
         accelerate: As in `Dataset.batches`.
         balance: As in `Dataset.batches`.
         window: As in `Dataset.batches`.
+        skip: As in `Dataset.batches`.
         ignore_index: As in `loader`.
         tail: As in `loader`.
         names: As in `loader`.
@@ -519,6 +521,7 @@ def iterable(
         "accelerate": accelerate,
         "balance": balance,
         "window": window,
+        "skip": skip,
     }
     return RankBatches(dataset, form, batch_size, given)
 
@@ -574,10 +577,10 @@ def loader(
         layout: "bshd" for rows, or "thd" for one row of all slots.
         num_workers: Number of worker processes. 0, the fast default, makes batches in this process.
         pin_memory: Whether to return tensors in page-locked memory. This needs an accelerator.
-        options: seed, shuffle, epochs, samples, columns, redraw, accelerate, balance and window as
-            in `Dataset.batches`. `ignore_index` is the value of `labels` where loss_mask is False,
-            and of `labels_k` where loss_mask_k is False. `tail` is for the layout "thd": With
-            "segment", each run of padding is a segment, so that kernels write every slot. With
+        options: seed, shuffle, epochs, samples, columns, redraw, accelerate, balance, window and
+            skip as in `Dataset.batches`. `ignore_index` is the value of `labels` where loss_mask is
+            False, and of `labels_k` where loss_mask_k is False. `tail` is for the layout "thd":
+            With "segment", each run of padding is a segment, so that kernels write every slot. With
             "drop", padding is left out. `names` is "packprep" or "seqio". `max_segments`, for the
             layout "thd" with tail "segment", is the maximum number of segments per row, where each
             run of padding counts as one segment. A row with more segments is refused when its batch
@@ -672,6 +675,7 @@ class BatchSampler:
             apply.
         balance: As in `Dataset.batches`.
         window: As in `Dataset.batches`.
+        skip: As in `Dataset.batches`.
 
     Raises:
         ArgumentError: If an argument is invalid, or if the rows have several seq_lengths.
@@ -694,6 +698,7 @@ class BatchSampler:
         samples: int | None = None,
         balance: tuple[str | tuple[float, float], int] | None = None,
         window: int | None = None,
+        skip: Sequence[tuple[int, int]] | None = None,
     ):
         self._dataset = rows.dataset if isinstance(rows, Rows) else opened(rows)
         if self._dataset.seq_lengths is not None:
@@ -705,6 +710,7 @@ class BatchSampler:
         self._batch_size, self._rank, self._world_size = batch_size, rank, world_size
         epochs = None if samples is not None and epochs == 1 else epochs
         given: dict[str, Any] = {"samples": samples, "balance": balance, "window": window}
+        given["skip"] = skip
         self._position = self._dataset.batches(
             batch_size, seed, rank, world_size, shuffle, epochs, **given
         )

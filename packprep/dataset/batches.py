@@ -77,6 +77,7 @@ _INNER_NAMES = frozenset(
         "check_redraw",
         "checked_columns",
         "costs",
+        "count_delivered",
         "epoch_rows",
         "exhaustion",
         "facts",
@@ -91,7 +92,7 @@ _INNER_NAMES = frozenset(
         "rows_of_steps",
         "samples_at_once",
         "samples_of_epochs",
-        "skip_rows",
+        "samples_of_row",
         "step_samples",
         "tasks_with_loss",
         "what",
@@ -676,7 +677,7 @@ class Batches:
         if self._redraw:
             options |= {"epochs": epochs, "accelerate": self._accelerate}
         batch = self.dataset.batch(rows, **options)
-        self.skip_rows()  # A batch that could not be read is not delivered.
+        self.count_delivered()  # A batch that could not be read is not delivered.
         return batch
 
     def next_rows(self) -> tuple[np.ndarray, np.ndarray]:
@@ -695,7 +696,7 @@ class Batches:
             raise StopIteration
         return self._ahead[0]
 
-    def skip_rows(self) -> None:
+    def count_delivered(self) -> None:
         """Count the rows of `next_rows` as delivered."""
         self._ahead.popleft()
         self._step += 1

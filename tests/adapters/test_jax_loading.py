@@ -124,8 +124,8 @@ def test_seq_idx_and_labels_ahead_are_columns_of_the_same_shapes(plain):
             loader(directory, batch_size=4, columns=[column])
 
 
-def test_balanced_steps_are_those_of_packpreps_loader(plain):
-    options = {"seed": 5, "balance": ("attention", 4), "window": 8}
+def test_balanced_and_skipped_steps_are_those_of_packpreps_loader(plain):
+    options = {"seed": 5, "balance": ("attention", 4), "window": 8, "skip": [(2, 3)]}
     expected = packprep.open_dataset(plain).batches(4, columns=["tokens"], **options)
     batches = loader(plain, batch_size=4, **options)
     for _ in range(20):

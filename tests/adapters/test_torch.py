@@ -303,8 +303,9 @@ def test_the_order_is_the_loader_s_with_any_number_of_workers(directory, rows_of
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_balanced_steps_are_the_loader_s_and_a_sampler_s(directory, rows_of, workers):
+def test_balanced_and_skipped_steps_are_the_loader_s_and_a_sampler_s(directory, rows_of, workers):
     options = {"rank": 1, "world_size": 2, "seed": 3, "balance": ("attention", 4), "window": 8}
+    options["skip"] = [(2, 3), (17, 17)]
     expected = expected_rows(directory, 2, steps=30, **options)
     run = loader(directory, 2, num_workers=workers, **options)
     assert [rows_of(next(run)) for _ in range(14)] == expected[:14]

@@ -143,7 +143,7 @@ class Loader:
         batch = read(self.dataset, rows, anew, n_rows, columns, self._form, self._accelerate)
         arrays = global_arrays(self.sharding, batch, columns, n_rows * self.world_size)
         # This comes last, because a batch that could not be read is not delivered.
-        self._position.skip_rows()
+        self._position.count_delivered()
         named: dict[str, Any] = {name: arrays[column] for name, column in names.items()}
         if self.dataset.encoder_length and not self._form.is_split:
             named["encoder_length"] = self.dataset.encoder_length
@@ -180,6 +180,7 @@ def loader(
     accelerate: str = "numpy",
     balance: tuple[str | tuple[float, float], int] | None = None,
     window: int | None = None,
+    skip: Sequence[tuple[int, int]] | None = None,
     columns: Sequence[str] | None = None,
     names: str = "packprep",
     attention: str | None = None,
@@ -238,6 +239,7 @@ def loader(
         accelerate: As in `Dataset.batches`.
         balance: As in `Dataset.batches`.
         window: As in `Dataset.batches`.
+        skip: As in `Dataset.batches`.
         columns: Columns to return instead of the default columns. Only with names="packprep".
         names: Naming scheme of the arrays: "packprep", "maxtext", "levanter" or "seqio".
         attention: Attention path of the model. Tasks that the path cannot compute are refused.
@@ -308,6 +310,7 @@ def loader(
         "accelerate": accelerate,
         "balance": balance,
         "window": window,
+        "skip": skip,
     }
     return Loader(dataset, sharding, batch_size, form, options)
 
