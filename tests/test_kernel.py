@@ -168,7 +168,7 @@ PIVOTS = """
 import numpy as np
 from packprep.objectives.objective import Bodies
 from packprep.objectives.prefix_lm import _draw_pivots
-bodies, pivots = Bodies(np.full(20, 9), np.arange(20, dtype=np.uint64), np.full(20, -1)), np.empty(20, np.int64)
+bodies, pivots = Bodies(np.full(20, 9), np.arange(20, dtype=np.uint64), np.full(20, -1), np.zeros(20, int)), np.empty(20, np.int64)
 _draw_pivots(bodies, pivots)
 print(pivots.tolist(), sum(_draw_pivots.compiled.stats.cache_hits.values()))
 """

@@ -838,7 +838,7 @@ def _cut_by_rows(
             'hint: use "split"'
         )
     one = np.ones(1, np.int64)
-    a_token = Bodies(one, one.astype(np.uint64), -one)
+    a_token = Bodies(one, one.astype(np.uint64), -one, 0 * one)
     overhead = [task.slots(a_token, 0 * one, 0 * one)[0] - 1 for task in tasks]
     limits = _RowLimits(
         thresholds(recipe),

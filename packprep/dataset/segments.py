@@ -52,7 +52,7 @@ class Bodies(NamedTuple):
     key: np.ndarray  # uint64
     # int64: index of the first trained body token if the document is supervised, otherwise -1
     first_trained: np.ndarray
-    fill: Any = 0  # int64: number of eos that fill up the last block
+    fill: np.ndarray  # int64: number of eos that fill up the last block
     epoch: int = 0  # The epoch of the random numbers. Stored rows have epoch 0.
 
 

@@ -234,7 +234,7 @@ def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -
         bool[m], whether a body has its special tokens at the right slots.
     """
     fits = np.empty(columns.begin.shape, np.bool_)
-    _restore(rows, columns, _cutting_of(task), out, fits)
+    _restore(read_only(rows), columns, _cutting_of(task), out, fits)
     return fits
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from packprep.dataset.epochs.token_slots import PREFIX_LM, roles_of_inputs
-from packprep.kernel import copy_items, integer, kernel
+from packprep.kernel import copy_items, integer, kernel, read_only
 from packprep.objectives.objective import Bodies, BodySlots, Objective, Task
 from packprep.randomness import PIVOT, REDRAWN_PIVOT
 
@@ -184,7 +184,7 @@ def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -
     """
     fits = np.empty(columns.begin.shape, np.bool_)
     pivot = _pivots_of(task, columns.bodies)
-    _restore(rows, columns, pivot, _ids_at_pivot(task), out, fits)
+    _restore(read_only(rows), columns, pivot, _ids_at_pivot(task), out, fits)
     return fits
 
 

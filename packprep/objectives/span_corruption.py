@@ -26,6 +26,7 @@ from packprep.kernel import (
     integer,
     kernel,
     philox_blocks,
+    read_only,
     trailing_zeros,
 )
 from packprep.objectives.objective import Bodies, BodySlots, Objective, Task
@@ -517,7 +518,7 @@ def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -
         and its eos at the end of the inputs if the task writes an eos.
     """
     fits = np.empty(columns.begin.shape, np.bool_)
-    _restore(rows, columns, _spans_of(task), out, fits)
+    _restore(read_only(rows), columns, _spans_of(task), out, fits)
     return fits
 
 

@@ -633,7 +633,7 @@ def move(
         0, no_id, no_id, special.eos, no_id, sentinels, special.fim, continues=special.continues
     )
     task, n = Task(objective.name, objective, 1.0, moved.parameters, no_id, ids), bodies.n
-    stored = Bodies(n, bodies.key, np.full(len(n), -1))
+    stored = Bodies(n, bodies.key, np.full(len(n), -1), 0 * n)
     # Compiled kernels do not check array bounds.
     check(misfit(body_slots, task.body_slots(stored)))
     columns = BodySlots(np.cumsum(n) - n, stored, bodies.first_slot)

@@ -7,6 +7,7 @@ import pytest
 
 from packprep.dataset.epochs import token_slots
 from packprep.dataset.epochs.token_slots import SpecialIds, Stretches
+from packprep.kernel import read_only
 from packprep.objectives import fill_in_the_middle, span_corruption
 from packprep.objectives.objective import Bodies, BodySlots
 
@@ -51,7 +52,7 @@ def masks():
 
 def columns_of(begin, n, key, epoch, first_slot):
     """Return the columns that kernels take."""
-    return BodySlots(begin, Bodies(n, key, np.full(len(n), -1), epoch=epoch), first_slot)
+    return BodySlots(begin, Bodies(n, key, np.full(len(n), -1), 0 * n, epoch), first_slot)
 
 
 def ids(sentinels):
@@ -96,9 +97,9 @@ def test_tokens_stand_where_the_kernels_put_them(density, mean, count, roll):
         law, ids(count), Stretches(key, n, np.zeros(m, np.int64)), 0, NONE
     ).slots
     first, begin = np.cumsum(slots) - slots, np.cumsum(n) - n
-    tokens = np.arange(n.sum())
+    tokens = np.arange(n.sum(), dtype=np.int32)
     for epoch in (0, 1, 77, (1 << 32) - 1):
-        rows = np.full(int(slots.sum()) + 64, -1)
+        rows = np.full(int(slots.sum()) + 64, -1, np.int32)
         spans = span_corruption._Spans(density, mean, most, roll, SENTINELS, EOS if ended else -1)
         span_corruption._render(tokens, columns_of(begin, n, key, epoch, first), spans, rows)
         placed = token_slots.span_slots(law, ids(count), Stretches(key, n, first), epoch, NONE)
@@ -186,7 +187,7 @@ def test_cuts_are_found_where_the_kernels_made_them_and_go_where_they_make_other
     m = 3000
     n, key = chance.integers(1, 60, m), chance.integers(0, 1 << 63, m).astype(np.uint64)
     n[:50] = 1
-    continues = (np.arange(100) < 90 * inside).astype(np.uint8)
+    continues = read_only((np.arange(100) < 90 * inside).astype(np.uint8))
     tokens = chance.integers(0, 90, n.sum()).astype(np.int32)
     own_roles = np.flatnonzero(chance.random(len(tokens)) < in_text)
     tokens[own_roles] = chance.integers(PRE, SUF + 1, len(own_roles))
@@ -200,7 +201,7 @@ def test_cuts_are_found_where_the_kernels_made_them_and_go_where_they_make_other
         fill_in_the_middle._render(tokens, columns, cutting, there)
         placed = token_slots.cut_slots(law, special, own, epoch, tokens if epoch else there)
         out, fits = np.full_like(tokens, -1), np.zeros(m, np.bool_)
-        fill_in_the_middle._restore(there, columns, cutting, out, fits)
+        fill_in_the_middle._restore(read_only(there), columns, cutting, out, fits)
         assert fits.all() and (there[placed.special] == placed.id).all()
         assert np.array_equal(
             placed.slots - n, 3 * (there[np.minimum(first + n, len(there) - 1)] >= 0)

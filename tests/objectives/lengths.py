@@ -68,7 +68,7 @@ def check_restored(tasks: Sequence[Task], rendered: Rendered) -> None:
     for t, task in enumerate(tasks):
         own = np.flatnonzero(segments.task == t)
         body = rendered.at[own] + segments.bos[own] + task.mode
-        bodies = Bodies(*(column[own] for column in segments.bodies()[:3]))
+        bodies = Bodies(*(column[own] for column in segments.bodies()[:4]))
         columns = BodySlots(begin[own], bodies, body)
         assert task.objective.restore(task, columns, rendered.tokens, out).all()
     assert np.array_equal(out, rendered.documents.ids)

@@ -52,15 +52,13 @@ def test_kernels_equal_their_twins_on_documents_that_are_cut(table, sizes, seed)
 def test_fault_07_a_pivot_reaches_both_ends_and_every_place_between_equally_often():
     keys = np.array([text_key("pivot", i) for i in range(3000)], np.uint64)
     _, tasks = made.mix({"tasks": [{"preset": "prefix_lm"}]})
-    all_trained = np.full(3000, -1)
-    pivots = OBJECTIVE.body_prefix(tasks[0], Bodies(np.full(3000, 7), keys, all_trained))
+    columns = keys, np.full(3000, -1), np.zeros(3000, np.int64)
+    pivots = OBJECTIVE.body_prefix(tasks[0], Bodies(np.full(3000, 7), *columns))
     counts = np.bincount(pivots, minlength=8)
     assert counts[0] == counts[7] == 0
     assert (abs(counts[1:7] - 500) < 5 * np.sqrt(500)).all(), counts
-    assert (
-        OBJECTIVE.body_prefix(tasks[0], Bodies(np.full(3000, 2), keys, all_trained)).tolist()
-        == [1] * 3000
-    )
+    pivots_of_two = OBJECTIVE.body_prefix(tasks[0], Bodies(np.full(3000, 2), *columns))
+    assert pivots_of_two.tolist() == [1] * 3000
     assert pivots[:50].tolist() == [twin.pivot_of(7, int(key)) for key in keys[:50]]
 
 
@@ -85,7 +83,8 @@ def test_what_is_trained_begins_behind_the_prefix_which_has_a_token_at_least():
     _, tasks = made.mix({"tasks": [{"preset": "prefix_lm"}]})
     keys = np.array([text_key("trained", i) for i in range(50)], np.uint64)
     for first in range(4):
-        pivots = OBJECTIVE.body_prefix(tasks[0], Bodies(np.full(50, 7), keys, np.full(50, first)))
+        columns = np.full(50, 7), keys, np.full(50, first), np.zeros(50, np.int64)
+        pivots = OBJECTIVE.body_prefix(tasks[0], Bodies(*columns))
         assert pivots.tolist() == [max(first, 1)] * 50
 
 
