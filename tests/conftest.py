@@ -4,6 +4,7 @@ import gc
 import importlib.metadata
 import os
 import shutil
+import sys
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,14 @@ from tests import made
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Each build asks for the versions of 15 packages, whose metadata take a seventh of a small build.
 importlib.metadata.version = cache(importlib.metadata.version)
+# Hundreds of builds would wait for the disk for half a minute. `tests/crash` does wait, because it
+# tests what a power cut leaves. Tests of the order of calls replace this function.
+fsync = os.fsync
+os.fsync = lambda descriptor: None
+# The bytecode of packages and tests is written once, whatever the environment says. Otherwise each
+# process compiles it again, which is a third of a small command.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 settings.register_profile("packprep", derandomize=True, deadline=None)
 settings.load_profile("packprep")
 

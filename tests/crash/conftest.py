@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import conftest
 from tests.crash.disturbed import Project, project
 
 
@@ -15,6 +16,12 @@ from tests.crash.disturbed import Project, project
 def plain(tmp_path_factory) -> Project:
     """Three shards, one of them with rejects."""
     return project(tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture(autouse=True)
+def durable(monkeypatch) -> None:
+    """Wait for the disk, as builds outside of tests do."""
+    monkeypatch.setattr(os, "fsync", conftest.fsync)
 
 
 @pytest.fixture
