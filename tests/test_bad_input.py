@@ -351,6 +351,7 @@ def test_a_file_whose_text_changed_between_two_commits_of_one_shard(tmp_path):
     assert said.status == 1 and "source 'source0' changed since the build" in said.out
 
 
+@pytest.mark.long
 def test_a_parquet_footer_that_contradicts_its_schema_does_not_end_the_process(tmp_path):
     """A column that may be null is said to be none that may; pyarrow's metadata would end the
     process by SIGABRT."""

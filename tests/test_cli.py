@@ -117,6 +117,7 @@ def test_build_from_a_recipe(corpus, tmp_path):
     assert (tmp_path / "out/dataset.json").exists()
 
 
+@pytest.mark.long
 def test_build_from_inputs(corpus, tmp_path):
     said = packprep(
         "build",
@@ -878,6 +879,7 @@ def with_streams(redirected, *arguments):
     return done.returncode, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("redirected", ["<&- >&- 2>&-", ">/dev/full 2>/dev/full"])
 def test_a_build_does_its_work_whatever_its_streams_are(corpus, tmp_path, redirected):
     out = tmp_path / "out"
@@ -965,6 +967,7 @@ def test_a_reader_of_messages_that_goes_stops_no_build(corpus, tmp_path):
     assert done.returncode == 0 and packprep("verify", tmp_path / "out").status == 0
 
 
+@pytest.mark.long
 def test_a_full_disk_behind_stdout_is_an_error(dataset):
     with open("/dev/full", "w") as full:
         done = subprocess.run(

@@ -102,6 +102,7 @@ def test_kernels_that_are_not_compiled_yet_or_lie_where_nothing_can_be_kept(monk
     assert kernels(("/image",), None, False).result == "slow"
 
 
+@pytest.mark.long
 def test_an_engine_that_would_be_faster_is_slow_and_says_how_to_have_it(
     recipe, tmp_path, monkeypatch
 ):

@@ -73,6 +73,7 @@ def test_import_packprep_does_not_even_bring_numpy():
     assert "numpy" not in imported_by("import packprep")
 
 
+@pytest.mark.long
 def test_this_test_can_fail():
     assert imported_by("import numba") & HEAVY >= {"numba"}
 

@@ -110,6 +110,7 @@ def test_one_line_without_end(tmp_path, ordinary, ending, byte):
     assert found["peak"] < ordinary["jsonl"] + ROOM
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("line, documents", [(b"\n", 0), (b'{"text":""}\n', 800_000)])
 def test_lines_without_number(tmp_path, ordinary, line, documents):
     parts = [line * 100_000] * (documents // 100_000 or 300)
@@ -202,6 +203,7 @@ def test_a_line_of_a_gibibyte(tmp_path, ordinary):
     assert found["peak"] < ordinary["jsonl"] + ROOM
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "record, rejected",
     [
@@ -235,6 +237,7 @@ def repeated(value, rows):
     )
 
 
+@pytest.mark.long
 def test_a_dictionary_that_repeats_a_long_text(tmp_path, ordinary):
     column = pyarrow.table({"text": repeated("z" * (4 * MIB), 300)})
     pyarrow.parquet.write_table(column, tmp_path / "in.parquet", row_group_size=300)
@@ -255,6 +258,7 @@ def test_an_arrow_file_whose_dictionary_repeats_a_long_text(tmp_path, ordinary):
     assert found["peak"] < ordinary["parquet"] + 4 * 256 * MIB
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", ["ab", ""])
 def test_a_row_group_of_millions_of_rows(tmp_path, ordinary, text):
     pyarrow.parquet.write_table(

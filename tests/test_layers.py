@@ -148,6 +148,7 @@ def test_a_file_imports_only_from_rooms_below(name):
     assert violations(name, SOURCES[name]) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name, source",
     [
@@ -186,6 +187,7 @@ def test_this_test_can_fail(name, source):
     assert violations(name, source)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name, source",
     [
@@ -259,6 +261,7 @@ def test_the_twin_shares_no_code_with_what_it_checks():
         assert foreign_imports(path.read_text("utf-8")) == [], path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "source",
     [
@@ -290,6 +293,7 @@ def lines_of_code(source: str) -> int:
     return source.count("\n") - in_docstrings
 
 
+@pytest.mark.long
 def test_files_are_of_at_most_820_lines_of_code():
     assert [name for name, source in SOURCES.items() if lines_of_code(source) > MAX_LINES] == []
 

@@ -72,6 +72,7 @@ def test_words_agree_with_the_twin(key, purpose, index, epoch, attempt):
     assert found.dtype == np.uint32
 
 
+@pytest.mark.long
 @given(keys, purposes, st.lists(st.integers(0, 2**34 - 1), max_size=9), epochs)
 @many
 def test_words_of_an_index_array_agree_with_the_twin(key, purpose, index, epoch):
@@ -79,6 +80,7 @@ def test_words_of_an_index_array_agree_with_the_twin(key, purpose, index, epoch)
     assert found.tolist() == [chance.words(key, purpose, i, epoch) for i in index]
 
 
+@pytest.mark.long
 @given(st.lists(keys, min_size=1, max_size=5), purposes, st.integers(0, 2**34 - 6))
 @many
 def test_words_broadcast_keys_against_indices(key, purpose, index):
@@ -136,6 +138,7 @@ def test_integers_of_arrays_agree_with_the_twin(key, purpose, index, bound, epoc
     assert ((found >= 0) & (found < bound)).all()
 
 
+@pytest.mark.long
 @given(
     keys,
     purposes,
@@ -234,6 +237,7 @@ def test_segment_key_agrees_with_the_twin(file_key, document, repeat, start):
     assert int(found) == chance.segment_key(file_key, document, repeat, start)
 
 
+@pytest.mark.long
 def test_segment_key_of_columns_agrees_with_the_twin():
     document = np.array([0, 1, 2**32 - 1, 2**32, 2**40 + 5], np.int64)
     start, repeat = (
@@ -259,6 +263,7 @@ def test_permute_is_a_bijection_for_every_size_to_5000(step):
         assert (np.bincount(found + begin, minlength=len(size)) == 1).all()
 
 
+@pytest.mark.long
 @given(st.integers(1, 300), st.lists(keys, min_size=1, max_size=5))
 @many
 def test_permutations_with_a_key_each_broadcast(size, some_keys):

@@ -184,6 +184,7 @@ def test_what_was_resolved_and_what_was_achieved_is_reported(corpora, tmp_path):
         assert abs(source["share"] - share) < 0.002 and source["repeat"] <= 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "repeat, ending",
     [(1.0, ".jsonl"), (2.0, ".jsonl"), (0.25, ".jsonl"), *((2.5, ending) for ending in WRITE)],

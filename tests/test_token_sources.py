@@ -164,6 +164,7 @@ EVERY_KIND = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("special_text", ["text", "special", "reject"])
 def test_special_ids_in_documents_disturb_no_promise(tmp_path, special_text):
     """Sentinels, masks, mode tokens, bos, eos and pad inside of documents, at their begins and

@@ -68,6 +68,7 @@ def test_masks_part_the_examples(arrays, part):
     assert blocks.shape == reference.shape and torch.equal(blocks.to_dense(), reference.to_dense())
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("part", PARTS)
 def test_flex_attention_is_that_of_the_mask(arrays, part):

@@ -77,6 +77,7 @@ def test_fault_11_the_model_s_loss_is_that_by_hand_and_an_off_by_one_is_not(next
         )
 
 
+@pytest.mark.long
 def test_labels_given_as_they_are_would_be_shifted_twice(next_token):
     batch = next(loader(next_token, 4, ignore_index=-100))
     inputs = model_inputs(batch, next_token, "sdpa")
@@ -235,6 +236,7 @@ def test_inputs_are_made_for_the_attention_of_the_model(next_token):
         assert abs(eager(**model_inputs(batch, next_token, "sdpa")).loss - right) > 1e-4
 
 
+@pytest.mark.long
 def test_keywords_of_flash_attention_keep_segments_apart_in_another_attention_too(next_token):
     batch = tensors(rows_made.batch([rows_made.CAUSAL[0]], rows_made.LENGTH))
     model = llama(vocab_size=VOCAB)
@@ -264,6 +266,7 @@ def test_a_block_mask_is_not_sent_from_a_worker(next_token):
     next(iter(DataLoader(Rows(next_token), batch_size=2, collate_fn=collator)))
 
 
+@pytest.mark.long
 def test_the_collator_knows_the_tasks_of_every_dataset_of_a_mixture(next_token, tmp_path):
     synthetic.make_dataset(tmp_path, (6,), in_place=True)
     mixture = open_dataset([next_token, tmp_path], shares=[3, 1])

@@ -107,6 +107,7 @@ def test_arguments_are_refused_where_they_are_given(directory):
         grain_batches(directory, 4, rank=2, world_size=2)
 
 
+@pytest.mark.long
 def test_a_mixture_s_batches_come_by_its_shares(directory):
     mixture = packprep.open_dataset([directory, directory], shares=[2, 1])
     got = list(grain_batches(mixture, 4, seed=2, samples=10))
@@ -115,6 +116,7 @@ def test_a_mixture_s_batches_come_by_its_shares(directory):
     assert all(same(a, b) for a, b in zip(got, expected, strict=True))
 
 
+@pytest.mark.long
 def test_batches_say_what_sees_ahead_and_what_is_weighted_without_being_asked(directory, tmp_path):
     """A loop that is not given prefix_ends or loss_weights would train prefixes causally, and all
     slots alike."""

@@ -92,6 +92,7 @@ def test_one_compilation_serves_every_batch(plain):
     assert traces == [1]
 
 
+@pytest.mark.long
 def test_chosen_columns_and_the_weights_of_what_predicts_in_place(in_place):
     dataset = packprep.open_dataset(in_place)
     [batch] = loader(dataset, batch_size=12, epochs=1, shuffle=False)
@@ -124,6 +125,7 @@ def test_seq_idx_and_labels_ahead_are_columns_of_the_same_shapes(plain):
             loader(directory, batch_size=4, columns=[column])
 
 
+@pytest.mark.long
 def test_balanced_and_skipped_steps_are_those_of_packpreps_loader(plain):
     options = {"seed": 5, "balance": ("attention", 4), "window": 8, "skip": [(2, 3)]}
     expected = packprep.open_dataset(plain).batches(4, columns=["tokens"], **options)
@@ -190,6 +192,7 @@ def test_redraw_noises_later_epochs_anew(built_in_place):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("accelerate", ["numpy", "auto"])
 def test_the_middle_of_epoch_3_is_that_of_packpreps_loader_whatever_draws(tmp_path, accelerate):
     made.write_lines(tmp_path / "a.jsonl", made.texts(40))
@@ -227,6 +230,7 @@ def test_task_params_go_into_jit(plain):
 # Mixtures
 
 
+@pytest.mark.long
 def test_a_mixture_s_batches_are_those_of_packpreps_loader_and_its_state_goes_on(
     plain, mixed, built_in_place
 ):
@@ -643,6 +647,7 @@ def test_a_state_goes_on_exactly_at_another_batch_size(plain):
 # Devices
 
 
+@pytest.mark.long
 def test_arrays_lie_where_the_rows_were_read(plain, monkeypatch):
     """On one CPU device nothing is copied, and no two batches share memory."""
     where, own = [], loading.aligned

@@ -34,6 +34,7 @@ def test_alignment_takes_the_least_common_multiple(inputs, expected):
     assert factor == expected["lcm_factor_packprep"]
 
 
+@pytest.mark.long
 def test_alignment_of_everything_at_once():
     assert megatron.alignment_factor(3, 2, True, "mxfp8") == 96
     assert megatron.alignment_factor(4, 1, True) == 4 and megatron.alignment_factor(4, 1) == 1
@@ -181,6 +182,7 @@ def test_rules_that_are_not_causal_are_refused_by_name(tmp_path):
         megatron.GPTRows(tmp_path)
 
 
+@pytest.mark.long
 def test_torchtitan_gets_positions_and_labels_of_minus_100(tmp_path):
     dataset = make(tmp_path)
     batches = megatron.torchtitan(tmp_path, 2, rank=1, world_size=2, seed=4)
@@ -198,6 +200,7 @@ def test_torchtitan_gets_positions_and_labels_of_minus_100(tmp_path):
     assert torch.equal(next(again)[1], next(batches)[1])
 
 
+@pytest.mark.long
 def test_a_mixture_is_read_by_torchtitan_and_refused_where_rows_are_drawn_by_number(tmp_path):
     for name in ("a", "b"):
         make(tmp_path / name)

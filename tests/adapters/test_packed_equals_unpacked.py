@@ -157,6 +157,7 @@ def test_by_varlen_keywords(name):
     )
 
 
+@pytest.mark.long
 def test_this_test_can_fail():
     batch = tensors(rows_made.batch(rows_made.PREFIX, LENGTH))
     mask = torch_attention.sdpa_mask(batch, prefix_bidirectional=False)
@@ -348,6 +349,7 @@ def dense_mask_of(ds, r):
     return np.where(in_blocks[:, None], own, mask)
 
 
+@pytest.mark.long
 def test_a_batch_in_automodel_s_words_has_the_same_loss(blocks):
     """As MDLMCrossEntropyLoss reads them: Σ nll · noise_mask · loss_mask / p_mask, over
     num_diffusion_tokens."""

@@ -161,6 +161,7 @@ def test_the_first_id_or_text_is_named(built, tmp_path):
         check_tokenizer(built["byte_level"], tokenizers_made.write(tmp_path, parsed))
 
 
+@pytest.mark.long
 def test_each_dataset_of_a_mixture_is_checked(built):
     same = [built["unigram"], built["unigram"]]
     check_tokenizer(open_dataset(same, shares=[1, 1]), built["unigram"])

@@ -302,6 +302,7 @@ def test_the_order_is_the_loader_s_with_any_number_of_workers(directory, rows_of
             assert next(batches, None) is None and batches.state_dict()["rows"] == 2 * N_ROWS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 2])
 def test_balanced_and_skipped_steps_are_the_loader_s_and_a_sampler_s(directory, rows_of, workers):
     options = {"rank": 1, "world_size": 2, "seed": 3, "balance": ("attention", 4), "window": 8}
@@ -336,6 +337,7 @@ def test_redraw_noises_later_epochs_anew_whoever_makes_them(tmp_path):
         assert all(np.array_equal(next(batches)["tokens"].numpy(), tokens) for tokens in expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("task", ["ul2r", "t5", "prefix_lm", "fim"])
 def test_epoch_3_drawn_anew_goes_on_from_and_with_workers_over_world_sizes_1_4_2(tmp_path, task):
     made.write_lines(tmp_path / "a.jsonl", made.texts(60))
@@ -483,6 +485,7 @@ def test_a_mixture_has_the_columns_of_all_tasks_and_each_dataset_s_values(mixtur
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_mixture_goes_on_at_other_ranks_and_workers(mixture, workers):
     order = np.concatenate([batch["tokens"] for batch in mixture.batches(1, seed=6, samples=61)])
@@ -506,6 +509,7 @@ def test_a_mixture_goes_on_at_other_ranks_and_workers(mixture, workers):
     assert np.array_equal(torch.cat([batch["tokens"] for batch in made_ahead]).numpy(), order)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_exhausted_mixture_says_so_at_the_same_step_whoever_makes_it(
     directory, in_place, workers
@@ -585,6 +589,7 @@ def test_the_open_dataset_and_rows_work_under_dataloader(directory, workers):
     assert Rows(directory)[-1]["tokens"].dtype == torch.int64 and len(Rows(directory)) == N_ROWS
 
 
+@pytest.mark.long
 def test_rows_say_block_diffusion_s_rule(in_place):
     row, batch = Rows(in_place)[5], next(loader(in_place, 12, shuffle=False))
     assert torch.equal(row["prefix_ends"], batch["prefix_ends"][5])
@@ -628,6 +633,7 @@ def test_stateful_dataloader_goes_on_exactly_with_batches(directory, rows_of, wo
             assert [rows_of(next(later)) for _ in range(4)] == order[step + 1 : step + 5]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 2])
 def test_stateful_dataloader_goes_on_exactly_with_rows_and_a_sampler(directory, rows_of, workers):
     def fresh():
@@ -687,6 +693,7 @@ def test_iterable_and_loader_take_the_same_options():
     assert list(given)[:5] == list(options)[:5]
 
 
+@pytest.mark.long
 def test_everyone_s_last_steps_may_be_short_and_are_as_many(tmp_path):
     synthetic.make_dataset(tmp_path, (5,))
     for workers in (0, 3):
@@ -730,6 +737,7 @@ def test_a_run_with_an_end_has_a_length_that_going_on_does_not_change(directory)
         len(loader(directory, 4))
 
 
+@pytest.mark.long
 def test_a_run_that_is_over_says_so_when_it_is_iterated_again(directory):
     """A loop over epochs would train the first alone."""
     rows = Rows(directory)

@@ -120,6 +120,7 @@ def test_block_diffusion_agrees_with_the_loader_s_own_block_mask():
     assert np.array_equal(torch_attention.sdpa_mask(batch)[0, 0].numpy(), expected)
 
 
+@pytest.mark.long
 def test_one_row_may_come_without_a_batch_axis():
     batch = rows_made.batch(rows_made.MIXED, LENGTH)
     row = {name: values[1] for name, values in batch.items()}
@@ -183,11 +184,13 @@ def test_fault_15_cu_seqlens_start_at_0_and_cover_every_slot():
     assert torch.equal(theirs["cu_seq_lens_q"], flash["cu_seqlens_q"])
 
 
+@pytest.mark.long
 def test_gaps_are_segments_of_their_own():
     flash = torch_attention.flash_varlen(rows_made.batch(rows_made.GAPS, 12))
     assert flash["cu_seqlens_q"].tolist() == [0, 3, 4, 6, 8, 12, 20, 24]
 
 
+@pytest.mark.long
 def test_an_empty_batch_has_no_segments():
     batch = {"segment_ids": np.zeros((0, 8), np.int32), "prefix_ends": np.zeros((0, 8), np.int32)}
     assert torch_attention.flash_varlen(batch)["cu_seqlens_q"].tolist() == [0]
@@ -219,6 +222,7 @@ def test_prefixes_and_blocks_are_refused_by_row_and_segment(function):
     function(rows_made.batch(rows_made.PREFIX, LENGTH), prefix_bidirectional=False)
 
 
+@pytest.mark.long
 def test_a_prefix_of_one_slot_is_causal_and_whole_segments_go_both_ways():
     batch = rows_made.batch([[Segment("prefix", 7, 1), Segment("both_ways", 1)]], 9)
     assert torch_attention.flash_varlen(batch)["causal"] is True

@@ -163,6 +163,7 @@ def test_rows_of_several_lengths(folder, tmp_path, lengths):
             assert sound(tmp_path / "out" / f"seq_{length}", twin=True, epoch=epoch)["segments"]
 
 
+@pytest.mark.long
 def test_documents_with_filled_blocks_are_removed(folder, tmp_path):
     made.build(table_of(folder, BOTH), folder, tmp_path / "out")
     documents = documents_of(tmp_path / "out")
@@ -182,6 +183,7 @@ def test_documents_with_filled_blocks_are_removed(folder, tmp_path):
             sound(new, twin=True, epoch=epoch)
 
 
+@pytest.mark.long
 def test_documents_of_recipes_with_media_are_not_stored_twice(tmp_path):
     """A media span is stored once, so block diffusion of documents that may have one is refused."""
     media_made.write(tmp_path, "media.jsonl", media_made.texts(12, 12, 40, 90))

@@ -85,6 +85,7 @@ def test_each_turn_is_trained_once_whatever_is_cut(folder, tmp_path):
     assert tokens["used"] - tokens["history"] > plain["used"] and "history" not in plain
 
 
+@pytest.mark.long
 def test_a_dataset_without_some_documents_holds_every_promise(folder, tmp_path):
     made.build(recipe(256, append_eos=True), folder, tmp_path / "out")
     first = len((folder / "chats.jsonl").read_bytes().split(b"\n")[0]) + 1

@@ -42,6 +42,7 @@ def use(monkeypatch, trap, breaks=False):
         monkeypatch.setattr(f"{module}.ENGINES", kinds)
 
 
+@pytest.mark.long
 def test_fast_and_reference_give_the_same_shards(folder):
     made.build(table(engine="fastokens"), folder, folder / "fast")
     made.build(table(engine="reference"), folder, folder / "slow")

@@ -217,6 +217,7 @@ def test_shares_and_added_tokens_are_of_all_datasets_together(corpus, tmp_path):
     assert len({outcome.manifest["tokenizer"]["digest"] for outcome in outcomes}) == 1
 
 
+@pytest.mark.long
 def test_conversations_are_whole_and_not_decomposed(tmp_path):
     lines = [
         json.dumps(

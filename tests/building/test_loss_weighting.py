@@ -115,6 +115,7 @@ def test_an_export_without_weights_names_the_weighting(tmp_path):
         export_dataset(tmp_path / "out", "hf", tmp_path / "hf", made.Silent())
 
 
+@pytest.mark.long
 def test_a_token_store_gives_the_same_weights(tmp_path):
     lines = chat_lines(4, 20)
     table = build_chats(tmp_path, lines, "turn")

@@ -80,6 +80,7 @@ def test_a_dataset_without_reasoning_is_what_its_sources_say(
     assert again == direct
 
 
+@pytest.mark.long
 def test_documents_in_parts_are_removed_restored_and_shown(folder, tmp_path):
     made.build(recipe(512), folder, tmp_path / "out")
     gone = {"source": "chats", "file": "chats.jsonl", "doc": 0}

@@ -592,6 +592,7 @@ def test_pad_seq_to_mult_through_a_build_aligns_every_segment(built, tmp_path):
             assert (row.segment_ids[begin + n : -(-(begin + n) // 16) * 16] == 0).all()
 
 
+@pytest.mark.long
 def test_concat_through_a_build_leaves_almost_no_padding(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", made.texts(600))
     table = made.table("a.jsonl", tasks=[{"preset": "causal"}], packing={"algorithm": "concat"})

@@ -98,6 +98,7 @@ def test_a_dataset_of_a_store_has_the_bytes_of_one_of_the_text(corpus, tmp_path,
     assert outcome.manifest["ledger"]["rows"] > 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "uses",
     [
@@ -132,6 +133,7 @@ def test_one_source_of_a_store_beside_files_and_without_a_name(corpus, tmp_path)
     )
 
 
+@pytest.mark.long
 def test_conversations_and_spans_are_trained_alike(tmp_path):
     with (tmp_path / "chats.jsonl").open("w") as file:
         for i, text in enumerate(made.texts(60, seed=2)):
@@ -288,6 +290,7 @@ def test_every_changed_byte_of_a_shard_is_found(corpus, tmp_path):
         verified(store, 5)
 
 
+@pytest.mark.long
 def test_what_a_store_says_wrongly_is_found_where_its_digests_are_right(corpus, tmp_path):
     folder, _ = corpus
     for name, wanted in (

@@ -366,6 +366,7 @@ def test_loss_spans_are_the_characters_inside_any_of_them(spans):
     assert all(end < begin for (_, end), (begin, _) in pairwise(found))
 
 
+@pytest.mark.long
 def test_as_many_loss_spans_as_may_be_in_any_order():
     n = MAX_SPANS // 2
     spans = [[3 * (7919 * k % n), 3 * (7919 * k % n) + 1 + k % 2] for k in range(n)]

@@ -192,6 +192,7 @@ def test_a_token_counts_from_the_first_block_into_which_it_reaches(characters, b
     assert twin.counted_from(blocks, characters) == begins
 
 
+@pytest.mark.long
 def test_characters_of_many_bytes_are_counted_once(chatml):
     text = "né 世界🙂 the 🙂dog"
     tokens, trained = marked(chatml, [Conversation(text, ((5, 6), (12, 15)))])
@@ -213,6 +214,7 @@ def test_wordpiece_has_no_token_for_spaces_and_drops_accents(folder):
     assert trained.spans.tolist() == [[1, 2]]
 
 
+@pytest.mark.long
 def test_unigram_s_space_in_front_belongs_to_the_first_character(folder):
     t5 = resolve(folder / "t5", made.t5_like(), needs())
     pieces, trained = one(t5, Conversation("the lazy dog", ((0, 3), (8, 12))))

@@ -88,6 +88,7 @@ def test_a_turn_begins_behind_what_the_prompt_and_the_turn_have_in_common():
     ]
 
 
+@pytest.mark.long
 def test_of_a_tag_that_a_prompt_begins_like_a_turn_no_part_is_common():
     messages = [
         USER,
@@ -215,6 +216,7 @@ def test_messages_without_a_text_have_their_places():
     assert trained(chats.THINKING, [thought("x", "a"), USER]) == ["a<|im_end|>\n"]
 
 
+@pytest.mark.long
 def test_a_call_behind_a_question_without_a_text_has_its_place():
     messages = [
         {"role": "system", "content": "S"},
@@ -227,6 +229,7 @@ def test_a_call_behind_a_question_without_a_text_has_its_place():
     assert trained(chats.HOISTED_LAST, messages, TOOLS, trained_roles=("tool",)) == ["r</s>"]
 
 
+@pytest.mark.long
 def test_an_empty_answer_that_is_left_out_at_the_end_has_its_place_before_that():
     messages = chats.turns("q", "a", "q", "", "q", "b")
     assert trained(chats.LAST_LEFT_OUT, messages) == ["a</>", "</>", "b</>"]
@@ -535,6 +538,7 @@ def test_turns_are_what_the_template_writes_of_them(said, short):
     ]
 
 
+@pytest.mark.long
 def test_where_strings_stand_is_found_among_several_places():
     def fitted(*given):
         return placeholders._fitted(*given)[0]
@@ -550,6 +554,7 @@ def test_where_strings_stand_is_found_among_several_places():
     )
 
 
+@pytest.mark.long
 def test_placeholders_out_of_order_do_not_fit():
     render = compile_template(
         "{% for m in messages | reverse %}{{ m.content }};{% endfor %}"

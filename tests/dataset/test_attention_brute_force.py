@@ -59,6 +59,7 @@ def says(array, expected, dtype):
     assert array.dtype == dtype and array.tolist() == expected
 
 
+@pytest.mark.long
 def test_position_ids_and_seq_idx():
     for x in LAYOUTS:
         says(attention.position_ids(x.cu_seqlens, x.total, x.cu_seqlens_padded), x.place, np.int32)
@@ -66,6 +67,7 @@ def test_position_ids_and_seq_idx():
         says(attention.seq_idx(x.cu_seqlens, x.total, x.cu_seqlens_padded), idx, np.int32)
 
 
+@pytest.mark.long
 def test_next_token_labels():
     for x in LAYOUTS:
         tokens = [x.chance.randint(0, 99) for _ in x.segment]
@@ -87,6 +89,7 @@ def test_next_token_labels():
         says(got, expected, np.int64)
 
 
+@pytest.mark.long
 def test_label_counts():
     for x in LAYOUTS:
         mask = [x.chance.randint(0, 1) for _ in x.segment]
@@ -97,6 +100,7 @@ def test_label_counts():
         says(attention.label_counts(mask, x.cu_seqlens, x.cu_seqlens_padded), expected, np.int32)
 
 
+@pytest.mark.long
 def test_thd():
     for x in LAYOUTS:
         if not x.total:
@@ -108,6 +112,7 @@ def test_thd():
         says(offsets, x.begins + [-1] * (spare + 1), np.int32)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("causal", [None, "top_left", "bottom_right"])
 def test_thd_pair(causal):
     """Queries and keys are each some slots of the whole row, as ranks of context parallelism hold
@@ -169,6 +174,7 @@ def test_thd_pair(causal):
     assert compared > 900
 
 
+@pytest.mark.long
 def test_pad_cu_seqlens():
     for x in LAYOUTS:
         cu = x.cu_seqlens if x.cu_seqlens_padded is None else x.cu_seqlens_padded
@@ -215,6 +221,7 @@ def test_prefix_ends_and_dense_mask():
         says(attention.dense_mask(x.ids), causal, bool)
 
 
+@pytest.mark.long
 def test_block_mask():
     for x in LAYOUTS:
         block = x.chance.randint(1, 6)
@@ -238,6 +245,7 @@ def test_block_mask():
         says(attention.block_mask(x.ids, position, half, block), expected, bool)
 
 
+@pytest.mark.long
 def test_micro_sequence():
     refused = 0
     for x in LAYOUTS:
@@ -282,6 +290,7 @@ def test_micro_sequence():
     assert refused > 20
 
 
+@pytest.mark.long
 def test_cut_points():
     refused = 0
     for x in LAYOUTS:
@@ -318,6 +327,7 @@ def test_cut_points():
     assert refused > 20
 
 
+@pytest.mark.long
 def test_context_parallel():
     for x in LAYOUTS:
         cp_size, tp_size = x.chance.randint(1, 4), x.chance.randint(1, 2)
@@ -353,6 +363,7 @@ def test_context_parallel():
                     assert all(np.array_equal(a, b) for a, b in zip(again, got, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tail", ["segment", "drop"])
 def test_flatten(tail):
     for at in range(0, 1000, 3):
@@ -397,6 +408,7 @@ def test_flatten(tail):
         )
 
 
+@pytest.mark.long
 def test_micro_windows():
     for x in LAYOUTS:
         splits, cp_size, part = (x.chance.randint(1, 5) for _ in range(3))
@@ -441,12 +453,14 @@ def long_row():
     return ids, attention.position_ids(np.append(0, np.cumsum(lengths)), len(ids)), len(lengths)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.int64])
 def test_thd_of_131072_slots_takes_under_64_bytes_a_slot(dtype):
     ids, _, n = long_row()
     assert peak_bytes(lambda: attention.thd(ids.astype(dtype), n)) < 64 * len(ids)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("window", [None, (-1, 3), (5, 3)])
 @pytest.mark.parametrize("causal", [None, "top_left", "bottom_right"])
 def test_thd_pair_of_131072_slots_takes_under_64_bytes_a_slot(causal, window):
@@ -475,6 +489,7 @@ def rows_of_answers(seed):
     return rows
 
 
+@pytest.mark.long
 def test_block_mask_of_answers():
     for seed in range(60):
         for segment in (s for row in rows_of_answers(seed) for s in row if s.rule == "blocks"):
@@ -486,6 +501,7 @@ def test_block_mask_of_answers():
             assert np.array_equal(mask, rows_made.seen(segment))
 
 
+@pytest.mark.long
 def test_block_varlen_numbers_the_blocks_of_each_half():
     for seed in range(60):
         rows = rows_of_answers(seed)

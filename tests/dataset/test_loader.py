@@ -924,6 +924,7 @@ def test_every_row_comes_exactly_once_in_each_epoch_over_ranks_restarts_and_chan
     assert [next(one_rank)["tokens"][0] for _ in delivered] == delivered
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("every", [7, 1])
 def test_killed_at_every_step_of_a_run_and_taken_up_by_other_world_sizes_the_rows_are_the_same(
     every,
@@ -948,6 +949,7 @@ def test_killed_at_every_step_of_a_run_and_taken_up_by_other_world_sizes_the_row
             next(uncut)
 
 
+@pytest.mark.long
 def test_a_step_is_the_same_however_many_were_drawn_ahead(monkeypatch):
     streams = []
     for ahead in (1, 7, 4096):

@@ -326,6 +326,7 @@ def test_balanced_a_mixture_gives_as_many_samples_as_without_balance(window):
         mixed.batches(8, samples=end + 1, **balance)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("every", [5, 1])
 def test_balanced_states_go_on_with_other_max_epochs_where_the_rows_before_are_the_same(every):
     mixed, unbound, longer = costly([None, 2]), costly(None), costly([None, 4])

@@ -244,6 +244,7 @@ def integrals(schedule, samples):
     return [sum(own) for own in zip(*parts, strict=True)]
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(schedules(), st.data())
 def test_every_prefix_of_a_schedule_has_what_the_shares_integrals_say(schedule, data):

@@ -112,6 +112,7 @@ def test_tokens_stand_where_the_kernels_put_them(density, mean, count, roll):
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("epochs", [1000, pytest.param(3000, marks=pytest.mark.campaign)])
 def test_every_mask_is_as_likely_over_segments_and_over_epochs(epochs):
     every, key = numbers(masks()), KEYS

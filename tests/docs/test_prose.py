@@ -85,7 +85,7 @@ def words_of(node: ast.expr) -> str:
     return ""
 
 
-@pytest.mark.every_case
+@pytest.mark.long
 @pytest.mark.parametrize("texts", [pages, docstrings, messages], ids=list(MOST_FLAGS))
 def test_few_sentences_are_hard_to_read(texts, request):
     words, flagged = 0, []

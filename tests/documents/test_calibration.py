@@ -145,6 +145,7 @@ def test_files_that_are_not_read_are_as_large_as_their_heads_and_trailers_say(
     assert source.files.piece_bytes[4][0] > 100_000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "ending, within", [("jsonl", 0.05), ("jsonl.zst", 0.15), ("jsonl.gz", 0.15)]
 )

@@ -91,6 +91,7 @@ def test_its_command_makes_the_dataset_again(folder, tmp_path):
     ]
 
 
+@pytest.mark.long
 def test_hostile_names_stay_names(tmp_path):
     name = '"] --- ```|<script>alert(1)</script>\\'
     made.write_lines(tmp_path / "a```.jsonl", ["some text"] * 3)

@@ -126,6 +126,7 @@ def test_without_the_sources_the_dataset_says_what_it_can(files, tmp_path):
     }
 
 
+@pytest.mark.long
 def test_without_the_sources_a_truncated_end_is_open(tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "x" * 900}) + "\n")
     made.build(
@@ -141,6 +142,7 @@ def test_without_the_sources_a_truncated_end_is_open(tmp_path):
     assert [gap["tokens"] for gap in entry["uses"][0]["left_out"]] == [[512, None]]
 
 
+@pytest.mark.long
 def test_with_eos_after_each_segment_it_says_not_which_ends_the_document(tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "x" * 900}) + "\n")
     made.build(made.table("a.jsonl", documents={"append_eos": "segment"}), tmp_path, tmp_path / "o")
@@ -177,6 +179,7 @@ def test_only_the_shards_that_can_hold_it_are_searched(tmp_path):
         assert 0 < described["shards_searched"] < described["shards"] / 2
 
 
+@pytest.mark.long
 def test_it_prints_what_json_has_gone_through(known, capsys):
     for place in sorted(known.documents)[:3]:
         described, entry = asked(known, place)
@@ -259,6 +262,7 @@ def test_document_1_is_shown_by_its_first_and_last_tokens(one):
     )
 
 
+@pytest.mark.long
 def test_a_short_document_1_is_shown_whole_token_by_token(one):
     folder = one({"text": "é\n日"})
     assert (
@@ -297,12 +301,14 @@ def test_messages_are_a_document_1(one):
     )
 
 
+@pytest.mark.long
 def test_document_1_is_the_first_with_tokens(one):
     folder = one({"words": "no"}, {"text": ""}, {"text": "yes"})
     line = lines_of(folder, documents={"max_bad_fraction": 1})
     assert line.startswith("document 1: source0 abc.jsonl at 29: 3 tokens: y│e│s")
 
 
+@pytest.mark.long
 def test_without_a_document_the_first_reject_shows(one):
     folder = one({"words": "no text"}, {"text": 5})
     with pytest.raises(BuildError, match="none can be used"):

@@ -147,6 +147,7 @@ def test_inputs_and_targets_are_apart(folder):
     }
 
 
+@pytest.mark.long
 def test_the_padding_inside_and_after_segments_is_counted(folder):
     inside = 0
     for r in range(len(open_dataset(folder / "causal"))):
@@ -158,6 +159,7 @@ def test_the_padding_inside_and_after_segments_is_counted(folder):
     assert inside
 
 
+@pytest.mark.long
 def test_minus_one_is_the_first_row_that_shows_the_most_tasks(folder):
     ds = open_dataset(folder / "ul2r")
     declared = {task["name"] for task in ds.tasks if task["weight"]}
@@ -176,6 +178,7 @@ def test_a_row_is_plain_json(dataset):
     assert json.loads(json.dumps(row)) == row
 
 
+@pytest.mark.long
 def test_print_row_prints_what_json_has_gone_through(dataset, capsys):
     row = describe_row(dataset, 0, {}, True)
     print_row(row)
@@ -368,6 +371,7 @@ def test_sources_that_moved_are_found_by_their_name(apart, capsys):
     assert "rebuilt from source: identical" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_one_missing_file_leaves_the_segments_of_others(apart):
     dataset, moved = apart
     (moved / "b.jsonl").unlink()
@@ -502,6 +506,7 @@ def test_colour_is_for_terminals(dataset, monkeypatch, capsys):
     assert "\x1b[" in coloured and re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
 
 
+@pytest.mark.long
 def test_rows_of_other_tokenizers_are_shown(folder, tmp_path):
     write_corpus(tmp_path)
     tokenizers_made.write(tmp_path / "tok", tokenizers_made.byte_level("<|end|>", "<|pad|>"))
@@ -552,6 +557,7 @@ def test_the_original_is_the_documents_text_and_its_slots_hold_it(known, epoch):
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_a_segment_of_its_row_is_the_same_but_for_the_original(known, epoch):
     row = describe_row(known.out, 0, {}, True, epoch)
@@ -589,6 +595,7 @@ def test_each_sentinel_stands_for_its_span(known, epoch):
     }
 
 
+@pytest.mark.long
 def test_it_is_printed_whole(known, capsys):
     """Nothing is left out, however long it is."""
     longest = max(datasets_made.segments(known), key=lambda s: s["slots"][1] - s["slots"][0])
@@ -604,6 +611,7 @@ def test_it_is_printed_whole(known, capsys):
     assert f"segment {longest['segment']} of {described['segments']}" in out
 
 
+@pytest.mark.long
 def test_what_the_original_is_shows_only_where_the_slots_do_not(known, capsys):
     for segment in some_segments(known, 10):
         described = describe_segment(known.out, segment["row"], segment["segment"], {}, True)
@@ -628,6 +636,7 @@ def test_a_segment_that_there_is_not_is_refused(folder, number):
         describe_segment(folder / "ul2r", 0, number, {}, True)
 
 
+@pytest.mark.long
 def test_without_a_plan_it_is_shown_and_not_restored(folder, tmp_path, capsys):
     shutil.copytree(folder / "ul2r", tmp_path / "copy")
     (tmp_path / "copy" / "plan.json").unlink()

@@ -77,6 +77,7 @@ def test_of_many_matches_the_first_are_listed_and_the_others_counted(known, caps
     assert "not found; searched: " in capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at_once", [1, 1000])
 def test_how_many_tokens_are_decoded_at_once_changes_nothing(known, monkeypatch, at_once):
     whole = describe_matches(known.out, "foo", 50)
@@ -95,6 +96,7 @@ def test_a_match_across_two_segments_is_none_and_hides_none(tmp_path):
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "parsed",
     [tokenizers_made.byte_level("<|end|>", "<|pad|>"), tokenizers_made.t5_like(60)],

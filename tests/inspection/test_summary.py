@@ -57,6 +57,7 @@ def test_utilisation_with_and_without_each_shards_last_row(described):
     assert s["utilisation"]["all_rows"] <= s["utilisation"]["without_last_rows"] <= 1
 
 
+@pytest.mark.long
 def test_padding_inside_segments_is_no_content_in_any_figure(tmp_path, capsys):
     """31 tokens and eos in 64 slots: rows are full, and half of them is content."""
     made.write_lines(tmp_path / "a.jsonl", ["x" * 31] * 96)
@@ -77,6 +78,7 @@ def test_padding_inside_segments_is_no_content_in_any_figure(tmp_path, capsys):
     )
 
 
+@pytest.mark.long
 def test_a_single_row_has_no_utilisation_without_its_last_row(tmp_path, capsys):
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "one.jsonl").write_text('{"text": "only a few words"}\n')
@@ -172,6 +174,7 @@ def test_a_summary_is_plain_json_and_prints_in_100_columns(described, capsys):
         assert (f"\n{entry['name']} " in out) == bool(entry["drawn"] or entry["segments"])
 
 
+@pytest.mark.long
 def test_columns_of_a_table_are_aligned(described, capsys):
     print_summary(described[0])
     lines = capsys.readouterr().out.splitlines()

@@ -149,6 +149,7 @@ def test_by_turn_the_lines_where_training_begins_or_ends_are_shown_too():
     assert gaps == ["… 110 tokens …", "… 80 tokens …", "… 120 tokens …", "… 60 tokens …"]
 
 
+@pytest.mark.long
 def test_of_many_turns_the_first_are_shown():
     lines = list(wrapped(units_of([piece("ab", (i // 60 % 2,)) for i in range(30_000)]), 20))
     short = shortened(lines, by_turn=True)

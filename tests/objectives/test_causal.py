@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +33,7 @@ def test_length_law_holds_for_every_length_to_4096_and_restore_gives_back_the_to
     lengths.check_segments(tasks, rendered, [*range(30), *range(100, 4096, 1000)])
 
 
+@pytest.mark.long
 @given(
     configurations(seq_length=32),
     st.lists(st.integers(1, 150), min_size=1, max_size=12),

@@ -35,6 +35,7 @@ def test_length_law_holds_for_every_length_to_4096_and_restore_gives_back_the_to
     lengths.check_segments(tasks, rendered, [*range(30), *range(100, 4096, 1000)])
 
 
+@pytest.mark.long
 @given(
     configurations(seq_length=64),
     st.lists(st.integers(1, 300), min_size=1, max_size=12),

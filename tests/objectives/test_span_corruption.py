@@ -100,6 +100,7 @@ def test_kernels_equal_their_twins_on_documents_that_are_cut(configuration, size
     lengths.check_segments(tasks, rendered, range(len(rendered.slots)))
 
 
+@pytest.mark.long
 @given(configurations(seq_length=512))
 @settings(max_examples=40)
 def test_capacity_is_what_trying_every_length_gives(configuration):
@@ -276,6 +277,7 @@ def test_span_counts_gives_whole_numbers_of_python_and_takes_numpy_s():
     assert span_counts(0, 0.15, 3) == span_counts(1, 0.15, 3) == span_counts(2, 0.15, 3) == (1, 1)
 
 
+@pytest.mark.long
 @given(
     st.integers(1, 10**6),
     DENSITIES | st.floats(1e-6, 1 - 1e-6),
@@ -315,6 +317,7 @@ def test_max_tokens_for_the_contract_s_examples():
     assert max_tokens_for(512, 0.15, 3, max_spans=4) == 512 - 1 - 8
 
 
+@pytest.mark.long
 @given(st.integers(0, 600), DENSITIES, MEANS, st.integers(1, 50) | st.none())
 @settings(max_examples=100)
 def test_max_tokens_for_equals_its_twin(slots, density, mean, max_spans):
@@ -409,6 +412,7 @@ def test_restore_finds_a_sentinel_that_is_not_where_the_header_says():
             lengths.check_restored(tasks, rendered._replace(tokens=damaged))
 
 
+@pytest.mark.long
 def test_one_span_is_exactly_the_last_noise_tokens():
     recipe, tasks = made.mix(
         {"tasks": [{"objective": "span_corruption", "mean_span_length": 1000.0}], "seq_length": 256}

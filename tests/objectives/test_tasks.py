@@ -111,6 +111,7 @@ def test_as_many_sentinels_are_wanted_as_the_longest_segment_takes():
     )
 
 
+@pytest.mark.long
 @given(
     st.sampled_from([64, 128, 512, 4096]),
     st.sampled_from([0.05, 0.15, 0.5, 0.9]),

@@ -220,6 +220,7 @@ def test_a_fractional_repeat_takes_its_part_of_every_length_and_of_all_bytes(tmp
     assert (used @ sizes / sizes.sum()).std() < by_coins / 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", sorted(ENDINGS))
 def test_a_fraction_is_the_same_however_many_shards_begin_inside_a_piece(tmp_path, ending):
     write = ENDINGS[ending]
@@ -269,6 +270,7 @@ def test_a_line_file_of_many_pieces_is_cut_at_lines(tmp_path):
 # Text files
 
 
+@pytest.mark.long
 @given(
     st.lists(st.sampled_from([0, 0, 1, 7, 300, 5000]), min_size=1, max_size=60), st.integers(1, 30)
 )

@@ -319,6 +319,7 @@ def test_a_text_that_the_normalizer_makes_too_much_of_is_rejected_before_it_does
     assert twin.encode(Text("aa a" * 3)) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [
     *replacing(("a", "bcd" * 10), ("aa", ""), ("", "b" * 10)), *replacing(("a+|b", "." * 20), ("x*", "b" * 10), regex=True),
 ])  # fmt: skip
@@ -383,6 +384,7 @@ def test_the_bytes_engine_s_characters_equal_the_reference_s(bytes_vocabulary, s
     equal()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["llama", "bert", "t5"])
 def test_characters_ascend_beside_the_usual_ids(folder, llama, kind):
     makers = {"bert": made.bert_like, "t5": made.t5_like}
@@ -422,6 +424,7 @@ def test_in_a_chat_the_text_of_a_special_token_is_that_token(llama, special_text
     assert 325 not in letter[0]
 
 
+@pytest.mark.long
 def test_an_id_that_only_the_ceiling_has_changes_no_token(folder, llama):
     wide = replace(llama, vocab_size=400, special_ids=(*llama.special_ids, *range(336, 400)))
     assert documents(reference(wide, TEXTS)) == documents(reference(llama, TEXTS))

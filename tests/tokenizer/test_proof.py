@@ -79,6 +79,7 @@ def test_a_difference_is_shown_by_what_is_around_it(gpt2):
     assert difference(engine, "the", tokens, 0, "text", gpt2) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chat", [True, False])
 def test_other_characters_of_the_same_ids_are_a_difference(gpt2, monkeypatch, chat):
     engine, text = FastEngine(gpt2, "text"), "the lazy dog " * 50 + "é<|endoftext|>"
@@ -132,6 +133,7 @@ def test_a_text_on_which_the_reference_fails_is_not_compared(gpt2, monkeypatch):
     assert difference(engine, "the lazy dog", tokens, 0, "text", gpt2) is None
 
 
+@pytest.mark.long
 def test_of_a_long_text_the_begin_is_compared(gpt2):
     long = "a " * (MAX_CHARACTERS // 2)
     engine = WrongEngine(gpt2, "text", "TRAP")

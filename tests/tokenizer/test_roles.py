@@ -117,6 +117,7 @@ def test_roles_of_a_llama_like_tokenizer_are_found_by_name(tmp_path):
     assert vocabulary.digest == digest_of(vocabulary.tokenizer_json)
 
 
+@pytest.mark.long
 def test_roles_of_a_bert_like_tokenizer(tmp_path):
     vocabulary = resolve(tmp_path, made.bert_like(), needs("eos", "bos", "mask"))
     assert vocabulary.roles == {"eos": 8, "bos": 7, "pad": 0, "mask": 9}
@@ -198,6 +199,7 @@ def test_an_ordinary_piece_is_no_special_token_whatever_its_text(tmp_path):
     assert [entry["text"] for entry in more.added_tokens] == ["<extra_id_1>", "<extra_id_2>"]
 
 
+@pytest.mark.long
 def test_null_beside_the_tokenizer_means_that_there_is_no_such_token(tmp_path):
     config = {"bos_token": None, "cls_token": None, "mask_token": None}
     vocabulary = resolve(tmp_path, made.llama3_like(), tokenizer_config=config)
@@ -278,6 +280,7 @@ def test_added_tokens_that_tokenizer_json_lacks_are_refused_by_name(tmp_path, be
     )
 
 
+@pytest.mark.long
 def test_added_tokens_json_is_not_read_beside_a_newer_list(tmp_path):
     config = {"added_tokens_decoder": {"320": {"content": "<|endoftext|>", "special": True}}}
     assert (
@@ -332,6 +335,7 @@ def test_forms_of_sentinels(tmp_path, sentinels, expected):
     assert resolve(tmp_path, made.llama3_like(), needs(sentinels=5), specials).sentinels == expected
 
 
+@pytest.mark.long
 def test_a_pattern_leaves_out_what_was_given_another_role(tmp_path):
     specials = Specials(mode_tokens={"[NLU]": "<extra_id_3>"})
     vocabulary = resolve(tmp_path, made.t5_like(5), needs(modes=["[NLU]"], sentinels=2), specials)
@@ -444,6 +448,7 @@ def test_everything_missing_is_listed_at_once(tmp_path):
     assert 'missing = "add"' in message
 
 
+@pytest.mark.long
 def test_consecutive_reserved_tokens_are_offered_as_a_range(tmp_path):
     message = fails(tmp_path, made.llama3_like(), UL2R)
     assert pasted_blocks(message)[0] == {
@@ -456,6 +461,7 @@ def test_consecutive_reserved_tokens_are_offered_as_a_range(tmp_path):
     assert apart == [f"<|reserved_special_token_{k}|>" for k in range(3)]
 
 
+@pytest.mark.long
 def test_a_role_of_which_the_token_is_known_takes_no_reserved_one(tmp_path):
     message = fails(
         tmp_path, made.llama3_like(), needs(modes=["[NLU]"]), Specials(eos="<|nothing|>")
@@ -466,6 +472,7 @@ def test_a_role_of_which_the_token_is_known_takes_no_reserved_one(tmp_path):
     }
 
 
+@pytest.mark.long
 def test_adding_is_not_offered_above_the_ceiling(tmp_path):
     message = fails(tmp_path, made.gpt2_like(), needs(modes=["[NLU]"]), Specials(vocab_size=321))
     assert not pasted_blocks(message)
@@ -532,6 +539,7 @@ def test_with_add_a_given_text_is_added_and_nothing_else(tmp_path):
     assert vocabulary.added_tokens == ({"id": 321, "text": "<nothing>", "role": "pad"},)
 
 
+@pytest.mark.long
 def test_an_added_role_is_not_said_to_be_found(tmp_path):
     notes = resolve(tmp_path, made.byte_level(), specials=Specials(missing="add")).notes
     assert notes[0] == "pad: the tokenizer has none, so </s> (id 320) pads"
@@ -539,6 +547,7 @@ def test_an_added_role_is_not_said_to_be_found(tmp_path):
     assert len(notes) == 2
 
 
+@pytest.mark.long
 def test_with_add_and_nothing_missing_the_file_stays_as_it_is(tmp_path):
     vocabulary = resolve(tmp_path, made.llama3_like(), specials=Specials(missing="add"))
     assert vocabulary.tokenizer_json == (tmp_path / "tok" / "tokenizer.json").read_bytes()
@@ -638,6 +647,7 @@ def test_words_for_which_a_tokenizer_would_take_minutes_are_refused(tmp_path, lo
         resolve(tmp_path, parsed)
 
 
+@pytest.mark.long
 def test_half_a_character_in_a_tokenizer_is_refused(tmp_path):
     """Also where tokens are added, for which the file is written anew."""
     parsed = made.byte_level()

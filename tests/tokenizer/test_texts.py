@@ -50,6 +50,7 @@ def test_a_character_that_another_interrupts_does_not_hide_it(texts):
     ]
 
 
+@pytest.mark.long
 def test_a_replacement_character_of_the_text_is_text(texts):
     assert pieces(texts, "\ufffd".encode()) == [("\ufffd", [0xEF, 0xBF, 0xBD], TEXT)]
 
@@ -66,6 +67,7 @@ def test_every_id_is_in_one_piece_in_order(texts):
     assert all(len(piece.ids) <= 4 and piece.text for piece in found)
 
 
+@pytest.mark.long
 def test_one_by_one_gives_each_token_a_piece(texts):
     assert [tuple(piece) for piece in texts.one_by_one(list("é".encode()))] == [
         ("\\xc3", [0xC3], BYTES),
@@ -109,6 +111,7 @@ def test_a_tokenizer_with_half_a_character_is_none():
         TokenTexts(data.encode())
 
 
+@pytest.mark.long
 def test_a_decoder_without_a_type_is_passed_over():
     """`tokenizers` takes it for a WordPiece decoder."""
     data = json.dumps(
@@ -118,6 +121,7 @@ def test_a_decoder_without_a_type_is_passed_over():
     assert [piece.text for piece in TokenTexts(data.encode()).pieces([64, 65])] == ["a", "b"]
 
 
+@pytest.mark.long
 def test_the_outline_of_a_file_with_nan_is_complete():
     parts = {name: {"type": name} for name in ("decoder", "normalizer", "pre_tokenizer")}
     file = {"added_tokens": [], **parts, "model": {"type": "BPE", "dropout": float("nan")}}

@@ -186,6 +186,7 @@ def test_what_differs_is_named(every_kind, monkeypatch, wrong, array, replay):
     assert any(f"{array}: the twin gives" in fault["message"] for fault in found)
 
 
+@pytest.mark.long
 def test_rows_of_an_epoch_are_others_than_the_stored(every_kind):
     ds = open_dataset(every_kind)
     rows = np.arange(len(ds))
@@ -203,6 +204,7 @@ def test_rows_of_an_epoch_are_others_than_the_stored(every_kind):
 KEYS = [chance.text_key("epochs", i) for i in range(200)]
 
 
+@pytest.mark.long
 def test_a_roll_keeps_its_kind_and_takes_every_offset_of_it():
     """3 spans of 6 in 12 tokens: of the masks that begin and end with noise there are 10 · 10, of
     the others 3 · 10 · 10."""
@@ -217,11 +219,13 @@ def test_a_roll_keeps_its_kind_and_takes_every_offset_of_it():
         assert 0.98 * there_are <= len(set(map(tuple, masks))) <= there_are
 
 
+@pytest.mark.long
 def test_a_pivot_is_anywhere_and_one_that_is_said_stays():
     assert {prefix_lm.pivot_of(6, 5, None, epoch) for epoch in range(100)} == {1, 2, 3, 4, 5}
     assert {prefix_lm.pivot_of(6, 5, 3, epoch) for epoch in range(20)} == {3}
 
 
+@pytest.mark.long
 def test_whether_a_text_is_rearranged_stays_and_its_cuts_and_order_do_not():
     """5 tokens have 15 pairs of cuts; where the suffix comes first, the slots tell the second
     alone, as where the first is 0."""

@@ -246,6 +246,7 @@ def every_row_looked_at(lengths, capacity, algorithm, max_segments):
     return [row_of[i] for i in range(len(lengths))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["best_fit", "first_fit"])
 @pytest.mark.parametrize("most", [40, 7, 64])
 @pytest.mark.parametrize("max_segments", [0, 2, 5])

@@ -12,12 +12,14 @@ from tests.twin.comparison import compare_plan
 from tests.twin.objectives.uniform_diffusion import flip_probability
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mu", [0.0, 0.3, 1.0, 4.0])
 def test_of_two_tokens_the_formula_is_known(mu):
     """P = Φ(−µ / √2)."""
     assert flip_probability(mu, 2) == pytest.approx(0.5 * math.erfc(mu / 2), abs=1e-12)
 
 
+@pytest.mark.long
 def test_without_a_signal_every_token_is_as_likely():
     assert flip_probability(0.0, 50368) == pytest.approx(1 - 1 / 50368, abs=1e-9)
 

@@ -302,6 +302,7 @@ def test_each_share_of_an_array_has_its_documents(dataset):
         assert verify_dataset(dataset, ALL, {}, (index, 3), 1, Silent())["faults"] == 0
 
 
+@pytest.mark.long
 def test_a_shard_signed_again_is_good(directory):
     change(directory, lambda rows: rows)
     assert faults_of(directory) == [] and faults_of(directory, ALL) == []

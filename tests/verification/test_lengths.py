@@ -195,6 +195,7 @@ def test_pieces_that_two_datasets_have_are_found_without_the_sources(folder, tmp
     assert any("are left to other row lengths" in fault["message"] for fault in faults)
 
 
+@pytest.mark.long
 def test_sources_that_changed_between_two_lengths_are_found(folder, tmp_path):
     shutil.copytree(folder / "web", tmp_path / "in/web")
     shutil.copy(folder / "books.parquet", tmp_path / "in")

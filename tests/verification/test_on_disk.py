@@ -149,6 +149,7 @@ def test_a_truncated_file_is_found(dataset, scratch, keep):
             path.write_bytes(good)
 
 
+@pytest.mark.long
 def test_a_longer_file_is_found(dataset, scratch):
     for name in files_of(dataset):
         path = scratch / name
@@ -159,6 +160,7 @@ def test_a_longer_file_is_found(dataset, scratch):
         path.write_bytes(good)
 
 
+@pytest.mark.long
 def test_swapped_shards(directory):
     first, second = directory / shard_name(0), directory / shard_name(1)
     data = first.read_bytes(), second.read_bytes()
@@ -178,6 +180,7 @@ def test_swapped_shards_with_their_receipts(directory):
     assert {("P1", receipt_name(0)), ("P1", receipt_name(1))} <= names(faults_of(directory))
 
 
+@pytest.mark.long
 def test_an_old_shard_under_a_new_manifest(dataset, tmp_path):
     shutil.copytree(dataset.parent / "in", tmp_path / "in")
     other = made(tmp_path, seed=9)
@@ -289,6 +292,7 @@ def test_a_folder_in_the_place_of_a_shard(directory):
     assert names(faults_of(directory)) == {("P1", shard_name(1))}
 
 
+@pytest.mark.long
 def test_an_empty_shard(directory):
     (directory / shard_name(1)).write_bytes(b"")
     assert names(faults_of(directory)) == {("P1", shard_name(1)), ("P3", shard_name(1))}
@@ -300,6 +304,7 @@ def test_a_missing_receipt(directory):
     assert (fault["promise"], fault["file"]) == ("P1", receipt_name(2))
 
 
+@pytest.mark.long
 def test_missing_rejects(directory):
     (directory / rejects_name(0)).unlink()
     assert names(faults_of(directory)) == {("P1", rejects_name(0))}

@@ -117,6 +117,7 @@ def test_a_source_that_changed_is_named(own, replay):
     assert not any("books" in message for message in messages(faults))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("replay", [60, ALL])
 def test_a_source_whose_documents_moved_inside_the_file_changed(own, replay):
     for name in "ab":

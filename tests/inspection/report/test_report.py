@@ -147,6 +147,7 @@ def test_a_damaged_shard_is_told_of_and_left_out(own, tmp_path):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "damage, title",
     [
@@ -251,6 +252,7 @@ def test_what_could_not_be_verified_is_said(mixed, tmp_path):
 # Large datasets
 
 
+@pytest.mark.long
 def test_of_many_shards_some_are_looked_at(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MOST_SHARDS", 3)
     made.write_lines(tmp_path / "a.jsonl", made.texts(300, 1))
@@ -340,6 +342,7 @@ def test_a_report_replaces_one_whole_or_not_at_all(mixed, tmp_path, monkeypatch)
     assert html.read_text() == "<!doctype html>before" and list(tmp_path.iterdir()) == [html]
 
 
+@pytest.mark.long
 def test_sources_that_have_moved(mixed, tmp_path):
     """Where a source's files are not, its segments are not rebuilt; --source says where they
     are."""

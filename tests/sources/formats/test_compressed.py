@@ -52,6 +52,7 @@ def test_a_step_has_what_comes_out_while_it_is_fed(tmp_path):
     ] == expected
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(
     st.lists(

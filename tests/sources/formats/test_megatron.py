@@ -234,6 +234,7 @@ def test_pairs_without_documents_have_no_pieces(tmp_path):
         )
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 10**9), st.integers(0, 255), st.integers(0, 10**9))
 def test_any_byte_may_be_any_other(at, value, cut):

@@ -220,6 +220,7 @@ def test_columns_of_nothing_but_nulls_are_rejects(tmp_path, form):
     assert read_all(path) == ([(0, [])], [(1, "not_tokens", "token 0 is null")])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
 def test_a_damaged_file_gives_documents_or_an_error_and_nothing_else(tmp_path, form):
     table = pa.table(

@@ -180,6 +180,7 @@ def test_ids_are_the_reference_s_on_any_text(folder, name, special_text):
     equal()
 
 
+@pytest.mark.long
 def test_letters_that_fold_to_ascii_go_through_the_reference(folder, monkeypatch):
     gpt4o = (
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -263,6 +264,7 @@ def test_an_added_token_that_is_not_special_is_found_between_special_ones(folder
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "tokens", [[("<a><b>", True), ("<b>", False)], [("xab", True), ("abx", False)]]
 )
