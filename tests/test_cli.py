@@ -906,6 +906,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.alike(10)
 @pytest.mark.parametrize(
     "command, work, redirected",
     [
@@ -1024,6 +1025,7 @@ HOW = {
 MODULES = ("packprep.cli.application", "typer", "packprep.building.run")
 
 
+@pytest.mark.alike(6)
 @pytest.mark.parametrize(
     "number, module, how",
     [

@@ -72,6 +72,7 @@ def balanced(ds):
 FEW, PREAD = {"max_open": 2}, {"io": "pread", "max_open": 2}
 
 
+@pytest.mark.alike(4)
 @pytest.mark.parametrize(
     "open_it, options, read",
     [

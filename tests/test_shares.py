@@ -108,6 +108,7 @@ def grain_of(plan, ending):
     return 2 * longest + max(steps, 256 << 10 if ending == ".jsonl.zst" else 0)  # blocks of zstd
 
 
+@pytest.mark.alike(4)
 @pytest.mark.parametrize(
     "ending, total_tokens",
     [
@@ -185,6 +186,7 @@ def test_what_was_resolved_and_what_was_achieved_is_reported(corpora, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.alike(4)
 @pytest.mark.parametrize(
     "repeat, ending",
     [(1.0, ".jsonl"), (2.0, ".jsonl"), (0.25, ".jsonl"), *((2.5, ending) for ending in WRITE)],

@@ -102,6 +102,7 @@ def table_of(folder, tasks, documents=(), sources=("chats",), weighted=False, **
     )
 
 
+@pytest.mark.alike(6)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_twin_gives_the_same_in_every_epoch(folder, tmp_path, variant):
     made.build(table_of(folder, **VARIANTS[variant]), folder, tmp_path / "out")

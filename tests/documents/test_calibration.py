@@ -146,6 +146,7 @@ def test_files_that_are_not_read_are_as_large_as_their_heads_and_trailers_say(
 
 
 @pytest.mark.long
+@pytest.mark.alike(4)
 @pytest.mark.parametrize(
     "ending, within", [("jsonl", 0.05), ("jsonl.zst", 0.15), ("jsonl.gz", 0.15)]
 )

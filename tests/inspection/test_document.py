@@ -32,6 +32,7 @@ def rejects(known):
     return {((r["source"], r["file"], r["position"]), r["repeat"]): r["reason"] for r in records}
 
 
+@pytest.mark.alike(4)
 def test_every_document_is_found_and_its_tokens_tile_it(known):
     """Each place of a segment is given once, each use has its own, and what no segment holds is
     said."""

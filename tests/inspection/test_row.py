@@ -537,6 +537,7 @@ def some_segments(known, most=40):
     return [*first.values(), *every[:: max(1, len(every) // most)]]
 
 
+@pytest.mark.alike(12)
 @pytest.mark.parametrize("epoch", [0, (1 << 32) + 5, 3])
 def test_the_original_is_the_documents_text_and_its_slots_hold_it(known, epoch):
     seen = set()
@@ -558,6 +559,7 @@ def test_the_original_is_the_documents_text_and_its_slots_hold_it(known, epoch):
 
 
 @pytest.mark.long
+@pytest.mark.alike(5)
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_a_segment_of_its_row_is_the_same_but_for_the_original(known, epoch):
     row = describe_row(known.out, 0, {}, True, epoch)
@@ -568,6 +570,7 @@ def test_a_segment_of_its_row_is_the_same_but_for_the_original(known, epoch):
         ] == epoch
 
 
+@pytest.mark.alike(5)
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_each_sentinel_stands_for_its_span(known, epoch):
     spans = 0
@@ -612,6 +615,7 @@ def test_it_is_printed_whole(known, capsys):
 
 
 @pytest.mark.long
+@pytest.mark.alike(4)
 def test_what_the_original_is_shows_only_where_the_slots_do_not(known, capsys):
     for segment in some_segments(known, 10):
         described = describe_segment(known.out, segment["row"], segment["segment"], {}, True)

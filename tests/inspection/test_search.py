@@ -24,6 +24,7 @@ def counted(text, needle):
     return found
 
 
+@pytest.mark.alike(16)
 @pytest.mark.parametrize("needle", ["foo", "本 ", "wörld 日", "(read) ünïcödé", "e" * 30])
 def test_what_is_found_is_what_the_documents_hold(known, needle):
     """Every segment's own bytes of its document, read from the source, are searched by
@@ -78,6 +79,7 @@ def test_of_many_matches_the_first_are_listed_and_the_others_counted(known, caps
 
 
 @pytest.mark.long
+@pytest.mark.alike(5)
 @pytest.mark.parametrize("at_once", [1, 1000])
 def test_how_many_tokens_are_decoded_at_once_changes_nothing(known, monkeypatch, at_once):
     whole = describe_matches(known.out, "foo", 50)

@@ -49,6 +49,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.alike(17)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_flipped_bit_in_each_array_is_found(dataset, name, tmp_path):
     chance = random.Random(name)

@@ -101,6 +101,7 @@ def test_every_promise_has_a_hostile_file_of_its_own():
     } == set(PROMISES)
 
 
+@pytest.mark.alike(14)
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize(
     "kind", ["fifo", "folder", "device", "endless", "socket", "link to itself", "link out"]
@@ -211,6 +212,7 @@ TEXTS = {
 }
 
 
+@pytest.mark.alike(16)
 @pytest.mark.parametrize("name", ["dataset.json", "plan.json", receipt_name(0), rejects_name(0)])
 @pytest.mark.parametrize("case", TEXTS)
 def test_json_that_is_none(directory, name, case):

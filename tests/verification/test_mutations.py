@@ -221,6 +221,7 @@ def test_the_package_as_it_is_has_no_fault(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.alike(5)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=[mutation.name for mutation in MUTATIONS])
 def test_a_fault_in_the_code_is_found(tmp_path, mutation):
     corpus, package = write_corpus(tmp_path), package_copy(tmp_path / "copy")

@@ -148,6 +148,7 @@ def test_a_damaged_shard_is_told_of_and_left_out(own, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.alike(4)
 @pytest.mark.parametrize(
     "damage, title",
     [

@@ -152,6 +152,7 @@ def test_merges_are_handed_over_in_the_form_that_loads_faster_where_it_says_the_
     assert json.loads(plain_tokenizer_json(data, frozenset()))["model"]["merges"] == expected
 
 
+@pytest.mark.alike(12)
 @pytest.mark.parametrize("special_text", ["text", "special", "reject"])
 @pytest.mark.parametrize("name", TAKEN)
 def test_ids_are_the_reference_s_on_nasty_text(folder, name, special_text):

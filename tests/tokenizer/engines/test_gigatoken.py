@@ -76,6 +76,7 @@ def vocabulary_of(folder, parsed):
     return resolve(folder / digest_of(json.dumps(parsed).encode()), parsed, needs())
 
 
+@pytest.mark.alike(12)
 @pytest.mark.parametrize("special_text", ["text", "special", "reject"])
 @pytest.mark.parametrize("name", TAKEN)
 @pytest.mark.parametrize("engine_of", [GigatokenEngine, FastEngine])

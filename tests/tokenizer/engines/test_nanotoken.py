@@ -65,6 +65,7 @@ def vocabulary_of(folder, name, parsed):
     return resolve(folder / re.sub(r"\W", "_", name), parsed, needs())
 
 
+@pytest.mark.alike(12)
 @pytest.mark.parametrize("special_text", ["text", "special", "reject"])
 @pytest.mark.parametrize("name", TAKEN)
 def test_ids_are_the_reference_s_on_nasty_text(folder, name, special_text):
