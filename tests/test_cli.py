@@ -524,7 +524,7 @@ def test_plan_says_what_stands_in_a_folder_and_what_is_to_come(
 @pytest.mark.long
 def test_plan_estimates_what_the_build_makes(corpus, dataset):
     figures = packprep("plan", corpus / "recipe.toml", "--json").json
-    built = packprep("inspect", dataset, "--json").json
+    built = inside("inspect", dataset, "--json").json
     assert figures["tokens"] == pytest.approx(built["tokens"]["used"], rel=0.1)
     assert figures["rows"] == pytest.approx(built["rows"], rel=0.3)
 
@@ -542,7 +542,7 @@ def test_status_of_a_build_that_is_not_finished(dataset, tmp_path):
         "missing: 1-2,4",
         "--array=1-2,4",
     ]
-    result = packprep("status", out, "--json", "--array-count", 2).json
+    result = inside("status", out, "--json", "--array-count", 2).json
     assert result == {
         "out": str(out), "shards": 5, "done": 2, "missing": [1, 2, 4], "published": False,
         "array": "0-1",
@@ -550,7 +550,7 @@ def test_status_of_a_build_that_is_not_finished(dataset, tmp_path):
 
 
 def test_status_of_a_published_dataset(dataset):
-    said = packprep("status", dataset)
+    said = inside("status", dataset)
     assert said.status == 0 and said.out.splitlines() == [
         f"{dataset}: 5 of 5 shards done",
         "published",
@@ -572,7 +572,7 @@ def test_verify_a_good_dataset(dataset):
     # where it is the first to verify
     assert re.fullmatch(SHARDS_TO_DO, re.sub(r".*: compiling .*\n", "", said.err))
     for replay, workers in (("5", 1), ("all", 2)):
-        said = packprep("verify", dataset, "--replay", replay, "--workers", workers)
+        said = inside("verify", dataset, "--replay", replay, "--workers", workers)
         assert said.status == 0 and "rebuilt from their sources" in said.out
 
 
@@ -622,7 +622,7 @@ def test_array_tasks_make_the_dataset_together(corpus, dataset, tmp_path):
     )
     assert first.status == 0 and not (out / "dataset.json").exists()
     assert "this array task's 2 shards to make" in first.err
-    assert packprep("status", out).status == 1
+    assert inside("status", out).status == 1
     second = packprep(
         "build", corpus / "recipe.toml", "--out", out, SLURM_ARRAY_TASK_ID="3", **SLURM
     )
@@ -1170,7 +1170,7 @@ def test_the_installed_script_is_the_same_command():
 
 
 def test_inspect_a_dataset_and_a_row(dataset):
-    said = packprep("inspect", dataset)
+    said = inside("inspect", dataset)
     assert said.status == 0 and " rows of 256 slots in 5 shards" in said.out
     for row in ("0", "-1"):
         assert inside("inspect", dataset, "--row", row).status == 0

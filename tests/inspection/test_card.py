@@ -11,11 +11,11 @@ from huggingface_hub import DatasetCard
 from packprep import open_dataset
 from packprep.inspection.card import SIZES
 from tests import made
-from tests.command_line import packprep, refused
+from tests.command_line import inside, packprep, refused
 
 
 def card_of(directory, path):
-    assert packprep("inspect", directory, "--card", path).status == 0
+    assert inside("inspect", directory, "--card", path).status == 0
     return path.read_text("utf-8")
 
 

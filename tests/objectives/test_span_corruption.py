@@ -84,6 +84,7 @@ def test_length_law_holds_for_every_length_to_4096_and_restore_gives_back_the_to
     lengths.check_segments(tasks, rendered, [*short, *range(100, len(rendered.slots), 1500)])
 
 
+@pytest.mark.long
 @given(
     configurations(seq_length=256),
     st.lists(st.integers(1, 700), min_size=1, max_size=12),
