@@ -19,6 +19,9 @@ TEXTS = made.texts(260, 11)
 FORMS = {
     "megatron": {"paths": ["m/a.bin"]},
     "several": {"paths": ["m/several.idx"], "format": "megatron"},
+    "datatrove": {"paths": ["d/*"]},
+    "npy": {"paths": ["s/*.npy"]},
+    "llm.c": {"paths": ["s/c.bin"], "format": "token_stream"},
     "parquet": {"paths": ["p/*.parquet"], "format": "tokens"},
     "arrow": {"paths": ["p/a.arrow"], "format": "tokens", "text_key": "tokens"},
     "folder": {"paths": ["saved"], "format": "tokens"},
@@ -36,6 +39,14 @@ def corpus(tmp_path_factory):
     tokens_made.write_megatron(
         folder / "m" / "several.bin", lists, "<i4", [1 + i % 3 for i in range(len(lists))]
     )
+    for i, own in enumerate((lists[:100], lists[100:])):
+        loss = [1] * sum(map(len, own)) if i else None
+        tokens_made.write_datatrove(folder / "d" / f"{i}.ds", own, "<u4" if i else "<u2", loss)
+    flat = sum(lists, [])
+    cut = sum(map(len, lists[:150]))
+    tokens_made.write_stream(folder / "s" / "a.npy", flat[:cut])
+    tokens_made.write_stream(folder / "s" / "b.npy", flat[cut:-1], ">i8", "numpy")
+    tokens_made.write_stream(folder / "s" / "c.bin", flat, "<u4", "llama-3")
     (folder / "p").mkdir()
     tokens_made.write_parquet(folder / "p" / "a.parquet", lists)
     tokens_made.write_arrow(folder / "p" / "a.arrow", lists, name="tokens")
@@ -104,6 +115,9 @@ def test_tokens_give_what_their_text_gives_token_by_token(corpus, of_text, form)
     assert {
         "megatron": ["a.bin"],
         "several": ["several.bin"],
+        "datatrove": ["0.ds", "1.ds"],
+        "npy": ["a.npy", "b.npy"],
+        "llm.c": ["c.bin"],
         "parquet": ["a.parquet"],
         "arrow": ["a.arrow"],
         "folder": [f"saved/data-0000{i}-of-00003.arrow" for i in range(3)],

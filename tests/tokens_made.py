@@ -66,6 +66,39 @@ def write_index(path, lengths, bounds, dtype="<u2", pointers=None, modes=None, *
     path.write_bytes(data)
 
 
+def write_datatrove(
+    path: Path,
+    documents: Sequence[Sequence[int]],
+    dtype: str = "<u2",
+    loss: Sequence[int] | None = None,
+) -> Path:
+    """A .ds and the files next to it, as datatrove's DocumentTokenizer writes them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(np.array(ids, dtype).tobytes() for ids in documents))
+    ends = np.cumsum([len(ids) for ids in documents], dtype="<u8")
+    path.with_name(f"{path.name}.index").write_bytes(ends.tobytes())
+    count = int(ends[-1]) if len(ends) else 0
+    path.with_name(f"{path.name}.metadata").write_text(f"bytes|{np.dtype(dtype).itemsize}\n{count}")
+    if loss is not None:
+        path.with_name(f"{path.name}.loss").write_bytes(bytes(loss))
+    return path
+
+
+def write_stream(path: Path, ids: Sequence[int], dtype: str = "<u2", head: str = "raw") -> Path:
+    """One array of ids, with a header of NumPy or of llm.c if `head` says so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    array = np.array(ids, dtype)
+    if head == "numpy":
+        with path.open("wb") as file:
+            np.save(file, array)
+        return path
+    magic = {"raw": [], "gpt-2": [20240520, 1], "llama-3": [20240801, 7]}[head]
+    header = np.zeros(256 if magic else 0, "<i4")
+    header[: len(magic) + 1] = [*magic, len(ids)][: len(header)]
+    path.write_bytes(header.tobytes() + array.tobytes())
+    return path
+
+
 def id_table(documents, kind: pa.DataType | None = None, name: str = "input_ids") -> pa.Table:
     column = pa.array(documents, kind or pa.list_(pa.int32()))
     return pa.table(

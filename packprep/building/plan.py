@@ -42,7 +42,7 @@ from packprep.objectives.tasks import (
 )
 from packprep.recipe import Recipe, Source, from_normalised
 from packprep.sources.files import Files, absolute_prefix
-from packprep.sources.formats import check_format
+from packprep.sources.formats import IdStream, check_format
 from packprep.sources.slices import (
     IN_STORE,
     MOST_PIECES,
@@ -153,6 +153,11 @@ def _vocabulary_of(stored: Mapping[str, Any], tokenizer_json: bytes, digest: str
     )
 
 
+def id_stream(source: Source, vocabulary: Vocabulary) -> IdStream:
+    """Return the facts that the token streams of a source are read with."""
+    return IdStream(source.token_dtype, vocabulary.vocab_size, vocabulary.roles.get("eos"))
+
+
 def _files_of(source: Source, index: int, prefix: str, files: Sequence[dict[str, Any]]) -> Files:
     """Return the files of source number `index`. They are below the folder or URL `prefix`.
 
@@ -258,6 +263,7 @@ class Plan:
             planned = PlannedSource(
                 source, i, prefix, planned_files, first_file, values, self.recipe.seed,
                 self.is_store, open_store, tuple(self.vocabulary.media),
+                id_stream(source, self.vocabulary),
             )  # fmt: skip
             for kind in planned_files.kinds:
                 if format_name(*kind) not in planned.ratios:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.building.plan import ids_of
+from packprep.building.plan import id_stream, ids_of
 from packprep.building.plan_form import LATER, MOST_SHARDS
 from packprep.building.removal import encode_removed
 from packprep.building.stores import (
@@ -513,6 +513,7 @@ def _proven_and_calibrated(inputs: Inputs, say: Callable[[str], None]) -> _Calib
         PlannedSource(
             source, i, inputs.prefixes[i], inputs.files[i], first[i], UNSAMPLED, recipe.seed,
             in_order=inputs.is_store, kinds=tuple(vocabulary.media),
+            stream=id_stream(source, vocabulary),
         )
         for i, source in enumerate(recipe.sources)
     ]  # fmt: skip

@@ -115,7 +115,7 @@ def unchanged_slices(
     """
     for part in source.slices(shard, shards):
         for to_read in (True, False):
-            now = None if seen is None else seen_file(part.path, FORMATS[part.format].paired)
+            now = None if seen is None else seen_file(part.path, FORMATS[part.format])
             if (
                 now is not None
                 and seen is not None

@@ -344,6 +344,8 @@ def _formats_below(folder: Path) -> tuple[dict[str, set[str]], Counter[str]]:
     for _, _, names in os.walk(folder):
         for name in names:
             format, compression = detect_format(name)
+            if (pair := FORMATS[format].pair) and not name.lower().endswith(pair[0]):
+                continue  # The pattern of the pair's first file suffices.
             ending = "".join(Path(name).suffixes[-2 if compression else -1 :])
             if FORMATS[format].suffixes or re.fullmatch(r"\.(txt|md)(\.\w+)?", ending.lower()):
                 found.setdefault(format, set()).add(ending)

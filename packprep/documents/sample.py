@@ -934,7 +934,7 @@ def _held_by_tokens(source: PlannedSource, piece: int, part: Slice, tokens: int)
         part: The start of the split, as a work range.
         tokens: Number of token ids that were read.
     """
-    if position_of(part.format, part.compression) in ("byte", "stream"):
+    if FORMATS[part.format].json:
         return float(line_bytes(part))
     per_token = bytes_per_token(part, source.source.text_key)
     return tokens * per_token if per_token else held_by(source, [piece])

@@ -271,7 +271,7 @@ class Source:
         str,
         _key(
             "auto: by file suffix, otherwise text; jsonl, parquet, arrow, text; megatron,"
-            " tokens: ids; store: a token store"
+            " datatrove, token_stream, tokens: ids; store: a token store"
         ),
     ] = "auto"
     text_key: Annotated[
@@ -281,6 +281,14 @@ class Source:
             " tokens by default"
         ),
     ] = "text"
+    token_dtype: Annotated[
+        Literal["auto", "uint8", "uint16", "uint32", "uint64"],
+        _key(
+            "dtype of the ids in token streams without a header; auto: uint16, or in .npy the"
+            " smallest dtype for the vocabulary",
+            later=True,
+        ),
+    ] = "auto"
     messages_key: Annotated[
         Text,
         _key('the field or column of a conversation\'s messages; "a.b" is b in a', later=True),

@@ -24,6 +24,7 @@ from packprep.recipe import Source
 from packprep.sources.formats import (
     FORMATS,
     PIECE_BYTES,
+    Format,
     bytes_of_pieces,
     check_format,
     detect_format,
@@ -44,10 +45,10 @@ _AT_ONCE = 16  # concurrent inspections of remote files
 
 
 class Seen(NamedTuple):
-    """Metadata from the file system, for a file or for a Megatron pair of files."""
+    """Metadata from the file system, for a file or for the files of a pair."""
 
-    size: int  # in bytes, summed over a pair
-    modified: int = 0  # mtime in ns modulo 2⁶⁴, summed over a pair, or 0 if unknown
+    size: int  # in bytes, summed over the files of a pair
+    modified: int = 0  # mtime in ns modulo 2⁶⁴, summed as well, or 0 if unknown
     identity: int = 0  # hash of device and inode, equal for all names of a file; 0 if unknown
 
 
@@ -354,10 +355,10 @@ def fixed_prefix(patterns: Sequence[str], base: str = os.sep) -> str:
 def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tuple[str, Files]:
     """Find the files of a source.
 
-    All paths are local, or all are URLs of one bucket. A pair of Megatron files (.bin and .idx)
-    counts as one file. It has the name of the .bin and the summed size of the pair. A pattern may
-    match one or both files of a pair. A folder that Hugging Face `datasets` saved is replaced by
-    its files.
+    All paths are local, or all are URLs of one bucket. A pair of files, such as a .bin and an .idx,
+    counts as one file. It has the name of the file with the ids and the summed size of the pair. A
+    pattern may match one or both files of a pair. A folder that Hugging Face `datasets` saved is
+    replaced by its files.
 
     Args:
         source: The source's settings in the recipe.
@@ -396,8 +397,9 @@ def find_below(source: Source, index: int, root: str, patterns: Sequence[str]) -
         if is_url(root)
         else _find_local(source, root, patterns)
     )
-    if any(format.paired for format in FORMATS.values() if source.format in ("auto", format.name)):
-        found = _in_pairs(source, root, found)
+    in_pairs = [f for f in FORMATS.values() if f.pair and source.format in ("auto", f.name)]
+    for format in in_pairs:
+        found = _in_pairs(source, root, found, format)
     if not is_url(root):
         found = without_linked_copies(root, found)
     for name in found:
@@ -663,39 +665,59 @@ def _find_remote(source: Source, root: str, patterns: Sequence[str]) -> dict[str
     return found
 
 
-def _in_pairs(source: Source, root: str, files: dict[str, Seen]) -> dict[str, Seen]:
-    """Return `files` with one entry for each Megatron pair.
+def _in_pairs(source: Source, root: str, files: dict[str, Seen], format: Format) -> dict[str, Seen]:
+    """Return `files` with one entry for each pair of files of a format, such as a .bin and an .idx.
 
-    This entry has the name of the .bin and the summed size of the pair. If only one file of a pair
-    is in `files`, the other file is looked up below `root`.
+    This entry has the name of the file with the ids, and the summed size of the files that belong
+    to the pair. If only some of them are in `files`, the others are looked up below `root`.
 
     Raises:
         SourceError: If one file of a pair does not exist.
     """
     found = {}
     for name, file in files.items():
-        ending = name[-4:]
-        other = name[:-4] + _OTHER_OF_PAIR.get(ending, "")
-        if ending not in _OTHER_OF_PAIR:
+        if not name.lower().endswith(format.suffixes):
             found[name] = file
-        elif ending.lower() == ".bin" or other not in files:
+            continue
+        first, *others = _files_of_pair(name, format)
+        if first != name and first in files:
+            continue
+        of_pair = {}
+        for i, other in enumerate((first, *others)):
             path = f"{root}/{other}" if is_url(root) else os.path.join(root, other)
             beside = files.get(other) or (_remote_file(root, other) if is_url(root) else seen(path))
-            if beside is None:
+            if beside is not None:
+                of_pair[other] = beside
+            elif i < _FILES_OF_A_PAIR:
                 raise SourceError(
-                    f"source {source.name!r}: {path} is missing, and Megatron's data are pairs of"
-                    " an .idx and a .bin file\n"
-                    f"hint: put it next to {name!r}, or set the source's format if the file is"
-                    " not one of a pair"
+                    f"source {source.name!r}: {path} is missing, and {format.name} files are"
+                    f" {format.only.splitlines()[0]}\n"
+                    f"hint: put it next to {name!r}, or set the source's format if the file is not"
+                    ' one of a pair, such as format = "token_stream" for a file of ids alone'
                 )
-            both = Seen(
-                file.size + beside.size, in_int64(file.modified + beside.modified), file.identity
-            )
-            found[name if ending.lower() == ".bin" else other] = both
+        found[first] = Seen(
+            sum(own.size for own in of_pair.values()),
+            in_int64(sum(own.modified for own in of_pair.values())),
+            of_pair[first].identity,
+        )
     return found
 
 
-_OTHER_OF_PAIR = {".bin": ".idx", ".idx": ".bin", ".BIN": ".IDX", ".IDX": ".BIN"}
+_FILES_OF_A_PAIR = 2
+
+
+def _files_of_pair(name: str, format: Format) -> list[str]:
+    """Return the names of all files that belong to a pair, in the order of `pair` and `beside`.
+
+    The endings have the case of the ending of `name`, which is one of these files.
+    """
+    assert format.pair is not None
+    begin, end = format.pair
+    known = (begin, end, *(begin + more for more in (*format.beside, *format.notes)))
+    ending = max((one for one in known if name.lower().endswith(one)), key=len)
+    stem, is_upper = name[: -len(ending)], name[-len(ending) :].isupper()
+    endings = (begin, end, *(begin + more for more in format.beside))
+    return [stem + (one.upper() if is_upper else one) for one in endings]
 
 
 def _remote_file(root: str, name: str) -> Seen | None:
@@ -777,22 +799,26 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
     return files
 
 
-def seen(path: str, paired: bool = False) -> Seen | None:
+def seen(path: str, format: Format | None = None) -> Seen | None:
     """Return the metadata of a regular file, or None if `path` is not a regular file.
 
-    With `paired`, `path` is one file of a Megatron pair. The result then has the summed sizes and
-    times of both files.
+    If `format` is a format of pairs, the result has the summed sizes and times of the files that
+    belong to the pair of `path`.
     """
+    is_pair = format is not None and format.pair is not None
+    names = _files_of_pair(path, format) if is_pair and format is not None else [path]
     found = []
-    for part in (path, path[:-4] + _OTHER_OF_PAIR[path[-4:]]) if paired else (path,):
+    for i, part in enumerate(names):
         try:
             status = os.stat(part)
         except (OSError, ValueError):
-            return None
+            if i < _FILES_OF_A_PAIR:
+                return None
+            continue
         if not stat.S_ISREG(status.st_mode):
             return None
         found.append(status)
-    identity = 0 if paired else hash((found[0].st_dev, found[0].st_ino))
+    identity = 0 if is_pair else hash((found[0].st_dev, found[0].st_ino))
     return Seen(
         sum(one.st_size for one in found), in_int64(sum(one.st_mtime_ns for one in found)), identity
     )

@@ -27,7 +27,7 @@ from packprep.messages import nearest
 from packprep.randomness import PIECE_ORDER, bits64, permute, text_key
 from packprep.recipe import Source
 from packprep.sources.files import Files, Pieces
-from packprep.sources.formats import FORMATS, PIECE_BYTES, Slice, position_of
+from packprep.sources.formats import FORMATS, PIECE_BYTES, IdStream, Slice, position_of
 from packprep.storage import is_url
 
 _WEIGHT_BITS = 16  # The kept fraction of a split is an integer in units of 2⁻¹⁶.
@@ -71,6 +71,7 @@ class PlannedSource:
         in_order: bool = False,
         open_store: Callable[[str], Any] | None = None,
         kinds: tuple[str, ...] = (),
+        stream: IdStream | None = None,
     ):
         """Create a source from its settings and the plan.
 
@@ -88,8 +89,9 @@ class PlannedSource:
             open_store: Function that opens the token store at a path or URL. It is needed only if
                 `prefix` starts with IN_STORE.
             kinds: Names of the media kinds.
+            stream: The facts that token streams are read with. None if no file is read.
         """
-        self.kinds = kinds
+        self.kinds, self.stream = kinds, stream
         self.in_order = in_order
         self._open_store = open_store
         self.source, self.index, self.prefix, self.files, self.first_file = (
@@ -299,6 +301,7 @@ class PlannedSource:
                 weight=of,
                 step_bytes=self.step_bytes,
                 use=use,
+                stream=self.stream,
             )
 
     def at_places(self, places: range) -> tuple[np.ndarray, np.ndarray]:

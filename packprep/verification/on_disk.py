@@ -637,6 +637,7 @@ def _sampled_again(
         source.seed,
         plan.is_store,
         kinds=source.kinds,
+        stream=source.stream,
     )
 
     def found(estimates: Estimates, known: list[dict[str, Any]]) -> dict[str, Any]:

@@ -46,6 +46,8 @@ NAMES = (
     "arrow",
     "arrow_tokens",
     "megatron",
+    "datatrove",
+    "token_stream",
 )
 SLICE_S = 60
 HANG_S = 20

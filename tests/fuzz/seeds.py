@@ -15,6 +15,7 @@ from packprep.tokenizer.proof import nasty_texts
 from tests.conversations import chats_made
 from tests.fuzz.mutations import STEPS
 from tests.tokenizer import tokenizers_made
+from tests.tokens_made import EOS
 
 TEXTS = [
     text
@@ -330,6 +331,26 @@ def megatron_pairs() -> list[bytes]:
         )
         found.append(with_length(index) + ids.astype(dtype).tobytes())
     return found
+
+
+def datatrove_pairs() -> list[bytes]:
+    """Pairs of files, each as one: the .ds.index, its length in 8 bytes, the .ds."""
+    ends = np.cumsum([3, 0, 70, 5, 1, 9])
+    ids = np.arange(ends[-1]) % 200
+    index = with_length(ends.astype("<u8").tobytes())
+    return [index + ids.astype(dtype).tobytes() for dtype in ("<u2", "<u4")]
+
+
+def token_streams() -> list[bytes]:
+    """Arrays of ids with each header and without one."""
+    ids = np.where(np.arange(400) % 50, np.arange(400) % 200, EOS)
+    found = [ids.astype("<u2").tobytes()]
+    for magic, version, dtype in ((20240520, 1, "<u2"), (20240801, 7, "<u4")):
+        header = np.array([magic, version, len(ids), *[0] * 253], "<i4")
+        found.append(header.tobytes() + ids.astype(dtype).tobytes())
+    sink = io.BytesIO()
+    np.save(sink, ids.astype("<i4"))
+    return [*found, sink.getvalue()]
 
 
 def with_length(data: bytes) -> bytes:

@@ -55,10 +55,12 @@ from tests.fuzz.seeds import (
     TEMPLATES,
     TEXTS,
     arrow_files,
+    datatrove_pairs,
     first_of_two,
     lines,
     megatron_pairs,
     parquet_files,
+    token_streams,
     token_tables,
     tokenizer_files,
     with_length,
@@ -457,5 +459,7 @@ TARGETS: dict[str, Make] = {
         "in.arrow", seeds=lambda: token_tables()[1], change=bytes_replaced, format="tokens"
     ),
     "megatron": _source("in.bin", "in.idx", seeds=megatron_pairs, change=pair_changed),
+    "datatrove": _source("in.ds", "in.ds.index", seeds=datatrove_pairs, change=pair_changed),
+    "token_stream": _source("in.npy", seeds=token_streams, change=bytes_changed),
 }
 """By name; each is made in a folder of its own."""

@@ -42,10 +42,24 @@ VALUES = {
         ["", [], [""], [1], 1, True, {}],
     ),
     ("sources", "format"): (
-        ["auto", "jsonl", "parquet", "arrow", "text", "megatron", "tokens"],
+        [
+            "auto",
+            "jsonl",
+            "parquet",
+            "arrow",
+            "text",
+            "megatron",
+            "tokens",
+            "datatrove",
+            "token_stream",
+        ],
         TEXTS,
     ),
     ("sources", "text_key"): (["body"], TEXTS),
+    ("sources", "token_dtype"): (
+        ["auto", "uint8", "uint16", "uint32", "uint64"],
+        ["", "int32", "UINT16", *TEXTS],
+    ),
     ("sources", "messages_key"): (["dialog", "data.messages"], ["", *TEXTS]),
     ("sources", "tools_key"): (["functions", "data.tools"], ["", *TEXTS]),
     ("sources", "messages_format"): (

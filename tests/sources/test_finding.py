@@ -151,7 +151,7 @@ def test_one_of_a_pair_without_the_other_is_an_error(tmp_path, there, missing):
     made.write(tmp_path / there, b"x")
     for path in (there, f"file://{tmp_path}/{there}"):
         with pytest.raises(
-            SourceError, match=rf"{missing} is missing, and Megatron's data are pairs"
+            SourceError, match=rf"{missing} is missing, and megatron files are pairs of a"
         ):
             find_files(Source(paths=(path,), name="web"), 0, tmp_path, None)
     _, files = find_files(Source(paths=(there,), name="web", format="text"), 0, tmp_path, None)

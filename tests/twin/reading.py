@@ -2,8 +2,8 @@
 and what these say.
 
 Sources are the plan's, as dicts: name, seed, prefix, repeat, sample, format, keys, ratios,
-step_bytes, first_file (the number of its first file among all of the plan's), files, (name, size,
-pieces) each, and piece_bytes: about how much each piece of a file holds, of files of which the plan
+step_bytes, stream (token_dtype, the vocabulary's size and eos), first_file (the number of its first
+file among all of the plan's), files, (name, size, pieces) each, and piece_bytes: about how much each piece of a file holds, of files of which the plan
 says it.
 """
 
@@ -42,9 +42,19 @@ FORMATS = {
     ".ipc": "arrow",
     ".bin": "megatron",
     ".idx": "megatron",
+    ".ds": "datatrove",
+    ".npy": "token_stream",
 }
-TOKEN_FORMATS = ("megatron", "parquet_tokens", "arrow_tokens", "jsonl_tokens")
+TOKEN_FORMATS = (
+    "megatron",
+    "datatrove",
+    "token_stream",
+    "parquet_tokens",
+    "arrow_tokens",
+    "jsonl_tokens",
+)
 LINE_FORMATS = ("jsonl", "jsonl_tokens")
+BYTE_FORMATS = (*LINE_FORMATS, "token_stream")
 BOM = b"\xef\xbb\xbf"
 MOST_IDS = 8 * 2**20  # of a document
 CODES = {1: "B", 2: "b", 3: "h", 4: "i", 5: "q", 8: "H"}
@@ -109,7 +119,7 @@ def pieces(source: dict[str, Any]) -> list[Piece]:
             continue
         of_text = of_text and not count
         for part in range(count):
-            if format in LINE_FORMATS and not compression:
+            if format in BYTE_FORMATS and not compression:
                 stored = min(PIECE_BYTES, size - part * PIECE_BYTES)
             else:
                 stored = (part + 1) * size // count - part * size // count
@@ -678,6 +688,14 @@ def _lists(
                 (position, ids, None, {})
                 for position, ids in _of_pair(path, size, count, part, wanted)
             )
+        elif format == "datatrove":
+            yield from _of_datatrove(path, size, count, part, wanted)
+        elif format == "token_stream":
+            yield from (
+                (position, ids, None, {})
+                for position, ids in _of_stream(path, size, part, source["stream"])
+                if wanted(position)
+            )
         else:
             yield from _of_table(
                 path, size, format.removesuffix("_tokens"), part, source["keys"].text, wanted
@@ -744,6 +762,64 @@ def _of_pair(
                 ids.seek(number("q", pointers + 8 * s))
                 found += struct.unpack(f"<{length}{code}", ids.read(length * item))
             yield position, found
+
+
+def _of_datatrove(
+    path: str, size: int, count: int, part: Slice, wanted: Callable[[int], bool]
+) -> Iterator[tuple[int, list[int] | None, Any, dict[str, list[Any] | None]]]:
+    """As `_of_pair`. A document's loss mask is in the .loss, which is there if `size` says so."""
+    has_loss = os.path.getsize(path) + os.path.getsize(path + ".index") != size
+    with open(path, "rb") as ids, open(path + ".index", "rb") as entries:
+        ends = [int(one) for (one,) in struct.iter_unpack("<Q", entries.read())]
+        code = "H" if os.path.getsize(path) == 2 * ends[-1] else "I"
+        item = struct.calcsize(code)
+        first, end = (p * len(ends) // count for p in (part.piece, part.piece + 1))
+        for i in part.units(end - first):
+            position = first + i
+            if not wanted(position):
+                continue
+            begin = ends[position - 1] if position else 0
+            length = ends[position] - begin
+            ids.seek(begin * item)
+            found = list(struct.unpack(f"<{length}{code}", ids.read(length * item)))
+            masks: dict[str, list[Any] | None] = {}
+            if has_loss:
+                with open(path + ".loss", "rb") as loss:
+                    loss.seek(begin)
+                    masks["loss_mask"] = list(loss.read(length))
+            yield position, found, None, masks
+
+
+def _of_stream(
+    path: str, size: int, part: Slice, stream: tuple[str, int, int]
+) -> Iterator[tuple[int, list[int]]]:
+    """(position, ids with their eos) of the documents that begin in the slice."""
+    import numpy as np
+
+    _check_size(path, size)
+    dtype, vocab_size, eos = stream
+    with open(path, "rb") as file:
+        head = file.read(1024)
+    numbers = struct.unpack("<3i", head[:12]) if len(head) >= 12 else (0, 0, 0)
+    if head.startswith(b"\x93NUMPY"):
+        ids = np.load(path, allow_pickle=False)
+        header = size - ids.nbytes
+    elif len(head) == 1024 and numbers[:2] in ((20240520, 1), (20240801, 7)):
+        header, form = 1024, "<u2" if numbers[1] == 1 else "<u4"
+        ids = np.fromfile(path, form, offset=header)
+    else:
+        if dtype == "auto":
+            widths = [8, 16, 32] if path.endswith(".npy") else [16]
+            dtype = f"uint{next(width for width in widths if vocab_size <= 2**width)}"
+        header, ids = 0, np.fromfile(path, np.dtype(dtype).newbyteorder("<"))
+    first = part.piece * PIECE_BYTES
+    units = part.units(min(PIECE_BYTES, size - first))
+    begin = 0
+    for end in [*(np.flatnonzero(ids == eos) + 1).tolist(), len(ids)]:
+        position = header + begin * ids.itemsize
+        if begin < end and first + units.start <= position < first + units.stop:
+            yield position, ids[begin:end].tolist()
+        begin = end
 
 
 def _of_table(

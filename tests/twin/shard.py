@@ -197,6 +197,7 @@ class Twin:
                 tuple(self.media),
             ),
             **{key: resolved[key] for key in ("repeat", "ratios", "step_bytes")},
+            "stream": (given["token_dtype"], self.vocab_size, self.roles.get("eos")),
             "seed": self.recipe["seed"],
             "prefix": prefix,
             "files": [(file["name"], file["size"], file["pieces"]) for file in files],
@@ -239,6 +240,8 @@ def check(plan: Mapping[str, Any]) -> None:
             "arrow",
             "text",
             "megatron",
+            "datatrove",
+            "token_stream",
             "tokens",
         ):
             raise PlanError(f"source {source['name']!r}: format {source['format']!r} has no twin")

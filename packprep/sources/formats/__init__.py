@@ -5,8 +5,10 @@ Each format has one file, and this module is their registry.
 ```
 Slice ─► jsonl, text ─────────────────────┐
          parquet, arrow ─► table ─┬───────┴► Batch (texts, files, positions, rejects, supervision)
-         megatron, token_lines ───┴────────► Batch (tokens, files, positions, rejects)
+         megatron, datatrove,     │
+         token_stream, token_lines┴────────► Batch (tokens, files, positions, rejects)
 compressed: files decompressed, for lines and text
+flat_ids: arrays with the ids of all documents, for megatron, datatrove and token_stream
 ```
 
 A document belongs to the work range that contains its first byte, row or step. Adjacent work ranges
@@ -35,6 +37,7 @@ from packprep.sources.formats.batch import (
     Batch,
     Choice,
     IdLists,
+    IdStream,
     Keep,
     Reject,
     Slice,
@@ -54,6 +57,7 @@ __all__ = [
     "Decoders",
     "Format",
     "IdLists",
+    "IdStream",
     "Keep",
     "Reject",
     "Slice",
@@ -142,7 +146,11 @@ class Format:
         only: Description of the readable files, for an error message. It is set for formats that
             require certain file name endings.
         json: Whether each line of a file is a JSON object with one document.
-        paired: Whether a .bin and an .idx file together count as one file.
+        pair: Endings of two files that together count as one file, such as (".bin", ".idx"). The
+            first is the ending of the file with the ids.
+        beside: Endings of further files that belong to a pair, after the name of its first file.
+            Such a file may be missing.
+        notes: Endings of files next to a pair that are not read, as in `beside`.
         indexed: Whether an index file contains the locations of documents.
     """
 
@@ -154,7 +162,9 @@ class Format:
     asked: str = ""
     only: str = ""
     json: bool = False
-    paired: bool = False
+    pair: tuple[str, str] | None = None
+    beside: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     indexed: bool = False
 
     @cached_property
@@ -190,11 +200,15 @@ _LISTS = (
     "JSON Lines (.jsonl, .ndjson, .json; with .gz or .zst), Parquet files (.parquet, .pq), Arrow"
     " files (.arrow, .feather, .ipc) and folders of Hugging Face datasets\n"
     "hint: write the tokens in one of these formats; for Megatron's files, set format ="
-    ' "megatron"'
+    ' "megatron", and for arrays of ids, set format = "token_stream"'
 )
 _PAIRS = (
     "pairs of a .bin and an .idx file\n"
     "hint: name one file of the pair, or set format to the format of the file"
+)
+_DATATROVE = (
+    "pairs of a .ds and a .ds.index file\n"
+    "hint: name the .ds files, or set format to the format of the file"
 )
 FORMATS = {
     format.name: format
@@ -210,9 +224,22 @@ FORMATS = {
             "number",
             "tokens",
             only=_PAIRS,
-            paired=True,
+            pair=(".bin", ".idx"),
             indexed=True,
         ),
+        Format(
+            "datatrove",
+            (".ds", ".ds.index", ".ds.loss", ".ds.metadata"),
+            "datatrove",
+            "number",
+            "tokens",
+            only=_DATATROVE,
+            pair=(".ds", ".ds.index"),
+            beside=(".loss",),
+            notes=(".metadata",),
+            indexed=True,
+        ),
+        Format("token_stream", (".npy",), "token_stream", "byte", "tokens"),
         Format("parquet_tokens", _PARQUET, "parquet", "number", "tokens", "tokens", _LISTS),
         Format("arrow_tokens", _ARROW, "arrow", "number", "tokens", "tokens", _LISTS),
         Format(
@@ -277,12 +304,17 @@ def detect_format(name: str) -> tuple[str, str]:
             stem, compression = stem.removesuffix(ending), compressed
             break
     format = next((f for f in FORMATS.values() if stem.endswith(f.suffixes)), FORMATS["text"])
-    if compression and format.position == "number":
+    _refuse_compressed(name, format, compression)
+    return format.name, compression
+
+
+def _refuse_compressed(name: str, format: Format, compression: str) -> None:
+    is_binary = format.position == "number" or (format.holds == "tokens" and not format.json)
+    if compression and is_binary:
         raise SourceError(
             f"{name}: {format.name} files cannot be read if they are compressed as a whole\n"
             "hint: decompress the file"
         )
-    return format.name, compression
 
 
 def format_of(name: str, format: str) -> tuple[str, str]:
@@ -307,6 +339,7 @@ def format_of(name: str, format: str) -> tuple[str, str]:
         asked = [f for f in asked if f.suffixes == FORMATS[found].suffixes] or asked
         if asked[0].suffixes != FORMATS[found].suffixes:
             raise SourceError(f'{name}: format = "{format}" only reads {asked[0].only}')
+    _refuse_compressed(name, asked[0], compression)
     return asked[0].name, compression
 
 
@@ -326,16 +359,16 @@ def count_pieces(
     """Return the number of splits of a file.
 
     The splits of a line or text file follow from its size, see `Format.counts`. A Parquet file has
-    one split per row group, and an Arrow file has one split per record batch. A pair of Megatron
-    files has one split per `piece_bytes`, but at most one split per document. Only footers and
-    headers are read.
+    one split per row group, and an Arrow file has one split per record batch. A pair of files has
+    one split per `piece_bytes`, but at most one split per document. Only footers and headers are
+    read.
 
     Args:
         path: Path or URL of the file.
         format: Name of the format.
         compression: "", "gzip" or "zstd".
         size: Size of the file, or of the pair of files, in bytes.
-        piece_bytes: Bytes per split, for line files and Megatron files.
+        piece_bytes: Bytes per split, for line files, token streams and pairs of files.
     """
     if FORMATS[format].position != "number":
         return int(FORMATS[format].counts(np.array([size]), compression, piece_bytes)[0])
@@ -353,7 +386,7 @@ def bytes_of_pieces(
     Returns:
         For Parquet with texts, the uncompressed bytes of the text and messages columns of each row
         group. For Parquet with token ids, TOKEN_TEXT_BYTES for each id of a row group. For Arrow,
-        the bytes of each record batch. For a pair of Megatron files, the number of splits.
+        the bytes of each record batch. For a pair of files, the number of splits.
     """
     own = FORMATS[format]
     return own.module.pieces(path, size, text_key, own.holds == "tokens", piece_bytes)
@@ -363,7 +396,7 @@ def bytes_per_token(part: Slice, text_key: str) -> float | None:
     """Return the content bytes per token in the data that the work range `part` belongs to.
 
     The function is for formats with numbered documents of tokens. For Arrow, the data is the record
-    batch. For a pair of Megatron files, it is the pair. For Parquet, the result is always
+    batch. For a pair of files or a token stream, it is the file. For Parquet, the result is always
     TOKEN_TEXT_BYTES. Return None if a record batch contains no token ids.
     """
     return FORMATS[part.format].module.bytes_per_token(part, text_key)
@@ -379,9 +412,9 @@ def read(
 ) -> Iterator[Batch]:
     """Yield the documents of a work range, in file order.
 
-    The position of a document is the byte offset of its line, its row number in the file, or its
-    number in Megatron's index. It is 0 for a text file. For compressed lines, it is the offset in
-    the decompressed stream. Memory use is about `batch_bytes` plus one document.
+    The position of a document is the byte offset of its line or first id, its row number in the
+    file, or its number in an index. It is 0 for a text file. For compressed lines, it is the offset
+    in the decompressed stream. Memory use is about `batch_bytes` plus one document.
 
     Args:
         part: The work range to read.

@@ -209,18 +209,26 @@ class Batch(NamedTuple):
     token_weights: np.ndarray | None = None
 
 
+class IdStream(NamedTuple):
+    """The facts that a token stream needs to be read, and that its files do not contain."""
+
+    dtype: str  # `token_dtype` of the source, which may be "auto"
+    vocab_size: int
+    eos: int | None  # id after each document; None if the tokenizer has no known eos
+
+
 class Slice(NamedTuple):
     """A work range: the part of one split of one file that a shard reads in one pass.
 
     It covers the interval [lo·units // weight, hi·units // weight) of the split's units. Units are
-    bytes (line file), rows (Parquet row group or Arrow record batch), documents (Megatron) or
-    steps of `step_bytes` (compressed line file). A text file is one unit. Adjacent work ranges
-    neither overlap nor leave a gap.
+    bytes (line file or token stream), rows (Parquet row group or Arrow record batch), documents
+    (Megatron or datatrove) or steps of `step_bytes` (compressed line file). A text file is one
+    unit. Adjacent work ranges neither overlap nor leave a gap.
     """
 
     path: str
     file: int  # index into the plan's files
-    size: int  # bytes of the file, or of the pair of files, when it was planned
+    size: int  # bytes of the file and the files that belong to it, when it was planned
     format: str  # a name of FORMATS
     compression: str  # "" | gzip | zstd
     piece: int  # index of the split within the file
@@ -228,8 +236,9 @@ class Slice(NamedTuple):
     hi: int
     weight: int
     step_bytes: int  # only used for a compressed line file
-    piece_bytes: int = PIECE_BYTES  # only used for an uncompressed line file
+    piece_bytes: int = PIECE_BYTES  # not used for a table or a compressed line file
     use: int = 0  # number of the pass
+    stream: IdStream | None = None  # only used for a token stream
 
     def range(self, units: int) -> tuple[int, int]:
         """Return the half-open interval of units that the work range covers.

@@ -16,8 +16,7 @@ index of a billion documents is too large to read completely.
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -25,23 +24,24 @@ from packprep.dataset.boundaries import offsets_of
 from packprep.errors import SourceError
 from packprep.sources.formats.batch import (
     PIECE_BYTES,
-    TOKEN_TEXT_BYTES,
     Batch,
     Choice,
-    IdLists,
     Keep,
-    Reject,
     Slice,
-    are_too_long,
     kept,
     open_source,
     slices,
-    source_errors,
-    too_many_tokens,
 )
 from packprep.sources.formats.compressed import Decoders
 from packprep.sources.formats.fields import Fields
-from packprep.storage import is_url, locate
+from packprep.sources.formats.flat_ids import (
+    Runs,
+    array_at,
+    damaged,
+    id_batches,
+    read_into,
+    size_on_disk,
+)
 
 _MAGIC = b"MMIDIDX\0\0"
 _HEADER = struct.Struct("<9sQBQQ")
@@ -88,7 +88,8 @@ def pieces(
     `size` is the summed size of the pair in bytes.
     """
     with _opened(path, size) as (index_file, ids_file):
-        return _runs(_read_index(path, index_file, ids_file), size, piece_bytes)
+        index = _read_index(path, index_file, ids_file)
+    return Runs.of(index.documents, size, piece_bytes).count
 
 
 def bytes_per_token(part: Slice, text_key: str) -> float:
@@ -106,10 +107,7 @@ def pieces_at(path: str, size: int, positions: np.ndarray) -> np.ndarray:
     """
     with _opened(path, size) as (index_file, ids_file):
         index = _read_index(path, index_file, ids_file)
-    runs = _runs(index, size, PIECE_BYTES)
-    ends = np.array([(i + 1) * index.documents // runs for i in range(runs)], np.int64)
-    found = np.unique(np.searchsorted(ends, positions, "right"))
-    return found[found < runs]
+    return Runs.of(index.documents, size, PIECE_BYTES).pieces_at(positions)
 
 
 def numbers(part: Slice, decoders: Decoders) -> range:
@@ -120,14 +118,7 @@ def numbers(part: Slice, decoders: Decoders) -> range:
     with _opened(part.path, part.size) as (index_file, ids_file):
         path = index_path(part.path)
         index = decoders.fact(path, lambda: _read_index(part.path, index_file, ids_file))
-        runs = _runs(index, part.size, part.piece_bytes)
-        return range(
-            part.piece * index.documents // runs, (part.piece + 1) * index.documents // runs
-        )
-
-
-def _runs(index: Index, size: int, piece_bytes: int) -> int:
-    return min(index.documents, -(-size // piece_bytes))
+    return Runs.of(index.documents, part.size, part.piece_bytes).numbers(part.piece)
 
 
 def read(
@@ -142,19 +133,13 @@ def read(
     with _opened(part.path, part.size) as (index_file, ids_file):
         path = index_path(part.path)
         index = decoders.fact(path, lambda: _read_index(part.path, index_file, ids_file))
-        runs = _runs(index, part.size, part.piece_bytes)
-        if part.piece >= runs:
-            raise SourceError(
-                f"{path}: it lists {index.documents} documents, fewer than when the plan was"
-                " made\n"
-                "hint: restore the original file, or build into a new output folder"
-            )
-        first, end = (p * index.documents // runs for p in (part.piece, part.piece + 1))
-        low, high = part.range(end - first)
+        runs = Runs.of(index.documents, part.size, part.piece_bytes)
+        numbers = runs.checked(part.piece, path)
+        low, high = part.range(len(numbers))
         if low == high:
             return
-        chosen_from, first, end = first, first + low, first + high
-        bounds = _array(index_file, path, index.documents_at + 8 * first, "<i8", end - first + 1)
+        chosen_from, first, end = numbers.start, numbers.start + low, numbers.start + high
+        bounds = array_at(index_file, path, index.documents_at + 8 * first, "<i8", end - first + 1)
         falls = np.flatnonzero(np.diff(bounds) < 0)
         if len(falls) or bounds[0] < 0 or bounds[-1] > index.sequences:
             at = int(falls[0]) if len(falls) else 0
@@ -190,8 +175,8 @@ def _entries(
         SourceError: If a sequence extends beyond the .bin, or has a mode other than 0.
     """
     s, count = int(bounds[0]), int(bounds[-1] - bounds[0])
-    lengths = _array(file, path, _HEADER.size + 4 * s, "<i4", count).astype(np.int64)
-    pointers = _array(file, path, index.pointers_at + 8 * s, "<i8", count)
+    lengths = array_at(file, path, _HEADER.size + 4 * s, "<i4", count).astype(np.int64)
+    pointers = array_at(file, path, index.pointers_at + 8 * s, "<i8", count)
     last = index.ids_bytes - lengths * index.dtype.itemsize  # largest valid pointer
     odd = np.flatnonzero((lengths < 0) | (pointers < 0) | (pointers > last))
     if len(odd):
@@ -203,7 +188,7 @@ def _entries(
         )
     if (
         index.has_modes
-        and (modes := np.flatnonzero(_array(file, path, index.modes_at + s, "i1", count))).size
+        and (modes := np.flatnonzero(array_at(file, path, index.modes_at + s, "i1", count))).size
     ):
         raise SourceError(
             f"{path}: sequence {s + int(modes[0])} has a mode other than 0, so the data are"
@@ -220,11 +205,11 @@ def _sizes(path: str, index: Index, file: BinaryIO, positions: np.ndarray) -> np
     is raised when the document is read.
     """
     first, count = int(positions[0]), len(positions)
-    bounds = _array(file, path, index.documents_at + 8 * first, "<i8", count + 1).clip(
+    bounds = array_at(file, path, index.documents_at + 8 * first, "<i8", count + 1).clip(
         0, index.sequences
     )
     s, sequences = int(bounds[0]), max(int(bounds[-1] - bounds[0]), 0)
-    lengths = _array(file, path, _HEADER.size + 4 * s, "<i4", sequences).astype(np.int64)
+    lengths = array_at(file, path, _HEADER.size + 4 * s, "<i4", sequences).astype(np.int64)
     before = offsets_of(lengths)
     return np.diff(before[(bounds - s).clip(0, sequences)]).clip(0)
 
@@ -242,26 +227,16 @@ class _Group(NamedTuple):
     def batches(
         self, file: int, ids_file: BinaryIO, wanted: np.ndarray, batch_bytes: int
     ) -> Iterator[Batch]:
-        """Yield the documents where `wanted`, bool[n], is True, in batches of about `batch_bytes`.
-
-        Each token counts as TOKEN_TEXT_BYTES.
-        """
-        before = offsets_of(self.lengths)
-        of_document = self.bounds - self.bounds[0]
-        sizes = np.diff(before[of_document])  # tokens of each document
+        """Yield the documents where `wanted`, bool[n], is True, as in `id_batches`."""
         documents = np.flatnonzero(wanted)
-        for some in slices(np.maximum(sizes[documents] * TOKEN_TEXT_BYTES, 1), batch_bytes):
-            own = documents[some]
-            large = are_too_long(sizes[own])
-            rejects = [
-                Reject(file, self.first + i, *too_many_tokens(int(sizes[i])))
-                for i in own[large].tolist()
-            ]
-            own = own[~large]
-            ids = self._ids(ids_file, own, int(sizes[own].sum()))
-            offsets = offsets_of(sizes[own])
-            files = np.full(len(own), file, np.int32)
-            yield Batch([], files, self.first + own, rejects, {}, IdLists(ids, offsets))
+        sizes = np.diff(offsets_of(self.lengths)[self.bounds - self.bounds[0]])[documents]
+        yield from id_batches(
+            file,
+            self.first + documents,
+            sizes,
+            batch_bytes,
+            lambda own: (self._ids(ids_file, documents[own], int(sizes[own].sum())), None),
+        )
 
     def _ids(self, ids_file: BinaryIO, documents: np.ndarray, total: int) -> np.ndarray:
         """Return the concatenated ids of some documents of the group.
@@ -285,7 +260,7 @@ class _Group(NamedTuple):
         stops = np.append(starts[1:], len(which))[: len(starts)] - 1
         target, at = ids.view(np.uint8).data, 0
         for a, b in zip(begin[starts].tolist(), end[stops].tolist(), strict=True):
-            _read_into(ids_file, self.path, a, target[at : at + b - a])
+            read_into(ids_file, self.path, a, target[at : at + b - a])
             at += b - a
         return ids
 
@@ -301,7 +276,7 @@ def _read_index(path: str, index_file: BinaryIO, ids_file: BinaryIO) -> Index:
     if index_bytes < _HEADER.size:
         raise _damaged(path, f"it has {index_bytes} bytes, but its header needs {_HEADER.size}")
     magic, version, code, sequences, count = _HEADER.unpack(
-        _bytes(index_file, path, 0, _HEADER.size)
+        array_at(index_file, path, 0, "u1", _HEADER.size)
     )
     if magic != _MAGIC:
         raise SourceError(
@@ -333,7 +308,7 @@ def _read_index(path: str, index_file: BinaryIO, ids_file: BinaryIO) -> Index:
         np.dtype(_DTYPES[code]), sequences, max(count - 1, 0), index_bytes > least, ids_bytes
     )
     first, last = (
-        int(_array(index_file, path, index.documents_at + 8 * i, "<i8", 1)[0]) if count else 0
+        int(array_at(index_file, path, index.documents_at + 8 * i, "<i8", 1)[0]) if count else 0
         for i in (0, count - 1)
     )
     if (first, last) != (0, sequences):
@@ -344,9 +319,9 @@ def _read_index(path: str, index_file: BinaryIO, ids_file: BinaryIO) -> Index:
         )
     end = 0
     if sequences:
-        length = int(_array(index_file, path, index.pointers_at - 4, "<i4", 1)[0])
+        length = int(array_at(index_file, path, index.pointers_at - 4, "<i4", 1)[0])
         end = (
-            int(_array(index_file, path, index.documents_at - 8, "<i8", 1)[0])
+            int(array_at(index_file, path, index.documents_at - 8, "<i8", 1)[0])
             + length * index.dtype.itemsize
         )
     if end != ids_bytes:
@@ -359,33 +334,7 @@ def _read_index(path: str, index_file: BinaryIO, ids_file: BinaryIO) -> Index:
 
 
 def _damaged(path: str, what: str) -> SourceError:
-    return SourceError(
-        f"{path}: damaged: {what}\nhint: fetch both files again, or take them out of the recipe"
-    )
-
-
-def _array(file: BinaryIO, path: str, at: int, dtype: str, count: int) -> np.ndarray:
-    """Return `count` numbers from the .idx, as an array of `dtype`. The first is at byte `at`.
-
-    The checked header guarantees that all are within the file.
-    """
-    return np.frombuffer(_bytes(file, path, at, count * np.dtype(dtype).itemsize), dtype)
-
-
-def _bytes(file: BinaryIO, path: str, at: int, count: int) -> bytearray:
-    data = bytearray(count)
-    _read_into(file, path, at, memoryview(data))
-    return data
-
-
-def _read_into(file: Any, path: str, at: int, target: memoryview) -> None:
-    file.seek(at)
-    done = 0
-    while done < len(target):
-        count = file.readinto(target[done:])
-        if not count:
-            raise _damaged(path, f"the pair ends {len(target) - done} bytes too early")
-        done += count
+    return damaged(path, what, "both files")
 
 
 @contextmanager
@@ -395,7 +344,7 @@ def _opened(path: str, size: int) -> Iterator[tuple[BinaryIO, BinaryIO]]:
     Raises:
         SourceError: If the summed size of the pair differs from the planned `size`.
     """
-    sizes = [_size_of(index_path(path)), _size_of(path)]
+    sizes = [size_on_disk(index_path(path)), size_on_disk(path)]
     if sum(sizes) != size:
         raise SourceError(
             f"{path}: the file and its .idx have {sum(sizes)} bytes together, but had {size} when"
@@ -407,14 +356,3 @@ def _opened(path: str, size: int) -> Iterator[tuple[BinaryIO, BinaryIO]]:
         open_source(path, sizes[1]) as ids_file,
     ):
         yield index_file, ids_file
-
-
-def _size_of(path: str) -> int:
-    with source_errors(path):
-        if not is_url(path):
-            return Path(path).stat().st_size
-        remote, name = locate(path)
-        size = remote.size(name)
-        if size is None:
-            raise FileNotFoundError(path)
-        return size

@@ -1,0 +1,234 @@
+"""Read datatrove's tokenized files: a .ds file with token ids, and its .ds.index file.
+
+```
+a.ds         ids u16 or u32, all documents concatenated
+a.ds.index   ends u64[D]: document d consists of the ids from ends[d - 1], or 0, to ends[d]
+a.ds.loss    u8[ids], 1 for a trained id and 0 for an untrained one; only if it was asked for
+```
+
+All numbers are little-endian. The writer is `TokenizedFile` in
+datatrove/pipeline/tokens/tokenizer.py, which DocumentTokenizer and its merger use. nanotron reads
+these files. The last end and the size of the .ds file give the number of bytes of an id.
+
+A split is a run of consecutive documents. Only the index entries of that run are read.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from packprep.errors import SourceError
+from packprep.sources.formats.batch import (
+    PIECE_BYTES,
+    Batch,
+    Choice,
+    Keep,
+    Slice,
+    kept,
+    open_source,
+)
+from packprep.sources.formats.compressed import Decoders
+from packprep.sources.formats.fields import Fields
+from packprep.sources.formats.flat_ids import (
+    Runs,
+    array_at,
+    damaged,
+    id_batches,
+    read_into,
+    size_on_disk,
+)
+
+INDEX, LOSS, METADATA = ".index", ".loss", ".metadata"
+"""Endings of the files next to a .ds file, after the name of the .ds file."""
+_DTYPES = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+_ENDS_AT_ONCE = 1 << 20
+
+
+class _Index(NamedTuple):
+    """The index of a .ds file, checked against the sizes of the files."""
+
+    dtype: np.dtype
+    documents: int
+    ids: int
+
+
+class _Files(NamedTuple):
+    """The open files of one .ds file."""
+
+    path: str
+    ids: BinaryIO
+    index: BinaryIO
+    loss: BinaryIO | None
+
+
+def pieces(
+    path: str, size: int, text_key: str, tokens: bool, piece_bytes: int = PIECE_BYTES
+) -> int:
+    """Return the number of splits of a .ds file. Only the last entry of its index is read.
+
+    `size` is the summed size of the .ds file and the files next to it, in bytes.
+    """
+    with _opened(path, size) as files:
+        return Runs.of(_read_index(files).documents, size, piece_bytes).count
+
+
+def bytes_per_token(part: Slice, text_key: str) -> float:
+    """Return the bytes of a .ds file and the files next to it, divided by the number of its ids."""
+    with _opened(part.path, part.size) as files:
+        return part.size / max(1, _read_index(files).ids)
+
+
+def pieces_at(path: str, size: int, positions: np.ndarray) -> np.ndarray:
+    """For a .ds file, return the splits that contain the documents at `positions`, int64[k]."""
+    with _opened(path, size) as files:
+        return Runs.of(_read_index(files).documents, size, PIECE_BYTES).pieces_at(positions)
+
+
+def numbers(part: Slice, decoders: Decoders) -> range:
+    """Return the document numbers of the whole split that the work range `part` belongs to."""
+    with _opened(part.path, part.size) as files:
+        index = decoders.fact(part.path + INDEX, lambda: _read_index(files))
+    return Runs.of(index.documents, part.size, part.piece_bytes).numbers(part.piece)
+
+
+def read(
+    part: Slice,
+    text_key: str,
+    keep: Keep | None,
+    batch_bytes: int,
+    decoders: Decoders,
+    fields: Fields | None,
+) -> Iterator[Batch]:
+    """Yield the documents of a work range; see `formats.read`."""
+    with _opened(part.path, part.size) as files:
+        index = decoders.fact(part.path + INDEX, lambda: _read_index(files))
+        runs = Runs.of(index.documents, part.size, part.piece_bytes)
+        numbers = runs.checked(part.piece, part.path + INDEX)
+        low, high = part.range(len(numbers))
+        first = numbers.start if isinstance(keep, Choice) else numbers.start + low
+        for begin in range(first, numbers.start + high, _ENDS_AT_ONCE):
+            end = min(begin + _ENDS_AT_ONCE, numbers.start + high)
+            bounds = _bounds(files, index, begin, end)
+            sizes = np.diff(bounds)
+            positions = np.arange(begin, end, dtype=np.int64)
+            wanted = kept(keep, part.file, positions, sizes.copy)
+            own = np.flatnonzero(wanted & (positions >= numbers.start + low))
+            content = _Content(files, index.dtype, bounds[:-1][own], sizes[own], fields is not None)
+            yield from id_batches(part.file, positions[own], sizes[own], batch_bytes, content.read)
+
+
+class _Content(NamedTuple):
+    """The ids of n documents in an open .ds file, and whether each id is trained."""
+
+    files: _Files
+    dtype: np.dtype
+    begins: np.ndarray  # int64[n], index of each document's first id in the .ds file
+    sizes: np.ndarray  # int64[n]
+    has_masks: bool
+
+    def read(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the concatenated ids and weights of some documents, as `id_batches` needs them.
+
+        Documents that are adjacent in the file are read in one call.
+        """
+        begins, sizes = self.begins[documents], self.sizes[documents]
+        ids = self._joined(self.files.ids, self.files.path, self.dtype, begins, sizes)
+        if self.files.loss is None or not self.has_masks:
+            return ids, None
+        path = self.files.path + LOSS
+        flags = self._joined(self.files.loss, path, np.dtype("u1"), begins, sizes)
+        if len(flags) and int(flags.max()) > 1:
+            raise damaged(path, f"it has the value {int(flags.max())}, which is neither 0 nor 1")
+        return ids, None if flags.all() else flags.astype(np.float32)
+
+    def _joined(
+        self, file: BinaryIO, path: str, dtype: np.dtype, begins: np.ndarray, sizes: np.ndarray
+    ) -> np.ndarray:
+        joined = np.empty(int(sizes.sum()), dtype)
+        ends = begins + sizes
+        is_start = np.append(True, begins[1:] != ends[:-1])[: len(begins)]
+        starts = np.flatnonzero(is_start)
+        stops = np.append(starts[1:], len(begins))[: len(starts)] - 1
+        target, at = joined.view(np.uint8).data, 0
+        for a, b in zip(begins[starts].tolist(), ends[stops].tolist(), strict=True):
+            n_bytes = (b - a) * dtype.itemsize
+            read_into(file, path, a * dtype.itemsize, target[at : at + n_bytes])
+            at += n_bytes
+        return joined
+
+
+def _bounds(files: _Files, index: _Index, begin: int, end: int) -> np.ndarray:
+    """Return the bounds of the documents from number `begin` to `end`, int64[end - begin + 1].
+
+    Raises:
+        SourceError: If the ends of the documents do not ascend, or are beyond the .ds file.
+    """
+    path = files.path + INDEX
+    first = max(begin - 1, 0)
+    ends = array_at(files.index, path, 8 * first, "<u8", end - first).astype(np.int64)
+    bounds = ends if begin else np.append(0, ends)
+    is_wrong = (np.diff(bounds) < 0) | (bounds[1:] > index.ids) | (bounds[:-1] < 0)
+    if is_wrong.any():
+        i = int(np.flatnonzero(is_wrong)[0])
+        what = f"document {begin + i} has the ids from {bounds[i]} to {bounds[i + 1]}"
+        raise _damaged(path, f"{what}, and there are {index.ids}")
+    return bounds
+
+
+def _read_index(files: _Files) -> _Index:
+    """Read the last entry of an index, and check it against the sizes of the files.
+
+    Raises:
+        SourceError: If the index does not match the .ds file or the .ds.loss file.
+    """
+    path = files.path + INDEX
+    index_bytes, ids_bytes = files.index.seek(0, 2), files.ids.seek(0, 2)
+    if index_bytes % 8:
+        raise _damaged(path, f"it has {index_bytes} bytes, but each document end takes 8")
+    ids = 0
+    if index_bytes:
+        ids = int(array_at(files.index, path, index_bytes - 8, "<u8", 1)[0])
+    dtype = next((_DTYPES[n] for n in _DTYPES if ids * n == ids_bytes), None)
+    if dtype is None:
+        raise _damaged(
+            path,
+            f"its last document ends at id {ids}, but the .ds has {ids_bytes} bytes, and an id"
+            " takes 2 or 4",
+        )
+    if files.loss is not None and (found := files.loss.seek(0, 2)) != ids:
+        raise _damaged(files.path + LOSS, f"it has {found} bytes, but the .ds has {ids} ids")
+    return _Index(dtype, index_bytes // 8, ids)
+
+
+def _damaged(path: str, what: str) -> SourceError:
+    return damaged(path, what, "the .ds file and the files next to it")
+
+
+@contextmanager
+def _opened(path: str, size: int) -> Iterator[_Files]:
+    """Open a .ds file and the files next to it.
+
+    The planned `size` says whether the plan has a .ds.loss file.
+
+    Raises:
+        SourceError: If the summed size of the files differs from `size`.
+    """
+    sizes = [size_on_disk(path), size_on_disk(path + INDEX)]
+    if has_loss := sum(sizes) != size:
+        with suppress(SourceError):  # Without this file, the sizes below differ.
+            sizes.append(size_on_disk(path + LOSS))
+    if sum(sizes) != size:
+        raise SourceError(
+            f"{path}: the file and the files next to it have {sum(sizes)} bytes together, but had"
+            f" {size} when the plan was made\n"
+            "hint: restore the files, or build into a new output folder"
+        )
+    with ExitStack() as opened:
+        ids, index = (
+            opened.enter_context(open_source(path + ending, n))
+            for ending, n in zip(("", INDEX), sizes[:2], strict=True)
+        )
+        loss = opened.enter_context(open_source(path + LOSS, sizes[2])) if has_loss else None
+        yield _Files(path, ids, index, loss)

@@ -1,0 +1,150 @@
+"""Read flat arrays of token ids, for the formats that store all documents in one array.
+
+```
+megatron      .bin   ids    .idx       sequences and documents
+datatrove     .ds    ids    .ds.index  document ends            .ds.loss   trained ids
+token_stream  file   ids, with eos after each document
+```
+
+In formats with an index, documents are numbered, and a split is a run of consecutive documents.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from packprep.dataset.boundaries import offsets_of
+from packprep.errors import SourceError
+from packprep.sources.formats.batch import (
+    TOKEN_TEXT_BYTES,
+    Batch,
+    IdLists,
+    Reject,
+    are_too_long,
+    slices,
+    source_errors,
+    too_many_tokens,
+)
+from packprep.storage import is_url, locate
+
+
+class Runs(NamedTuple):
+    """The division of a file's numbered documents into splits."""
+
+    documents: int
+    count: int  # number of splits
+
+    @classmethod
+    def of(cls, documents: int, size: int, piece_bytes: int) -> "Runs":
+        """Return one split per `piece_bytes` of `size`, but at most one split per document."""
+        return cls(documents, min(documents, -(-size // piece_bytes)))
+
+    def numbers(self, piece: int) -> range:
+        """Return the numbers of the documents in a split."""
+        first, end = (p * self.documents // self.count for p in (piece, piece + 1))
+        return range(first, end)
+
+    def pieces_at(self, positions: np.ndarray) -> np.ndarray:
+        """Return the splits that contain the documents with these numbers, int64[k], ascending."""
+        ends = np.array([self.numbers(piece).stop for piece in range(self.count)], np.int64)
+        found = np.unique(np.searchsorted(ends, positions, "right"))
+        return found[found < self.count]
+
+    def checked(self, piece: int, path: str) -> range:
+        """Return `numbers(piece)` for a split of the plan.
+
+        Raises:
+            SourceError: If the index at `path` has fewer documents than when the plan was made.
+        """
+        if piece >= self.count:
+            raise SourceError(
+                f"{path}: it lists {self.documents} documents, fewer than when the plan was"
+                " made\n"
+                "hint: restore the original file, or build into a new output folder"
+            )
+        return self.numbers(piece)
+
+
+def id_batches(
+    file: int,
+    positions: np.ndarray,
+    sizes: np.ndarray,
+    batch_bytes: int,
+    read: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray | None]],
+) -> Iterator[Batch]:
+    """Yield documents of ids in batches of about `batch_bytes`.
+
+    Each token counts as TOKEN_TEXT_BYTES. A document of more than MAX_DOCUMENT_TOKENS becomes a
+    reject and is not read.
+
+    Args:
+        file: Index of the documents' file.
+        positions: int64[n], positions of the documents.
+        sizes: int64[n], number of tokens of each document.
+        batch_bytes: Content size of a batch in bytes.
+        read: Function that takes numbers of documents, int64[k] below n, and returns their
+            concatenated ids and weights. The weights are float32, or None if all are 1.
+    """
+    for some in slices(np.maximum(sizes * TOKEN_TEXT_BYTES, 1), batch_bytes):
+        own = np.arange(some.start, some.stop)
+        is_large = are_too_long(sizes[own])
+        rejects = [
+            Reject(file, int(positions[i]), *too_many_tokens(int(sizes[i])))
+            for i in own[is_large].tolist()
+        ]
+        own = own[~is_large]
+        ids, weights = read(own)
+        tokens = IdLists(ids, offsets_of(sizes[own]))
+        files = np.full(len(own), file, np.int32)
+        yield Batch([], files, positions[own], rejects, {}, tokens, token_weights=weights)
+
+
+def damaged(path: str, what: str, files: str = "the file") -> SourceError:
+    """Return the error for a damaged file. `files` names what has to be fetched again."""
+    return SourceError(
+        f"{path}: damaged: {what}\nhint: fetch {files} again, or take it out of the recipe"
+    )
+
+
+def array_at(file: Any, path: str, at: int, dtype: str | np.dtype, count: int) -> np.ndarray:
+    """Return `count` numbers from an open file, as an array of `dtype`. The first is at byte `at`.
+
+    Raises:
+        SourceError: If the file ends too early.
+    """
+    data = bytearray(count * np.dtype(dtype).itemsize)
+    read_into(file, path, at, memoryview(data))
+    return np.frombuffer(data, dtype)
+
+
+def read_into(file: Any, path: str, at: int, target: memoryview) -> None:
+    """Fill `target` with the bytes of an open file from byte `at` on.
+
+    Raises:
+        SourceError: If the file ends too early.
+    """
+    file.seek(at)
+    done = 0
+    while done < len(target):
+        count = file.readinto(target[done:])
+        if not count:
+            raise damaged(path, f"it ends {len(target) - done} bytes too early")
+        done += count
+
+
+def size_on_disk(path: str) -> int:
+    """Return the size of the file at a path or URL in bytes.
+
+    Raises:
+        SourceError: If the file is missing or cannot be read.
+    """
+    with source_errors(path):
+        if not is_url(path):
+            return Path(path).stat().st_size
+        remote, name = locate(path)
+        size = remote.size(name)
+        if size is None:
+            raise FileNotFoundError(path)
+        return size
