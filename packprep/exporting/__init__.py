@@ -62,6 +62,12 @@ EXPORTS = {
         "JSON lines", "what", {"documents": "documents as they were", "rows": "packed rows"}
     ),
     "mds": Export("a StreamingDataset", weighted=("",)),
+    "array_record": Export(
+        "ArrayRecord",
+        "what",
+        {"documents": "documents as they were", "rows": "packed rows"},
+        ("rows",),
+    ),
 }
 
 

@@ -6,11 +6,13 @@
 manifest, plan ─► origin ─┬─► card ─► FILE, which must not exist yet
                           └─► the report's last section
 ledger ─────────► totals ─┘
+manifest ─► Croissant's metadata ─► FILE with the ending .croissant.json
 ```
 A card depends only on the dataset and the name of its folder. The publisher adds facts that
 packprep cannot know, such as the license.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -120,7 +122,9 @@ def files_by_source(
 def write_card(directory: str | os.PathLike | Folder, card: str | os.PathLike) -> dict[str, Any]:
     """Write the card of a published dataset to a new file.
 
-    The same dataset gives the same bytes.
+    The same dataset gives the same bytes. If mlcroissant is installed, Croissant's metadata are
+    written to a file next to the card. This file has the name of the card and the ending
+    .croissant.json.
 
     Args:
         directory: Directory or URL of the dataset.
@@ -128,10 +132,11 @@ def write_card(directory: str | os.PathLike | Folder, card: str | os.PathLike) -
 
     Returns:
         {card, bytes, directory}: the path and the size of the card, and the dataset's directory.
+        `croissant`, the path of Croissant's metadata, is only there if they were written.
 
     Raises:
         DatasetError: If the dataset cannot be read.
-        ArgumentError: If the file exists, or its folder does not.
+        ArgumentError: If one of the files exists, or their folder does not.
         BuildError: If the file cannot be written.
     """
     path = Path(card)
@@ -141,12 +146,63 @@ def write_card(directory: str | os.PathLike | Folder, card: str | os.PathLike) -
         )
     with local_copy(folder_at(directory)) as local:
         place, data = str(local.out), card_at(local).encode()
-    if path.is_dir() or not LocalFolder(path.parent).create(path.name, data):
+        croissant = croissant_of(_name_of(local), local.folder / MANIFEST_NAME)
+    beside = path.with_suffix(".croissant.json")
+    taken = [path] if path.is_dir() else []
+    taken += [beside] if croissant is not None and os.path.lexists(beside) else []
+    if taken or not LocalFolder(path.parent).create(path.name, data):
         raise ArgumentError(
-            f"--card {card}: already exists, and a card is never overwritten"
+            f"--card {card}: {(taken or [path])[0]} already exists, and a card is never overwritten"
             "\nhint: choose another name"
         )
-    return {"card": str(card), "bytes": len(data), "directory": place}
+    written = {"card": str(card), "bytes": len(data), "directory": place}
+    if croissant is not None:
+        LocalFolder(path.parent).create(beside.name, croissant)
+        written["croissant"] = str(beside)
+    return written
+
+
+def croissant_of(name: str, manifest_path: Path) -> bytes | None:
+    """Return the Croissant metadata of a dataset as JSON-LD, or None without mlcroissant.
+
+    The metadata name the files. Rows are not described, because Croissant cannot read shards.
+
+    Args:
+        name: Name of the dataset.
+        manifest_path: Path of the dataset's manifest.
+    """
+    try:
+        import mlcroissant as mlc
+    except ImportError:
+        return None
+    data = manifest_path.read_bytes()
+    manifest = read_manifest(manifest_path.parent)
+    totals = describe_manifest(name, manifest)
+    rows = f"{counted(totals['rows'], 'row')} of {totals['seq_length']:,} token ids"
+    metadata = mlc.Metadata(
+        name=visible(name),
+        description=f"Packed training rows with their objectives applied: {rows}.",
+        keywords=_tags(totals),
+        distribution=[
+            mlc.FileObject(
+                id=MANIFEST_NAME,
+                name=MANIFEST_NAME,
+                description="The manifest, which has the digests of all shards.",
+                content_url=MANIFEST_NAME,
+                content_size=f"{len(data)} B",
+                encoding_formats=["application/json"],
+                sha256=hashlib.sha256(data).hexdigest(),
+            ),
+            mlc.FileSet(
+                id="shards",
+                name="shards",
+                description="The shards, whose arrays have one entry per row or per segment.",
+                encoding_formats=["application/octet-stream"],
+                includes=["shards/*/*.safetensors"],
+            ),
+        ],
+    )
+    return (json.dumps(metadata.to_json(), ensure_ascii=False, indent=2) + "\n").encode()
 
 
 def card_at(local: LocalCopy, use: str = "") -> str:
@@ -161,13 +217,12 @@ def card_at(local: LocalCopy, use: str = "") -> str:
         DatasetError: If the dataset cannot be read.
     """
     local.fetch(MANIFEST_NAME, PLAN_NAME)
+    return card_of(_name_of(local), read_manifest(local.folder), stored_plan(local.folder), use)
+
+
+def _name_of(local: LocalCopy) -> str:
     place = str(local.out)
-    return card_of(
-        os.path.basename(place.rstrip("/")) or place,
-        read_manifest(local.folder),
-        stored_plan(local.folder),
-        use,
-    )
+    return os.path.basename(place.rstrip("/")) or place
 
 
 def card_of(name: str, manifest: Manifest, plan: Mapping[str, Any] | None, use: str = "") -> str:
@@ -284,7 +339,6 @@ def _front_matter(name: str, manifest: Manifest, totals: Mapping[str, Any]) -> l
         "text-generation",
         *(["fill-mask"] if in_place and "mask" in manifest["specials"] else []),
     ]
-    objectives = sorted({task["objective"] for task in totals["tasks"] if task["drawn"]})
     return [
         "---",
         "# license: and language: are for the publisher to add",
@@ -293,10 +347,15 @@ def _front_matter(name: str, manifest: Manifest, totals: Mapping[str, Any]) -> l
         *_listed(
             "size_categories", [SIZES[min(max(len(str(totals["rows"])) - 3, 0), len(SIZES) - 1)]]
         ),
-        *_listed("tags", ["packprep", *objectives]),
+        *_listed("tags", _tags(totals)),
         "viewer: false",
         "---",
     ]
+
+
+def _tags(totals: Mapping[str, Any]) -> list[str]:
+    objectives = sorted({task["objective"] for task in totals["tasks"] if task["drawn"]})
+    return ["packprep", *objectives]
 
 
 def _listed(key: str, values: Sequence[str]) -> Iterator[str]:
@@ -384,3 +443,5 @@ def _fenced(language: str, text: str) -> Iterator[str]:
 def print_written_card(written: Mapping[str, Any]) -> None:
     """Print the path of the card, and the entries that the publisher must add."""
     put_line(f"{written['card']}: {written['bytes']:,} bytes; add its license and language")
+    if "croissant" in written:
+        put_line(f"{written['croissant']}: Croissant metadata; add the license and the date")

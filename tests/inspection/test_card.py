@@ -1,15 +1,19 @@
 """Data cards: as the Hub reads them, the same each time, and enough to make the dataset again."""
 
+import hashlib
+import json
 import re
 import shlex
 import shutil
+import sys
 
 import pytest
 import yaml
 from huggingface_hub import DatasetCard
 
 from packprep import open_dataset
-from packprep.inspection.card import SIZES
+from packprep.errors import ArgumentError
+from packprep.inspection.card import SIZES, write_card
 from tests import made
 from tests.command_line import inside, packprep, refused
 
@@ -123,3 +127,30 @@ def test_what_it_refuses(folder, tmp_path):
     own = shutil.copytree(folder / "ul2r", tmp_path / "own")
     (own / "plan.json").unlink()
     assert "| source0 | unknown | unknown |" in card_of(own, tmp_path / "c.md")
+
+
+def test_croissant_s_own_validator_accepts_what_is_next_to_the_card(folder, tmp_path):
+    mlcroissant = pytest.importorskip("mlcroissant", reason="mlcroissant is in the extra test")
+    written = write_card(folder / "ul2r", tmp_path / "README.md")
+    path = tmp_path / "README.croissant.json"
+    assert written["croissant"] == str(path)
+    metadata = mlcroissant.Dataset(jsonld=path).metadata  # This raises if the metadata are invalid.
+    assert not metadata.ctx.issues.errors and metadata.name == "ul2r"
+    [manifest] = metadata.file_objects
+    data = (folder / "ul2r" / "dataset.json").read_bytes()
+    assert manifest.sha256 == hashlib.sha256(data).hexdigest()
+    [shards] = metadata.file_sets
+    assert [*(folder / "ul2r").glob(shards.includes[0])]
+    first = path.read_bytes()
+    (tmp_path / "README.md").unlink()
+    with pytest.raises(ArgumentError, match=r"README\.croissant\.json already exists"):
+        write_card(folder / "ul2r", tmp_path / "README.md")
+    write_card(folder / "ul2r", tmp_path / "again.md")
+    assert (tmp_path / "again.croissant.json").read_bytes() == first
+    assert json.loads(first)["keywords"] == ["packprep", "prefix_lm", "span_corruption"]
+
+
+def test_without_mlcroissant_only_the_card_is_written(folder, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlcroissant", None)
+    assert "croissant" not in write_card(folder / "ul2r", tmp_path / "README.md")
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
