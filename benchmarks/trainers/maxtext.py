@@ -2,6 +2,9 @@
 diffusion, which asks for rows that are not packed by itself.
 
 What is right is its own model on each document alone, in a plain loop with optax's Adam.
+
+MaxText's own command also trains on an export to ArrayRecord. What is right there is that its Grain
+pipeline, which packs, gives the ids of the documents one after the other.
 """
 
 import importlib.util
@@ -18,6 +21,7 @@ import numpy as np
 import optax
 from flax import nnx
 from maxtext.common import metric_logger
+from maxtext.input_pipeline import input_pipeline_interface
 from maxtext.trainers.pre_train import train as pre_train
 from maxtext.utils import maxtext_utils, model_creation_utils
 
@@ -25,6 +29,7 @@ from packprep.adapters.jax import loader
 from packprep.dataset.loader import open_dataset
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "maxtext_input.py"
+RECORDS = "records"
 BASE = Path(maxtext.__file__).parent / "configs" / "base.yml"
 COMMON = {
     "run_name": "run",
@@ -57,13 +62,29 @@ COMMON = {
 def arguments(folder: Path, kind: str) -> list[str]:
     """MaxText's, of a run in `folder` on folder/kind."""
     packed = folder / kind
-    dataset = open_dataset(packed)
+    dataset = open_dataset(folder / "causal" if kind == RECORDS else packed)
     given: dict[str, Any] = {
         **COMMON,
         "base_output_directory": folder / f"{kind}-out",
         "vocab_size": dataset.vocab_size,
     }
-    if kind == "causal":
+    if kind == RECORDS:
+        given |= {
+            "dataset_type": "grain",
+            "grain_file_type": "arrayrecord",
+            "grain_train_files": packed / "*.array_record",
+            "train_data_columns": "['tokens']",
+            "tokenize_train_data": False,
+            "grain_packing_type": "concat_then_split",
+            "grain_worker_count": 0,
+            "tokenizer_type": "huggingface",
+            "tokenizer_path": folder / "tokenizer",
+            "add_bos": False,
+            "add_eos": False,
+            "enable_data_shuffling": False,
+            "max_target_length": dataset.seq_length,
+        }
+    elif kind == "causal":
         given |= {
             "dataset_type": "grain",
             "grain_train_files": packed,
@@ -102,7 +123,7 @@ def train(folder: Path, kind: str) -> None:
         write(self, metrics, step, metric_type)
 
     metric_logger.MetricLogger.write_metrics = said
-    example().main(arguments(folder, kind))
+    (pre_train if kind == RECORDS else example()).main(arguments(folder, kind))
 
 
 def reference(folder: Path, kind: str) -> list[float]:
@@ -181,7 +202,30 @@ def row_of(document: made.Document, length: int, blocks: bool) -> dict[str, np.n
     }
 
 
+def check_records(folder: Path) -> None:
+    """MaxText's own command trains on documents, and its pipeline leaves no token out."""
+    made.exported(made.causal(folder), "array_record", folder / RECORDS)
+    losses = made.losses_of(folder, RECORDS)
+    assert sorted(losses) == [*range(1, made.STEPS + 1)] and losses[made.STEPS] < losses[1]
+    config, _ = pre_train.initialize(arguments(folder, RECORDS))
+    mesh = maxtext_utils.get_mesh_from_config(config)
+    batches, _ = input_pipeline_interface.create_data_iterator(config, mesh)
+    exported = made.exported(folder / "causal", "megatron", folder / "pairs")
+    [ids] = [np.fromfile(path, "<u2") for path in exported.glob("*.bin")]
+    at = 0
+    for _ in range(made.STEPS):
+        batch = next(batches)
+        for inputs, segments in zip(
+            np.asarray(batch["inputs"]), np.asarray(batch["inputs_segmentation"]), strict=True
+        ):
+            own = inputs[segments != 0]
+            assert np.array_equal(own, ids[at : at + len(own)])
+            at += len(own)
+    made.say("records: ids of documents, in order", f"{at:,}")
+
+
 def check(folder: Path) -> str:
+    check_records(folder / RECORDS)
     for kind, make in (("causal", made.causal), ("blocks", made.blocks)):
         whole, killed = folder / "whole", folder / "killed"
         packed = make(whole)

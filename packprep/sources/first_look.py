@@ -269,6 +269,11 @@ def first_look(
     if first and mistaken == len(looked_at):
         raise SourceError(f"source {source.name!r}: {first[0]}", first[1])
     beyond.report(source.name)
+    for i in looked_at[:1]:
+        format, path = FORMATS[files.formats[i][0]], os.path.join(files.root, files.names[i])
+        if format.notes and (tokenizer := format.module.tokenizer_in_notes(path)):
+            # Only a person can compare this name with the tokenizer of the recipe.
+            say(f"source {source.name!r}: {path} has ids of the tokenizer {tokenizer[:200]!r}")
     if first:
         say(
             f"warning: source {source.name!r}: {mistaken} of {len(looked_at)} inspected files"
@@ -285,6 +290,8 @@ def _mistake(look: _Look, files: Files, i: int) -> str:
     format, compression = files.formats[i]
     is_text = FORMATS[format].position == "whole"
     path = look.path
+    if FORMATS[format].notes:
+        return FORMATS[format].module.mistake_of_notes(path)
     if not (is_text or FORMATS[format].json):
         return ""  # The file's reader reports a missing column.
     begin, whole = begin_of(path, int(files.sizes[i]), compression, has_lines=not is_text)

@@ -127,6 +127,18 @@ class FormatModule(Protocol):
         Only indexed formats provide this function.
         """
 
+    def mistake_of_notes(self, path: str) -> str:
+        """Return a message if the files in `Format.notes` contradict the file at `path`, or "".
+
+        Only formats with `notes` provide this function.
+        """
+
+    def tokenizer_in_notes(self, path: str) -> str:
+        """Return the tokenizer that the files in `Format.notes` name, or "".
+
+        Only formats with `notes` provide this function.
+        """
+
 
 @dataclass(frozen=True)
 class Format:
@@ -150,7 +162,7 @@ class Format:
             first is the ending of the file with the ids.
         beside: Endings of further files that belong to a pair, after the name of its first file.
             Such a file may be missing.
-        notes: Endings of files next to a pair that are not read, as in `beside`.
+        notes: Endings of files that describe a pair, as in `beside`. A build does not read them.
         indexed: Whether an index file contains the locations of documents.
     """
 

@@ -4,6 +4,7 @@
 a.ds         ids u16 or u32, all documents concatenated
 a.ds.index   ends u64[D]: document d consists of the ids from ends[d - 1], or 0, to ends[d]
 a.ds.loss    u8[ids], 1 for a trained id and 0 for an untrained one; only if it was asked for
+a.ds.metadata  text: TOKENIZER|BYTES_OF_AN_ID, then the number of ids; only for messages
 ```
 
 All numbers are little-endian. The writer is `TokenizedFile` in
@@ -13,6 +14,7 @@ these files. The last end and the size of the .ds file give the number of bytes 
 A split is a run of consecutive documents. Only the index entries of that run are read.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import BinaryIO, NamedTuple
@@ -42,7 +44,7 @@ from packprep.sources.formats.flat_ids import (
 
 INDEX, LOSS, METADATA = ".index", ".loss", ".metadata"
 """Endings of the files next to a .ds file, after the name of the .ds file."""
-_DTYPES = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+_DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 _ENDS_AT_ONCE = 1 << 20
 
 
@@ -58,9 +60,9 @@ class _Files(NamedTuple):
     """The open files of one .ds file."""
 
     path: str
-    ids: BinaryIO
-    index: BinaryIO
-    loss: BinaryIO | None
+    ids_file: BinaryIO
+    index_file: BinaryIO
+    loss_file: BinaryIO | None
 
 
 def pieces(
@@ -71,7 +73,7 @@ def pieces(
     `size` is the summed size of the .ds file and the files next to it, in bytes.
     """
     with _opened(path, size) as files:
-        return Runs.of(_read_index(files).documents, size, piece_bytes).count
+        return Runs.of(_read_index(files).documents, size, piece_bytes).pieces
 
 
 def bytes_per_token(part: Slice, text_key: str) -> float:
@@ -134,11 +136,11 @@ class _Content(NamedTuple):
         Documents that are adjacent in the file are read in one call.
         """
         begins, sizes = self.begins[documents], self.sizes[documents]
-        ids = self._joined(self.files.ids, self.files.path, self.dtype, begins, sizes)
-        if self.files.loss is None or not self.has_masks:
+        ids = self._joined(self.files.ids_file, self.files.path, self.dtype, begins, sizes)
+        if self.files.loss_file is None or not self.has_masks:
             return ids, None
         path = self.files.path + LOSS
-        flags = self._joined(self.files.loss, path, np.dtype("u1"), begins, sizes)
+        flags = self._joined(self.files.loss_file, path, np.dtype("u1"), begins, sizes)
         if len(flags) and int(flags.max()) > 1:
             raise damaged(path, f"it has the value {int(flags.max())}, which is neither 0 nor 1")
         return ids, None if flags.all() else flags.astype(np.float32)
@@ -167,7 +169,7 @@ def _bounds(files: _Files, index: _Index, begin: int, end: int) -> np.ndarray:
     """
     path = files.path + INDEX
     first = max(begin - 1, 0)
-    ends = array_at(files.index, path, 8 * first, "<u8", end - first).astype(np.int64)
+    ends = array_at(files.index_file, path, 8 * first, "<u8", end - first).astype(np.int64)
     bounds = ends if begin else np.append(0, ends)
     is_wrong = (np.diff(bounds) < 0) | (bounds[1:] > index.ids) | (bounds[:-1] < 0)
     if is_wrong.any():
@@ -184,22 +186,53 @@ def _read_index(files: _Files) -> _Index:
         SourceError: If the index does not match the .ds file or the .ds.loss file.
     """
     path = files.path + INDEX
-    index_bytes, ids_bytes = files.index.seek(0, 2), files.ids.seek(0, 2)
+    index_bytes, ids_bytes = files.index_file.seek(0, 2), files.ids_file.seek(0, 2)
     if index_bytes % 8:
         raise _damaged(path, f"it has {index_bytes} bytes, but each document end takes 8")
     ids = 0
     if index_bytes:
-        ids = int(array_at(files.index, path, index_bytes - 8, "<u8", 1)[0])
-    dtype = next((_DTYPES[n] for n in _DTYPES if ids * n == ids_bytes), None)
-    if dtype is None:
+        ids = int(array_at(files.index_file, path, index_bytes - 8, "<u8", 1)[0])
+    dtypes = [dtype for n, dtype in _DTYPES.items() if ids * n == ids_bytes]
+    if not dtypes:
         raise _damaged(
             path,
             f"its last document ends at id {ids}, but the .ds has {ids_bytes} bytes, and an id"
             " takes 2 or 4",
         )
-    if files.loss is not None and (found := files.loss.seek(0, 2)) != ids:
+    if files.loss_file is not None and (found := files.loss_file.seek(0, 2)) != ids:
         raise _damaged(files.path + LOSS, f"it has {found} bytes, but the .ds has {ids} ids")
-    return _Index(dtype, index_bytes // 8, ids)
+    return _Index(dtypes[0], index_bytes // 8, ids)
+
+
+def tokenizer_in_notes(path: str) -> str:
+    """Return the tokenizer that a .ds.metadata file names, or "" without such a file."""
+    found = _metadata(path)
+    return found[1] if found else ""
+
+
+def mistake_of_notes(path: str) -> str:
+    """Return a message if a .ds.metadata file contradicts the .ds file at `path`, otherwise ""."""
+    found, size = _metadata(path), size_on_disk(path)
+    if found is None or int(found[2]) * int(found[3]) == size:
+        return ""
+    return (
+        f"its {METADATA} says {found[3]} ids of {found[2]} bytes, but it has {size} bytes\n"
+        "hint: fetch the .ds file and the files next to it again"
+    )
+
+
+def _metadata(path: str) -> re.Match | None:
+    """Return (tokenizer, bytes of an id, number of ids) as groups of a match.
+
+    Return None if there is no readable file of metadata. The writer omits it on request.
+    """
+    try:
+        size = size_on_disk(path + METADATA)
+    except SourceError:
+        return None
+    with open_source(path + METADATA, size) as file:
+        text = file.read(1 << 12).decode("utf-8", "replace")
+    return re.match(r"(.*)\|(\d{1,3})\n(\d{1,18})(\n|$)", text)
 
 
 def _damaged(path: str, what: str) -> SourceError:

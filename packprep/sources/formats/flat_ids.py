@@ -34,7 +34,7 @@ class Runs(NamedTuple):
     """The division of a file's numbered documents into splits."""
 
     documents: int
-    count: int  # number of splits
+    pieces: int  # number of splits
 
     @classmethod
     def of(cls, documents: int, size: int, piece_bytes: int) -> "Runs":
@@ -43,14 +43,14 @@ class Runs(NamedTuple):
 
     def numbers(self, piece: int) -> range:
         """Return the numbers of the documents in a split."""
-        first, end = (p * self.documents // self.count for p in (piece, piece + 1))
+        first, end = (p * self.documents // self.pieces for p in (piece, piece + 1))
         return range(first, end)
 
     def pieces_at(self, positions: np.ndarray) -> np.ndarray:
         """Return the splits that contain the documents with these numbers, int64[k], ascending."""
-        ends = np.array([self.numbers(piece).stop for piece in range(self.count)], np.int64)
+        ends = np.array([self.numbers(piece).stop for piece in range(self.pieces)], np.int64)
         found = np.unique(np.searchsorted(ends, positions, "right"))
-        return found[found < self.count]
+        return found[found < self.pieces]
 
     def checked(self, piece: int, path: str) -> range:
         """Return `numbers(piece)` for a split of the plan.
@@ -58,7 +58,7 @@ class Runs(NamedTuple):
         Raises:
             SourceError: If the index at `path` has fewer documents than when the plan was made.
         """
-        if piece >= self.count:
+        if piece >= self.pieces:
             raise SourceError(
                 f"{path}: it lists {self.documents} documents, fewer than when the plan was"
                 " made\n"

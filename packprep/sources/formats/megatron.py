@@ -89,7 +89,7 @@ def pieces(
     """
     with _opened(path, size) as (index_file, ids_file):
         index = _read_index(path, index_file, ids_file)
-    return Runs.of(index.documents, size, piece_bytes).count
+    return Runs.of(index.documents, size, piece_bytes).pieces
 
 
 def bytes_per_token(part: Slice, text_key: str) -> float:
@@ -276,7 +276,7 @@ def _read_index(path: str, index_file: BinaryIO, ids_file: BinaryIO) -> Index:
     if index_bytes < _HEADER.size:
         raise _damaged(path, f"it has {index_bytes} bytes, but its header needs {_HEADER.size}")
     magic, version, code, sequences, count = _HEADER.unpack(
-        array_at(index_file, path, 0, "u1", _HEADER.size)
+        array_at(index_file, path, 0, "u1", _HEADER.size).tobytes()
     )
     if magic != _MAGIC:
         raise SourceError(

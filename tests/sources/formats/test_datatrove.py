@@ -13,7 +13,12 @@ from packprep.recipe import Source
 from packprep.sources.files import find_files
 from packprep.sources.formats import Decoders, Fields, Slice, count_pieces, read
 from packprep.sources.formats import batch as limits
-from packprep.sources.formats.datatrove import bytes_per_token, pieces_at
+from packprep.sources.formats.datatrove import (
+    bytes_per_token,
+    mistake_of_notes,
+    pieces_at,
+    tokenizer_in_notes,
+)
 from tests.tokens_made import write_datatrove
 
 
@@ -125,6 +130,11 @@ def test_damaged_files_are_errors_that_name_the_file_and_the_place(tmp_path):
         assert said in str(error.value) and str(error.value).startswith(str(path))
     (tmp_path / "a.ds.loss").unlink()
     write_datatrove(path, [[1, 2]])
+    assert tokenizer_in_notes(str(path)) == "bytes" and mistake_of_notes(str(path)) == ""
+    (tmp_path / "a.ds.metadata").write_text("bytes|4\n2\n2T")
+    assert "its .metadata says 2 ids of 4 bytes, but it has 4" in mistake_of_notes(str(path))
+    (tmp_path / "a.ds.metadata").write_text("?")
+    assert tokenizer_in_notes(str(path)) == mistake_of_notes(str(path)) == ""
     part = part_of(path)
     with pytest.raises(SourceError, match="fewer than when the plan was made"):
         read_all(part._replace(piece=1))
