@@ -52,7 +52,7 @@ def texts() -> list[str]:
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 found.append(inspect.cleandoc(ast.get_docstring(node) or ""))
-    return list(filter(None, found))[:DOCUMENTS]
+    return [text.strip() for text in found if text.strip()][:DOCUMENTS]
 
 
 def small_tokenizer(folder: Path, documents: list[str], vocab_size: int) -> Tokenizer:

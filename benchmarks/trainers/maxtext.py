@@ -73,7 +73,7 @@ def arguments(folder: Path, kind: str) -> list[str]:
             "dataset_type": "grain",
             "grain_file_type": "arrayrecord",
             "grain_train_files": packed / "*.array_record",
-            "train_data_columns": "['tokens']",
+            "train_data_columns": "[tokens]",
             "tokenize_train_data": False,
             "grain_packing_type": "concat_then_split",
             "grain_worker_count": 0,

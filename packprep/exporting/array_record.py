@@ -18,6 +18,7 @@ The message is small, so this file writes it without TensorFlow (example.proto a
 The files have the options that Grain's documentation asks for: each record is a group of its own.
 """
 
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -108,12 +109,14 @@ def said(result: Mapping[str, Any]) -> list[str]:
     if result["what"] != "documents":
         return [made]
     options = (
-        "dataset_type=grain grain_file_type=arrayrecord"
-        f" grain_train_files='{result['out']}/*.array_record'"
-        f" train_data_columns=['{DOCUMENT_COLUMN}'] tokenize_train_data=False"
-        " grain_packing_type=concat_then_split"
+        "dataset_type=grain",
+        "grain_file_type=arrayrecord",
+        f"grain_train_files={result['out']}/*.array_record",
+        f"train_data_columns=[{DOCUMENT_COLUMN}]",
+        "tokenize_train_data=False",
+        "grain_packing_type=concat_then_split",
     )
-    return [made, f"MaxText: {options}"]
+    return [made, f"MaxText: {shlex.join(options)}"]
 
 
 def example(features: Mapping[str, np.ndarray]) -> bytes:

@@ -267,7 +267,7 @@ def test_an_export_is_a_line_and_a_file(own, tmp_path, monkeypatch):
     )
     with pytest.raises(
         RecipeError,
-        match="--what is an option of --to megatron or --to jsonl, not of --to toy\nhint: give no such",
+        match="--what is an option of --to megatron or --to jsonl or --to array_record, not of --to toy",
     ):
         export_dataset(own, "toy", tmp_path / "out", made.Silent(), what="rows")
 
