@@ -119,7 +119,7 @@ def train(folder: Path, kind: str) -> None:
     write = metric_logger.MetricLogger.write_metrics
 
     def said(self: Any, metrics: Any, step: int, metric_type: str = "train") -> None:
-        made.say_loss(step + 1, metrics["scalar"]["learning/loss"])
+        made.say_loss(step + 1, float(metrics["scalar"]["learning/loss"]))
         write(self, metrics, step, metric_type)
 
     metric_logger.MetricLogger.write_metrics = said
