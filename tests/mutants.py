@@ -5,8 +5,8 @@ all`, by the twin or by a test.
     python tests/mutants.py --lines packprep/building/run.py:12
 
 prints each with what found it. It is judged first by small builds that its own code verifies, then
-by the tests of its mirror file, then by those of other files that name its module and by some that
-build. A survivor is a hole in the tests, or changes nothing that anybody can see:
+by the tests of its mirror file, then by those of other files that import its module, and by some
+that build. A survivor is a hole in the tests, or changes nothing that anybody can see:
 mutants_equivalent.toml lists the latter with the reason. `--folder` keeps compiled kernels for the
 next run.
 """
@@ -28,7 +28,7 @@ import time
 import tomllib
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -192,8 +192,8 @@ def _may_swap(call: ast.Call) -> bool:
 
 
 def _seen(node: ast.AST) -> Iterator[ast.AST]:
-    """A node and what is in it; without annotations, decorators, asserts, texts of messages, and
-    functions of their own."""
+    """A node and what is in it; without annotations, decorators, asserts, bodies of abstract
+    methods, texts of messages, and functions of their own."""
     yield node
     for name, value in ast.iter_fields(node):
         if name in _UNSEEN or (isinstance(node, ast.Raise) and name in ("exc", "cause")):
@@ -201,6 +201,8 @@ def _seen(node: ast.AST) -> Iterator[ast.AST]:
         for child in value if isinstance(value, list) else [value]:
             match child:
                 case ast.FunctionDef() | ast.ClassDef() | ast.Assert() | ast.JoinedStr():
+                    continue
+                case ast.Raise(ast.Name("NotImplementedError")):
                     continue
                 case ast.keyword(arg="strict"):
                     continue
@@ -453,6 +455,10 @@ class Bench:
             path.relative_to(self.copy).as_posix(): path.read_text("utf-8")
             for path in self.copy.rglob("*.py")
         }
+        modules = {module_of(file): file for file in self.sources}
+        self.imports = {
+            file: imports_of(file, source, modules) for file, source in self.sources.items()
+        }
         self.sound, self._changes = set[str](), 0  # tests that hold for the package as it is
         if not self.corpus.exists():
             self.in_child(self._write_corpus, self.kernels, 600)
@@ -529,21 +535,22 @@ class Bench:
         mirror = f"{room}/test_{stem}"
         return [mirror] if mirror in self.sources else []
 
-    def naming(self, file: str) -> list[str]:
-        """Test files that name a module, small ones first."""
-        module = module_of(file)
-        package, _, name = module.rpartition(".")
-        named = re.compile(
-            rf"\b{re.escape(module)}\b|\bfrom {re.escape(package)} import [^\n]*\b{name}\b"
-        )
-        tests = (
-            t
-            for t in self.sources
-            if t.startswith("tests/") and t.rpartition("/")[2].startswith("test_")
-        )
-        return sorted(
-            (t for t in tests if named.search(self.sources[t])), key=lambda t: len(self.sources[t])
-        )
+    def importing(self, file: str) -> list[str]:
+        """Return the test files that import a module, and those of its folder that import it
+        through another file.
+
+        Direct imports come first. Among them, a test file comes early if many of its imports are
+        the module or import it.
+        """
+        folder = os.path.dirname(file.replace("packprep/", "tests/", 1))
+        ranked = []
+        for test, imports in self.imports.items():
+            ways = sum(file == other or file in self.imports[other] for other in imports)
+            is_test = test.startswith("tests/") and os.path.basename(test).startswith("test_")
+            is_direct = file in imports
+            if is_test and ways and (is_direct or os.path.dirname(test) == folder):
+                ranked.append((not is_direct, -ways / len(imports), test))
+        return [test for *_, test in sorted(ranked)]
 
     def found(
         self, tests: Sequence[str], seconds: float, mutant: Mutant, cache: Path
@@ -636,7 +643,7 @@ class Bench:
             found, built, _ = given or (error, "", [])
         if found:
             return "builds", found, total
-        others = list(dict.fromkeys([*self.naming(mutant.file), *WIDER[mutant.file.split("/")[1]]]))
+        others = list(dict.fromkeys([*self.importing(mutant.file), *WIDER[mutant.file.split("/")[1]]]))
         nearest = self.nearest(mutant.file) or others[:4]
         wider = [test for test in others if test not in nearest]
         for stage, tests, seconds in (
@@ -661,6 +668,27 @@ def of_lines(places: Sequence[str]) -> Iterator[Mutant]:
 
 def module_of(file: str) -> str:
     return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def imports_of(file: str, source: str, modules: Mapping[str, str]) -> set[str]:
+    """Return the files that a file imports or names by a dotted path.
+
+    A package that loads its files at run time counts as importing all of them. `modules` maps
+    module to file.
+    """
+    names = set(re.findall(r"\b(?:packprep|tests)(?:\.\w+)+", source))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    found = set()
+    for name in names:
+        while name and name not in modules:
+            name = name.rpartition(".")[0]
+        found |= {modules[name]} if name else set()
+    if "import_module" in source and file.endswith("__init__.py"):
+        folder = os.path.dirname(file)
+        found |= {other for other in modules.values() if os.path.dirname(other) == folder}
+    return found - {file}
 
 
 def _is_slow(file: str) -> bool:

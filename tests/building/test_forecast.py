@@ -52,6 +52,16 @@ def test_a_forecast_is_near_what_the_build_makes(folder, tmp_path):
     assert found["fingerprint"] == manifest["fingerprint"] and found["worker_bytes"] > 100 << 20
 
 
+@pytest.mark.parametrize("preset, slot_bytes", [("causal", 2 + 3), ("mlm", 2 * 2 + 3)])
+def test_a_worker_has_three_copies_of_its_tokens_and_two_of_its_rows(folder, preset, slot_bytes):
+    """Same-position tasks store labels beside the tokens. An id has two bytes."""
+    found = forecast_of(folder, tasks=[{"preset": preset}])
+    tokens = found["tokens"] / found["shards"]
+    slots = found["rows"] * found["seq_length"] / found["shards"]
+    expected = 3 * 2 * tokens + 2 * slot_bytes * slots
+    assert found["worker_bytes"] - module.PROCESS_BYTES == pytest.approx(expected, rel=0.01)
+
+
 def test_a_token_store_is_forecast_whatever_uses_the_recipe_makes_of_it(folder, tmp_path):
     table = made.table([{"paths": ["a.jsonl"], "repeat": 2.5, "sample": [0.2, 0.7]}])
     store = made.build(table, folder, tmp_path / "store", is_store=True).manifest

@@ -10,10 +10,11 @@ import zstandard
 from packprep.building.planning import look_up
 from packprep.conversations.supervision import supervise
 from packprep.conversations.training import tokenize_supervised
+from packprep.documents import calibration
 from packprep.documents import sample as sampling
 from packprep.documents.calibration import FIRST_CHARACTERS, calibrate, first_texts
 from packprep.recipe import DocumentKeys, read_recipe
-from packprep.sources.formats import Choice
+from packprep.sources.formats import FORMATS, Choice
 from packprep.sources.slices import PlannedSource
 from packprep.tokenizer.engines import candidates, engine_facts, load_engine
 from tests import made, tokens_made
@@ -223,6 +224,12 @@ def test_the_first_texts_are_documents_cut_to_some_characters_together(tmp_path)
     )
 
 
+def test_texts_that_fill_the_first_characters_exactly_are_the_last(tmp_path, monkeypatch):
+    monkeypatch.setattr(calibration, "FIRST_CHARACTERS", 20)
+    made.write_lines(tmp_path / "a.jsonl", ["0123456789"] * 3)
+    assert list(first_texts(looked_up(tmp_path, "a.jsonl")[1])) == ["0123456789"] * 2
+
+
 def test_all_texts_of_a_small_source_are_its_first_and_a_source_of_tokens_has_none(tmp_path):
     texts = made.texts(20, mean_bytes=300)
     made.write_lines(tmp_path / "a.jsonl", texts)
@@ -275,6 +282,19 @@ def test_no_more_texts_are_held_than_may_be(monkeypatch):
     looks = [(["aaa", "b"], [None, None]), (["cccc"], [None]), (["d"], [None])]
     assert sampling._some(iter(looks)) == ((["aaa", "b"], [None, None]), 4 / 9)
     assert sampling._some(iter(looks[1:])) == ((["cccc", "d"], [None, None]), 1.0)
+
+
+@pytest.mark.parametrize("first", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("held", [1, 3, 4])
+def test_no_more_lines_are_decoded_than_may_be_held(monkeypatch, held, first):
+    """The result has the fraction of the bytes that are decoded, and the last line may be open."""
+    monkeypatch.setattr(sampling, "HELD_DOCUMENTS", held)
+    texts = ["a", "bb", "cc", "dddd"]
+    lines = first + b"\n".join(json.dumps({"text": text}).encode() for text in texts)
+    decode = FORMATS["jsonl"].module.line_decoder("text", None)
+    (found, _), share = sampling._texts_of(decode, lines, None, "a.jsonl", None)
+    rest = sum(len(json.dumps({"text": text})) + 1 for text in texts[held:])
+    assert found == texts[:held] and share == 1 - max(0, rest - 1) / len(lines)
 
 
 @pytest.mark.parametrize("beside", ["media", "loss_spans"])

@@ -5,7 +5,7 @@ from packprep import cache
 from packprep.randomness import text_key
 from packprep.tokenizer import proof
 from packprep.tokenizer.encoding import Tokens, tokenize
-from packprep.tokenizer.engines.engine import EngineRefusal
+from packprep.tokenizer.engines.engine import EngineFault, EngineRefusal
 from packprep.tokenizer.engines.fastokens import FastEngine
 from packprep.tokenizer.engines.reference import ReferenceEngine
 from packprep.tokenizer.proof import (
@@ -14,6 +14,7 @@ from packprep.tokenizer.proof import (
     chat_difference,
     compared,
     difference,
+    fault,
     prove,
     prove_on_nasty_text,
 )
@@ -145,6 +146,16 @@ def test_of_a_long_text_the_begin_is_compared(gpt2):
 def test_an_engine_that_breaks_down_is_refused(gpt2):
     with pytest.raises(EngineRefusal, match="it failed .* at the text 'TRAP'"):
         prove(WrongEngine(gpt2, "text", "TRAP", breaks=True), ["the", "TRAP"], "text", gpt2)
+
+
+def test_a_failure_of_an_engine_is_shown_with_the_begin_of_its_text_and_of_the_reference_s_ids(gpt2):
+    engine, text = WrongEngine(gpt2, "text", "TRAP", breaks=True), "TRAP " + "the lazy dog " * 50
+    with pytest.raises(EngineFault) as failed:
+        engine.encode([text])
+    found = fault(engine, failed.value)
+    assert found.text == text[:80] and (found.character, found.token) == (0, 0)
+    assert found.ids == f"no ids but an error ({failed.value})"
+    assert found.reference_ids == engine.reference.encode([text])[0][:16].tolist()
 
 
 def test_one_document_of_2000_is_compared_whatever_else_is_read_with_it():
