@@ -643,7 +643,9 @@ class Bench:
             found, built, _ = given or (error, "", [])
         if found:
             return "builds", found, total
-        others = list(dict.fromkeys([*self.importing(mutant.file), *WIDER[mutant.file.split("/")[1]]]))
+        others = list(
+            dict.fromkeys([*self.importing(mutant.file), *WIDER[mutant.file.split("/")[1]]])
+        )
         nearest = self.nearest(mutant.file) or others[:4]
         wider = [test for test in others if test not in nearest]
         for stage, tests, seconds in (

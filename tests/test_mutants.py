@@ -21,6 +21,10 @@ def f(a: int = 3, *, strict=True) -> int:
     for _ in zip([a], [a], strict=True):
         a += g(a, 2)
     return max(a, 1)
+
+
+def abstract():
+    raise NotImplementedError
 '''
 BECOMES = {
     "LIMIT = 257",
@@ -45,7 +49,8 @@ BECOMES = {
 
 @pytest.mark.long
 def test_mutants_are_of_what_a_program_does(tmp_path, monkeypatch):
-    """Not of docstrings, annotations, assertions, texts and what `strict` guards."""
+    """Not of docstrings, annotations, assertions, abstract methods, texts and what `strict`
+    guards."""
     monkeypatch.setattr(mutants, "ROOT", tmp_path)
     (tmp_path / "f.py").write_text(SOURCE)
     every = [mutant for found in mutants.mutants_of("f.py").values() for mutant in found]
@@ -57,6 +62,23 @@ def test_mutants_are_of_what_a_program_does(tmp_path, monkeypatch):
         lines = mutants.mutated(mutant).decode().split("\n")
         changed = [i for i, line in enumerate(SOURCE.split("\n")) if line != lines[i]]
         assert changed == [mutant.line - 1] and lines[mutant.line - 1] == mutant.becomes
+
+
+@pytest.mark.long
+def test_a_file_imports_the_modules_that_it_names_and_a_registry_those_of_its_folder():
+    modules = {
+        "packprep.a": "packprep/a/__init__.py",
+        "packprep.a.b": "packprep/a/b.py",
+        "packprep.a.c": "packprep/a/c.py",
+        "packprep.d": "packprep/d.py",
+        "tests.made": "tests/made.py",
+    }
+    source = 'from packprep.a import (\n    b,\n    g,\n)\npatch("packprep.d.f.g")\n'
+    found = mutants.imports_of("tests/test_a.py", source, modules)
+    assert found == {"packprep/a/__init__.py", "packprep/a/b.py", "packprep/d.py"}
+    registry = "from importlib import import_module\nfrom packprep import d\n"
+    found = mutants.imports_of("packprep/a/__init__.py", registry, modules)
+    assert found == {"packprep/a/b.py", "packprep/a/c.py", "packprep/d.py"}
 
 
 @pytest.mark.long

@@ -21,6 +21,7 @@ from packprep.recipe import presets
 from tests import made
 from tests.dataset.synthetic import replace_in_manifest, slots_ahead
 
+LAW3 = made.ROOT / "tests" / "golden" / "law3"
 COLUMNS = ["tokens", "labels", "segment_ids", "position_ids", "loss_mask", "loss_weights"]
 MASKED, UNIFORM = {"objective": "masked_diffusion"}, {"objective": "uniform_diffusion"}
 BLOCKS, CAUSAL = {"objective": "block_diffusion"}, {"objective": "causal"}
@@ -658,11 +659,66 @@ def test_shares_that_are_none_are_refused(datasets, tmp_path, replace):
         open_dataset(tmp_path / "d").batches(2, redraw=True)
 
 
-def test_specials_are_needed(datasets, tmp_path):
-    shutil.copytree(datasets("exact").directory, tmp_path / "out")
-    replace_in_manifest(tmp_path / "out", specials={"pad": 256, "mask": 259})
-    with pytest.raises(DatasetError, match="special_ids"):
-        open_dataset(tmp_path / "out").batches(2, redraw=True)
+LAST = 527  # the highest id of the golden datasets' vocabulary
+UNUSABLE = {
+    "in_place": [
+        ({"special_ids": None}, "specials have no special_ids"),
+        ({"special_ids": 3}, "special_ids are not a list of ids below vocab_size 528"),
+        ({"special_ids": [LAST + 1]}, "special_ids are not a list of ids below vocab_size 528"),
+        ({"special_ids": [*range(1, LAST + 1)]}, "fewer than two ordinary ids"),
+        ({"mask": None}, "specials have no mask"),
+        ({"mask": "259"}, "mask is '259' and should be an id below vocab_size 528"),
+        ({"mask": LAST + 1}, "mask is 528 and should be an id below vocab_size 528"),
+    ],
+    "ul2r": [
+        ({"sentinels": [272]}, "task 'r' needs [0-9]+ sentinels, but .* have 1"),
+        ({"sentinels": 3}, "sentinels are not a list of ids below vocab_size 528"),
+        ({"sentinels": [LAST + 1]}, "sentinels are not a list of ids below vocab_size 528"),
+        ({"eos": LAST + 1}, "eos is 528 and should be an id below vocab_size 528"),
+    ],
+    "compact": [
+        ({"fim_suffix": None}, "task 'fill_in_the_middle' needs fim_suffix, which is missing"),
+        ({"fim_suffix": LAST + 1}, "fim_suffix is 528 and should be an id below vocab_size 528"),
+    ],
+}
+USABLE = {
+    "in_place": [{"special_ids": [*range(2, LAST + 1)]}, {"mask": LAST}, {"special_ids": [LAST]}],
+    "ul2r": [{"eos": LAST}],
+    "compact": [{"fim_suffix": LAST}],
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+@pytest.mark.every_case
+def test_specials_that_a_task_writes_are_needed_and_are_ids_of_the_vocabulary(name):
+    manifest = open_dataset(LAW3 / name / "dataset").manifest
+
+    def resample(changes):
+        given = {**manifest["specials"], **changes}
+        specials = {role: ids for role, ids in given.items() if ids is not None}
+        return resampling.resampling_of(
+            {**manifest, "specials": specials}, (LAW3 / name / "dataset/tokenizer.json").read_bytes
+        )
+
+    for changes, words in UNUSABLE[name]:
+        with pytest.raises(DatasetError, match=f"^redraw: .*{words}"):
+            resample(changes)
+    for changes in USABLE[name]:
+        assert resample(changes).has_chance
+
+
+def test_a_task_that_contradicts_its_noise_schedule_is_refused_by_name():
+    manifest = open_dataset(LAW3 / "in_place" / "dataset").manifest
+    masked, *others = manifest["tasks"]
+    for changes, words in (
+        ({"attention": "causal"}, "its attention is causal and should be bidirectional"),
+        ({"label_alignment": "next_slot"}, "its shift does not agree with its label_alignment"),
+        ({"resolved": [1]}, "resolved is not an object"),
+        ({"parameters": {}}, "noise_range is None, which masked_diffusion cannot use"),
+    ):
+        tasks = [{**masked, **changes}, *others]
+        with pytest.raises(DatasetError, match=f"^redraw: task 'masked_diffusion' .*: {words}"):
+            resampling.resampling_of({**manifest, "tasks": tasks}, lambda: b"")
 
 
 @pytest.mark.parametrize("epochs", [[1], [1, 2, 3], [1, -1], [1, 0.5]])

@@ -148,7 +148,9 @@ def test_an_engine_that_breaks_down_is_refused(gpt2):
         prove(WrongEngine(gpt2, "text", "TRAP", breaks=True), ["the", "TRAP"], "text", gpt2)
 
 
-def test_a_failure_of_an_engine_is_shown_with_the_begin_of_its_text_and_of_the_reference_s_ids(gpt2):
+def test_a_failure_of_an_engine_is_shown_with_the_begin_of_its_text_and_of_the_reference_s_ids(
+    gpt2,
+):
     engine, text = WrongEngine(gpt2, "text", "TRAP", breaks=True), "TRAP " + "the lazy dog " * 50
     with pytest.raises(EngineFault) as failed:
         engine.encode([text])
