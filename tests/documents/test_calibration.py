@@ -1,5 +1,6 @@
 import gzip
 import json
+import shutil
 from functools import partial
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from packprep.sources.formats import FORMATS, Choice
 from packprep.sources.slices import PlannedSource
 from packprep.tokenizer.engines import candidates, engine_facts, load_engine
 from tests import made, tokens_made
+from tests.golden.builds import SOURCES
 
 
 def looked_up(folder, pattern, seed=0, **of_source):
@@ -274,6 +276,143 @@ def test_what_is_looked_at_stays_what_it_is(
         int(found.lengths.sum()),
     )
     assert said == ([ratio], document_bytes, first, tokens)
+
+
+SMALL = {
+    "WHOLE_BYTES": 1 << 10,
+    "PRECISE_WHOLE_BYTES": 1 << 11,
+    "WINDOWS": 4,
+    "WINDOW_BYTES": 1 << 10,
+    "ROUNDS": 3,
+    "PIECES": 2,
+    "PIECE_TEXT_BYTES": 1 << 11,
+    "READ_BYTES": 1 << 12,
+    "SPACING": 1 << 6,
+    "HELD_DOCUMENTS": 20,
+    "_STEP_BYTES": 1 << 8,
+}
+"""Limits by which the small golden sources are sampled as large ones are."""
+FROZEN = {
+    ("web.jsonl", False): ([988], [], (9, 47, 3), (12, 14684), 46.63, (0.99987, 355.44, 0.016181)),
+    ("*.jsonl.gz", False): ([1856], [], (32, 155, 2), (29, 6024), 155.18, (1.0, 162.44, 0.7223)),
+    ("web.jsonl.zst", False): (
+        [4448],
+        [],
+        (20, 101, 1),
+        (69, 13821),
+        101.3,
+        (0.99281, 159.12, 0.0),
+    ),
+    ("web.arrow", False): (
+        [506],
+        [17976],
+        (9, 115, 2),
+        (32, 5490),
+        114.77,
+        (1.0119, 77.46, 0.40796),
+    ),
+    ("books.parquet", False): (
+        [793],
+        [14752],
+        (20, 41, 2),
+        (50, 19123),
+        41.34,
+        (1.0088, 276.3, 0.035611),
+    ),
+    ("notes/*.txt", False): ([1024], [], (7, 7, 1), (64, 21873), 6.04, (1.0, 330.45, 0.0)),
+    ("spans.jsonl", False): ([789], [], (15, 12, 4), (16, 2932), 12.1, (0.9997, 160.68, 0.021117)),
+    ("media.jsonl", False): ([512], [], (15, 45, 4), (16, 2071), 44.52, (0.99969, 103.91, 0.12083)),
+    ("pair.bin", False): ([1882], [], (7, 35, 1), (7, 720), 35.11, (0.24763, 415.43, 0.0)),
+    ("rows.parquet", False): ([1024], [16808], (26, 30, 2), (26, 3615), 30.22, (0.25, 556.15, 0.0)),
+    ("web.jsonl", True): ([988], [], (9, 47, 3), (12, 14684), 46.63, (0.99987, 355.44, 0.016181)),
+    ("*.jsonl.gz", True): (
+        [1024],
+        [16544, 3039, 15142],
+        (85, 143, 2),
+        (186, 186398),
+        142.94,
+        (0.99744, 242.93, 0.40481),
+    ),
+    ("web.jsonl.zst", True): (
+        [1024],
+        [16609],
+        (65, 65, 1),
+        (286, 327406),
+        62.19,
+        (0.99847, 267.06, 0.0),
+    ),
+    ("web.arrow", True): (
+        [898],
+        [17976],
+        (18, 96, 2),
+        (225, 68583),
+        95.68,
+        (1.0022, 164.85, 0.050038),
+    ),
+    ("books.parquet", True): (
+        [898],
+        [14752],
+        (32, 42, 2),
+        (224, 92058),
+        42.06,
+        (0.99777, 307.52, 0.0056521),
+    ),
+    ("notes/*.txt", True): ([1024], [], (7, 7, 1), (6, 1995), 6.0, (1.0, 285.0, 0.0)),
+    ("spans.jsonl", True): ([791], [], (12, 12, 1), (198, 37172), 11.85, (1.0013, 164.52, 0.0)),
+    ("media.jsonl", True): ([532], [], (19, 44, 5), (20, 2641), 44.23, (1.0005, 108.76, 0.097838)),
+    ("pair.bin", True): ([1882], [], (30, 30, 1), (30, 3616), 30.0, (0.24798, 486.13, 0.0)),
+    ("rows.parquet", True): (
+        [1021],
+        [16808],
+        (30, 30, 2),
+        (30, 4172),
+        30.11,
+        (0.2499, 556.27, 0.0035241),
+    ),
+}
+"""(files, precise) → the figures of a sample.
+
+They are the ratios, the recorded sizes of files, (sampled documents, all documents, windows),
+(sampled lengths, their sum), the number of documents that the lengths represent, and (tokens per
+byte, bytes per document, error).
+"""
+
+
+@pytest.mark.parametrize(
+    "precise", [pytest.param(False, id="quick"), pytest.param(True, id="precise")]
+)
+@pytest.mark.every_case
+def test_a_sample_of_any_format_stays_what_it_is(tmp_path, monkeypatch, precise):
+    for name, value in SMALL.items():
+        monkeypatch.setattr(sampling, name, value)
+    shutil.copytree(SOURCES, tmp_path, dirs_exist_ok=True)
+    lines = (SOURCES / "web.jsonl").read_bytes().splitlines(keepends=True)
+    for i, part in enumerate((lines[:20], lines[20:60])):  # stored, as every zlib does it alike
+        made.write(tmp_path / f"{i}.jsonl.gz", gzip.compress(b"".join(part), 0, mtime=0))
+    found = {}
+    for files, kind in FROZEN:
+        if kind != precise:
+            continue
+        as_tokens = {"format": "tokens"} if files == "rows.parquet" else {}
+        inputs, source = looked_up(tmp_path, files, 7, **as_tokens)
+        engine = load_engine(
+            engine_facts(candidates("reference", inputs.vocabulary)[0]), inputs.vocabulary, "text"
+        )
+        rendered = partial(supervise, template=None, settings=DocumentKeys())
+        estimates = calibrate(
+            source, engine, inputs.vocabulary, DocumentKeys(), rendered, precise=precise
+        )
+        tally, rates = estimates.tally, (estimates.tokens_per_byte, estimates.document_bytes)
+        noted = [sum(sizes) for sizes in source.files.piece_bytes.values()]
+        found[files, kind] = (
+            [*estimates.ratios.values()],
+            noted,
+            (tally.looked_at, round(tally.totals[0]), len(tally.units)),
+            (len(estimates.lengths), int(estimates.lengths.sum())),
+            round(float(estimates.length_weights.sum()), 2),
+            tuple(float(f"{rate:.5g}") for rate in (*rates, estimates.sampling_error)),
+        )
+    assert found == {case: figures for case, figures in FROZEN.items() if case[1] == precise}
 
 
 def test_no_more_texts_are_held_than_may_be(monkeypatch):
