@@ -93,7 +93,7 @@ def missing_roles(
             f'missing = "add" would need ids up to {tokens.n_ids + n_new - 1}, but vocab_size is'
             f" {vocab_size}."
         ]
-    elif not pasted:
+    elif not complete:
         lines += [
             f"Name existing tokens, by text or by id (0 to {tokens.n_ids - 1}), in the recipe's"
             " [specials]."
