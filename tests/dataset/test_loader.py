@@ -298,6 +298,32 @@ def test_columns_dtype_and_out(made):
         ds.batch([0], out=out)
 
 
+def test_one_dtype_is_that_of_ids_and_places_alone_and_each_dtype_holds_its_column(made):
+    ds, _, _ = made
+    own, cast = ds._dtypes(None), ds._dtypes(np.int64)
+    ahead = {f"labels_{k}" for k in range(2, 9)}
+    ids = {"tokens", "labels", *ahead, "segment_ids", "position_ids", "prefix_ends"}
+    assert {name for name in own if cast[name] != own[name]} == ids
+    blocks = {"block_lengths", "block_starts", "seq_idx"}
+    assert all(own[name] == np.int32 for name in ("position_ids", "prefix_ends", *blocks))
+    for name, holds, loses in (  # ids to 527, 64 slots, costs to 4096
+        ("tokens", "u2 f2 f4", "u1 i1 ?"),
+        ("labels_8", "u2 i2", "u1 i1 ?"),
+        ("position_ids", "u1 i1 f2", "?"),
+        ("loss_mask", "? u1 f2", ""),
+        ("loss_mask_2", "? u1", ""),
+        ("loss_weights", "f2 f4", "u1 i8 ?"),
+        ("loss_weights_2", "f2 f8", "u1 i8 ?"),
+        ("loss_weight_sum", "f2 f4", "u1 i8 ?"),
+        ("row_cost", "u2 i2 f4", "u1 i1 f2 ?"),
+    ):
+        for dtype in holds.split():
+            assert ds._dtypes({name: dtype})[name] == np.dtype(dtype)
+        for dtype in loses.split():
+            with pytest.raises(ArgumentError, match=f"the dtype of '{name}' is .* cannot hold"):
+                ds._dtypes({name: dtype})
+
+
 @pytest.mark.parametrize("ask", ["batch", "batches", "with_columns"])
 def test_a_dtype_that_is_none_or_of_no_column_is_refused_where_it_is_asked_for(made, ask):
     ds, _, _ = made
