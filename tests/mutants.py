@@ -539,17 +539,19 @@ class Bench:
         """Return the test files that import a module, and those of its folder that import it
         through another file.
 
-        Direct imports come first. Among them, a test file comes early if many of its imports are
-        the module or import it.
+        Direct imports come first, and among them the tests of the same subpackage. A test file
+        comes early if many of its imports are the module or import it.
         """
         folder = os.path.dirname(file.replace("packprep/", "tests/", 1))
+        subpackage = folder.split("/")[1]
         ranked = []
         for test, imports in self.imports.items():
             ways = sum(file == other or file in self.imports[other] for other in imports)
             is_test = test.startswith("tests/") and os.path.basename(test).startswith("test_")
             is_direct = file in imports
             if is_test and ways and (is_direct or os.path.dirname(test) == folder):
-                ranked.append((not is_direct, -ways / len(imports), test))
+                is_near = test.split("/")[1] == subpackage
+                ranked.append((not is_direct, not is_near, -ways / len(imports), test))
         return [test for *_, test in sorted(ranked)]
 
     def found(
