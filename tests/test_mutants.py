@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -79,6 +80,26 @@ def test_a_file_imports_the_modules_that_it_names_and_a_registry_those_of_its_fo
     registry = "from importlib import import_module\nfrom packprep import d\n"
     found = mutants.imports_of("packprep/a/__init__.py", registry, modules)
     assert found == {"packprep/a/b.py", "packprep/a/c.py", "packprep/d.py"}
+
+
+@pytest.mark.long
+def test_tests_that_import_a_module_come_first_and_those_of_its_subpackage_before_others():
+    imports = {
+        "packprep/a/c.py": {"packprep/a/b.py"},
+        "tests/a/test_broad.py": {"packprep/a/b.py", "tests/made.py"},
+        "tests/a/test_narrow.py": {"packprep/a/b.py", "packprep/a/c.py"},
+        "tests/a/test_through_c.py": {"packprep/a/c.py"},
+        "tests/d/test_direct.py": {"packprep/a/b.py"},
+        "tests/d/test_through_c.py": {"packprep/a/c.py"},
+        "tests/made.py": {"packprep/a/b.py"},
+    }
+    found = mutants.Bench.importing(SimpleNamespace(imports=imports), "packprep/a/b.py")
+    assert found == [
+        "tests/a/test_broad.py",
+        "tests/a/test_narrow.py",
+        "tests/d/test_direct.py",
+        "tests/a/test_through_c.py",
+    ]
 
 
 @pytest.mark.long
