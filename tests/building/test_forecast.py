@@ -303,6 +303,31 @@ def test_time_is_that_of_the_worker_with_most_shards_and_of_the_kernels_that_are
     ]
 
 
+def test_the_errors_of_shares_and_of_a_store_are_those_of_independent_sources():
+    tokens, errors = np.array([30_000, 10_000, 500]), np.array([0.01, 0.04, 0.2])
+    plan = {
+        "token_dtype": "uint16",
+        "sources": [
+            {"name": f"s{i}", "text_bytes": 1, "repeat": 2.0, "tokens": n, "documents": n // 10}
+            | {"relative_error": error}
+            for i, (n, error) in enumerate(zip(tokens.tolist(), errors.tolist(), strict=True))
+        ],
+    }
+    drawn = np.random.default_rng(1).normal(tokens, tokens * errors, (20_000, 3))
+    shares = drawn / drawn.sum(1, keepdims=True)
+    for i, found in enumerate(module._figures_of_sources(plan)):
+        assert found["share"] == tokens[i] / tokens.sum()
+        assert found["share_error"] == pytest.approx(shares[:, i].std(), rel=0.03)
+    samples = [SimpleNamespace(sample=sample) for sample in ((0.0, 0.5), (0.25, 0.5), (0.0, 1.0))]
+    uses = np.array([1.0, 0.5, 2.0])
+    found = module._of_store(plan, SimpleNamespace(sources=samples))
+    assert found["tokens"] == (tokens / uses).sum()
+    assert found["documents"] == (tokens / uses).sum() / 10
+    assert found["bytes"] == 2 * found["tokens"] + module.DOCUMENT_BYTES * found["documents"]
+    sums = (drawn / uses).sum(1)
+    assert found["token_error"] == pytest.approx(sums.std() / sums.mean(), rel=0.03)
+
+
 def test_sampled_documents_that_say_what_is_trained_are_trained_whole():
     training = module._all_trained(np.array([0, 1, 1], np.uint8), np.array([5, 7, 9], np.int64))
     assert training.spans.tolist() == [[0, 7], [0, 9]] and training.span_offsets.tolist() == [
