@@ -193,7 +193,8 @@ def _may_swap(call: ast.Call) -> bool:
 
 def _seen(node: ast.AST) -> Iterator[ast.AST]:
     """A node and what is in it; without annotations, decorators, asserts, bodies of abstract
-    methods, texts of messages, and functions of their own."""
+    methods, texts of messages, what `strict` guards, what msgspec's `gc` only makes faster, and
+    functions of their own."""
     yield node
     for name, value in ast.iter_fields(node):
         if name in _UNSEEN or (isinstance(node, ast.Raise) and name in ("exc", "cause")):
@@ -204,7 +205,7 @@ def _seen(node: ast.AST) -> Iterator[ast.AST]:
                     continue
                 case ast.Raise(ast.Name("NotImplementedError")):
                     continue
-                case ast.keyword(arg="strict"):
+                case ast.keyword(arg="strict" | "gc"):
                     continue
                 case ast.Expr(ast.Call(ast.Attribute(attr="say"))):
                     continue
