@@ -6,9 +6,9 @@ all`, by the twin or by a test.
 
 prints each with what found it. It is judged first by small builds that its own code verifies, then
 by the tests of its mirror file, then by those of other files that import its module, and by some
-that build. A survivor is a hole in the tests, or changes nothing that anybody can see:
-mutants_equivalent.toml lists the latter with the reason. `--folder` keeps compiled kernels for the
-next run.
+that build. Files that name the mutant's function or a caller of it come first. A survivor is a hole
+in the tests, or changes nothing that anybody can see: mutants_equivalent.toml lists the latter with
+the reason. `--folder` keeps compiled kernels for the next run.
 """
 
 import argparse
@@ -28,7 +28,7 @@ import time
 import tomllib
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -536,13 +536,15 @@ class Bench:
         mirror = f"{room}/test_{stem}"
         return [mirror] if mirror in self.sources else []
 
-    def importing(self, file: str) -> list[str]:
+    def importing(self, file: str, names: Set[str] = frozenset()) -> list[str]:
         """Return the test files that import a module, and those of its folder that import it
         through another file.
 
-        Direct imports come first, and among them the tests of the same subpackage. A test file
-        comes early if many of its imports are the module or import it.
+        Direct imports come first. Among them, files that have one of `names` come first, then tests
+        of the same subpackage. The order of the others is by how many of a file's imports are the
+        module or import it.
         """
+        named = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
         folder = os.path.dirname(file.replace("packprep/", "tests/", 1))
         subpackage = folder.split("/")[1]
         ranked = []
@@ -552,8 +554,30 @@ class Bench:
             is_direct = file in imports
             if is_test and ways and (is_direct or os.path.dirname(test) == folder):
                 is_near = test.split("/")[1] == subpackage
-                ranked.append((not is_direct, not is_near, -ways / len(imports), test))
+                is_named = bool(named.search(self.sources[test]))
+                share = ways / len(imports)
+                ranked.append((not is_direct, not is_named, not is_near, -share, test))
         return [test for *_, test in sorted(ranked)]
+
+    def callers(self, mutant: Mutant) -> set[str]:
+        """Return the names of a mutant's function and of the functions that use it.
+
+        They are in the mutant's file and the files that import it. The set is empty if the mutant
+        is not in a function.
+        """
+        functions = [
+            node
+            for file, source in self.sources.items()
+            if file == mutant.file or mutant.file in self.imports[file]
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.FunctionDef) and file.startswith("packprep/")
+        ]
+        own = mutant.names & {function.name for function in functions}
+        return own | {
+            function.name
+            for function in functions
+            if own & {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+        }
 
     def found(
         self, tests: Sequence[str], seconds: float, mutant: Mutant, cache: Path

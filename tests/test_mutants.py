@@ -93,13 +93,13 @@ def test_tests_that_import_a_module_come_first_and_those_of_its_subpackage_befor
         "tests/d/test_through_c.py": {"packprep/a/c.py"},
         "tests/made.py": {"packprep/a/b.py"},
     }
-    found = mutants.Bench.importing(SimpleNamespace(imports=imports), "packprep/a/b.py")
-    assert found == [
-        "tests/a/test_broad.py",
-        "tests/a/test_narrow.py",
-        "tests/d/test_direct.py",
-        "tests/a/test_through_c.py",
-    ]
+    bench = SimpleNamespace(imports=imports, sources=dict.fromkeys(imports, ""))
+    first, second, *others = found = mutants.Bench.importing(bench, "packprep/a/b.py")
+    assert [first, second] == ["tests/a/test_broad.py", "tests/a/test_narrow.py"]
+    assert others == ["tests/d/test_direct.py", "tests/a/test_through_c.py"]
+    bench.sources |= dict.fromkeys(others, "call_of_b()")
+    order = mutants.Bench.importing(bench, "packprep/a/b.py", {"call_of_b"})
+    assert order == [others[0], first, second, others[1]] and set(order) == set(found)
 
 
 @pytest.mark.long
