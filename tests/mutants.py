@@ -673,11 +673,13 @@ class Bench:
         others = list(
             dict.fromkeys([*self.importing(mutant.file), *WIDER[mutant.file.split("/")[1]]])
         )
-        nearest = self.nearest(mutant.file) or others[:4]
+        nearest = self.nearest(mutant.file)
         wider = [test for test in others if test not in nearest]
+        # Without a mirror file, the tests of all files run before those of `long`.
+        more_seconds = 0 if nearest else nearest_seconds
         for stage, tests, seconds in (
             ("nearest", nearest, nearest_seconds),
-            ("wider", wider, wider_seconds),
+            ("wider", wider, wider_seconds + more_seconds),
         ):
             by, spent = (
                 self.found(tests, seconds, mutant, cache) if tests and seconds else ("", 0.0)
