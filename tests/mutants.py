@@ -373,6 +373,31 @@ def _recipes(file: str) -> list[dict[str, Any]]:
             "output": {"shard_text_bytes": 800},
             "documents": {**loose, "min_tokens": 5, "max_tokens": 90},
         },
+        {
+            **common,
+            "sources": spoken,
+            "tokenizer": "bpe",
+            "documents": {
+                **loose,
+                "chat_template": "t.jinja",
+                "loss_weighting": "turn",
+                "append_eos": "segment",
+            },
+            "tasks": [
+                {"preset": "prefix_lm"},
+                {"objective": "block_diffusion", "block_length": 8, "block_origin": "answer"},
+            ],
+            "packing": {"pad_seq_to_mult": 16},
+            "output": {"shard_text_bytes": 2000, "columns": "least"},
+        },
+        {
+            **{key: value for key, value in common.items() if key != "seq_length"},
+            "sources": [sources["lines"]],
+            "tasks": [{"preset": "ul2"}],
+            "documents": loose,
+            "packing": {"encoder_length": 128, "decoder_length": 64},
+            "output": {"shard_text_bytes": 3000},
+        },
     ]
 
 
