@@ -688,23 +688,21 @@ USABLE = {
 }
 
 
-@pytest.mark.parametrize("name", UNUSABLE)
-@pytest.mark.every_case
-def test_specials_that_a_task_writes_are_needed_and_are_ids_of_the_vocabulary(name):
-    manifest = open_dataset(LAW3 / name / "dataset").manifest
-
-    def resample(changes):
+def test_specials_that_a_task_writes_are_needed_and_are_ids_of_the_vocabulary():
+    def resample(name, changes):
+        folder = LAW3 / name / "dataset"
+        manifest = open_dataset(folder).manifest
         given = {**manifest["specials"], **changes}
         specials = {role: ids for role, ids in given.items() if ids is not None}
-        return resampling.resampling_of(
-            {**manifest, "specials": specials}, (LAW3 / name / "dataset/tokenizer.json").read_bytes
-        )
+        read_tokenizer = (folder / "tokenizer.json").read_bytes
+        return resampling.resampling_of({**manifest, "specials": specials}, read_tokenizer)
 
-    for changes, words in UNUSABLE[name]:
-        with pytest.raises(DatasetError, match=f"^redraw: .*{words}"):
-            resample(changes)
-    for changes in USABLE[name]:
-        assert resample(changes).has_chance
+    for name in UNUSABLE:
+        for changes, words in UNUSABLE[name]:
+            with pytest.raises(DatasetError, match=f"^redraw: .*{words}"):
+                resample(name, changes)
+        for changes in USABLE[name]:
+            assert resample(name, changes).has_chance
 
 
 def test_a_task_that_contradicts_its_noise_schedule_is_refused_by_name():
