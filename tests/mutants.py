@@ -628,16 +628,17 @@ class Bench:
         cache = self.folder / "cache"
         shutil.rmtree(cache, ignore_errors=True)
         changed = set(mutant.names)
-        kernels = {}
+        kernels: dict[str, set[str]] = {}
         for file, source in self.sources.items():
             if "@kernel" in source and file.startswith("packprep/"):
                 for node in ast.walk(ast.parse(source)):
                     if isinstance(node, ast.FunctionDef) and "kernel" in map(
                         _decorator, node.decorator_list
                     ):
-                        kernels[node.name] = {
+                        # Several files have kernels of the same name, such as _render.
+                        kernels.setdefault(node.name, set()).update(
                             n.id for n in ast.walk(node) if isinstance(n, ast.Name)
-                        }
+                        )
         while more := {
             name for name, names in kernels.items() if name not in changed and names & changed
         }:
