@@ -15,6 +15,7 @@ from typing import Any
 from packprep.building.array_tasks import ranges, tasks_of
 from packprep.building.commit import bad_fault, done_receipt, missing_shards, publish
 from packprep.building.ledger import add_ledgers, is_ledger
+from packprep.building.lengths import ShardsToMake, ShardToMake
 from packprep.building.plan import (
     Plan,
     moved_prefixes,
@@ -24,7 +25,7 @@ from packprep.building.plan import (
 )
 from packprep.building.planning import look_up
 from packprep.building.processes import Do
-from packprep.building.run import ShardToMake, compare_sources, planned, shard_maker
+from packprep.building.run import compare_sources, planned, shard_maker
 from packprep.building.slurm import build_jobs, first_command, redo_command
 from packprep.errors import ArgumentError, BuildError, PlanError
 from packprep.format.digests import digest_of
@@ -99,7 +100,7 @@ def build_shard(
         raise ArgumentError(f"shard {number} does not exist: {out} has 0 … {plan.shards - 1}")
     found = done_receipt(output, number, plan.digests)
     if found is None:
-        list(make([ShardToMake(number)], lambda *counts: None))
+        list(make([ShardsToMake((ShardToMake(number),))], lambda *counts: None))
         found = done_receipt(output, number, plan.digests)
     if found is None:
         raise BuildError(
@@ -233,4 +234,4 @@ def _maker(place: str, plan_digest: str, moved: tuple[tuple[str, str], ...]) -> 
     out = folder_at(place)
     plan = open_plan(out)
     prefixes = moved_prefixes(plan.stored, dict(moved))
-    return plan, shard_maker(out, prefixes)
+    return plan, shard_maker([out], prefixes)

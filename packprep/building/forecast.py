@@ -347,6 +347,31 @@ def _of_store(plan: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
     return {**counts, "token_error": math.hypot(*errors) / max(1, sum(tokens))}
 
 
+def built_together(
+    forecasts: Sequence[dict[str, Any]], missing: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Return the forecasts of row lengths that one command builds.
+
+    Documents are read and tokenized once. Only the first forecast with missing shards therefore has
+    `read_s` and `tokenize_s`. A worker also keeps the documents of the other row lengths.
+
+    Args:
+        forecasts: The results of `forecast`, one per row length.
+        missing: Number of missing shards of each.
+    """
+    reader = next((i for i, count in enumerate(missing) if count), 0)
+    documents = [_TOKEN_BYTES * one["tokens"] // one["shards"] for one in forecasts]
+    return [
+        one
+        | {"worker_bytes": one["worker_bytes"] + sum(documents) - own}
+        | ({} if i == reader else {"read_s": 0.0, "tokenize_s": 0.0})
+        for i, (one, own) in enumerate(zip(forecasts, documents, strict=True))
+    ]
+
+
+_TOKEN_BYTES = 4  # at most, of a token in memory
+
+
 def outlook(figures: Mapping[str, Any], missing: int, workers: int) -> dict[str, Any]:
     """Return a dict with the work that remains in a build, and the estimated seconds for this work.
 

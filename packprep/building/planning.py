@@ -11,7 +11,7 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import starmap
 from typing import Any, NamedTuple
@@ -100,6 +100,8 @@ class Inputs:
     stores: Mapping[str, TokenStore]
     """{source name: token store}, for the sources that are read from a token store."""
     is_store: bool = False  # True if the build makes a token store
+    calibrations: "list[_Calibration]" = field(default_factory=list, compare=False)
+    """The calibration, once a plan was made. All row lengths of a recipe share this list."""
 
     @property
     def has_text(self) -> bool:
@@ -223,6 +225,20 @@ def look_up(recipe: Recipe, moved: Mapping[str, str], is_store: bool = False) ->
     return Inputs(recipe, vocabulary, prefixes, of_sources, template, stores, is_store)
 
 
+def look_up_each(
+    recipes: Sequence[Recipe], moved: Mapping[str, str], is_store: bool = False
+) -> list[Inputs]:
+    """Return the `Inputs` of recipes that differ only in `seq_length`.
+
+    The files and the tokenizer are looked up once. The results share their calibration, which does
+    not depend on the row length. The arguments are as in `look_up`.
+    """
+    first = look_up(recipes[0], moved, is_store)
+    lengths = [recipe.seq_length for recipe in recipes[1:]]
+    others = [replace(first, recipe=replace(first.recipe, seq_length=n)) for n in lengths]
+    return [first, *others]
+
+
 def token_dtype(recipe: Recipe, vocab_size: int) -> np.dtype:
     """Return the dtype of token ids: uint16 or int32.
 
@@ -285,8 +301,10 @@ def make_plan(
     """
     recipe, vocabulary = inputs.recipe, inputs.vocabulary
     tasks = inputs.tasks
-    _look_at_files(inputs, say)
-    calibration = _proven_and_calibrated(inputs, say)
+    if not inputs.calibrations:
+        _look_at_files(inputs, say)
+        inputs.calibrations.append(_proven_and_calibrated(inputs, say))
+    (calibration,) = inputs.calibrations
     sources, estimates = calibration.sources, calibration.estimates
     if samples is not None:
         samples += estimates

@@ -30,6 +30,14 @@ import numpy as np
 from packprep.building.array_tasks import share_of
 from packprep.building.commit import commit_shard, done_receipt, missing_shards, publish
 from packprep.building.forecast import bad_in_samples, forecast
+from packprep.building.lengths import (
+    ShardsToMake,
+    ShardToMake,
+    folders_of_lengths,
+    lengths_mixture,
+    read_shards,
+    shared_work,
+)
 from packprep.building.plan import (
     Plan,
     open_plan,
@@ -39,12 +47,21 @@ from packprep.building.plan import (
     stored_plan_and_digest,
 )
 from packprep.building.plan_form import LATER
-from packprep.building.planning import Inputs, differences, look_up, make_plan, other_stores
+from packprep.building.planning import (
+    Inputs,
+    differences,
+    look_up_each,
+    make_plan,
+    other_stores,
+)
 from packprep.building.processes import Do, Report, available_cpus, in_processes, one_by_one
-from packprep.building.work import make_shard, make_store_shard
+from packprep.building.work import (
+    make_shard,
+    make_store_shard,
+    shard_of,
+)
 from packprep.clock import Clock, Profile
 from packprep.dataset.manifest import ANSWERS
-from packprep.dataset.mixture import mixture_file
 from packprep.documents.calibration import Estimates
 from packprep.documents.reading import text_digest
 from packprep.documents.store import STORE
@@ -72,7 +89,6 @@ from packprep.sources.formats import Decoders
 from packprep.storage import Folder, folder_at
 from packprep.tokenizer.engines import begin_loading, engine_in_words
 from packprep.tokenizer.engines.engine import Engine
-from packprep.tokenizer.missing_roles import listed
 
 LIST_AGAIN_S = 3.0
 WORKER_TEXT_BYTES = 8 << 20
@@ -134,51 +150,112 @@ def build(
         PackprepError: If the recipe, the inputs or the disk prevent the build.
         Stopped: After SIGTERM, SIGINT or SIGUSR1 while processes make shards.
     """
-    clock, out = Clock(), folder_at(out)
+    targets = [(recipe, folder_at(out))]
+    (outcome,) = _build_each(targets, progress, workers, moved, array, on_start, is_store)
+    return outcome
+
+
+class _Output(NamedTuple):
+    """A dataset or token store that a build writes."""
+
+    inputs: Inputs
+    out: Folder
+    plan: Plan
+
+
+def _build_each(
+    targets: Sequence[tuple[Recipe, Folder]],
+    progress: Progress,
+    workers: int | None = 0,
+    moved: Mapping[str, str] | None = None,
+    array: tuple[int, int] = (0, 1),
+    on_start: Callable[[Plan], None] = lambda plan: None,
+    is_store: bool = False,
+) -> list[Outcome]:
+    """Build one recipe with one or several row lengths.
+
+    Each document is read and tokenized once, for all row lengths.
+
+    Args:
+        targets: (recipe, output folder) per row length. The recipes differ only in `seq_length`.
+        progress: As in `build`.
+        workers: As in `build`.
+        moved: As in `build`.
+        array: As in `build`.
+        on_start: As in `build`. It is called with the plan of the first output.
+        is_store: As in `build`.
+
+    Returns:
+        The outcome of each output. All have the same profile.
+    """
+    clock = Clock()
     with clock.stage("plan"):
-        inputs = look_up(recipe, moved or {}, is_store)
-        plan = _write_plan(inputs, out, workers, progress.say)
-    share = share_of(*array, plan.shards)
-    missing = missing_shards(out, plan.digests, share)
-    text_bytes = sum(source.weight for source in plan.sources) * len(missing) // plan.shards
-    worker_count = min(workers_for(text_bytes) if workers is None else workers, len(missing))
-    if missing:
+        all_inputs = look_up_each([recipe for recipe, _ in targets], moved or {}, is_store)
+        outputs = [
+            _Output(inputs, out, _write_plan(inputs, out, workers, progress.say))
+            for inputs, (_, out) in zip(all_inputs, targets, strict=True)
+        ]
+    shares = [share_of(*array, plan.shards) for _, _, plan in outputs]
+    missing = [
+        missing_shards(out, plan.digests, share)
+        for (_, out, plan), share in zip(outputs, shares, strict=True)
+    ]
+    made, shards = sum(map(len, missing)), sum(plan.shards for _, _, plan in outputs)
+    text_bytes = max(
+        sum(source.weight for source in plan.sources) * len(numbers) // plan.shards
+        for (_, _, plan), numbers in zip(outputs, missing, strict=True)
+    )
+    worker_count = workers_for(text_bytes) if workers is None else workers
+    items = shared_work([plan for _, _, plan in outputs], missing, worker_count, array[1])
+    worker_count = min(worker_count, len(items))
+    if made:
         # The engine is loaded once. Workers are forked from this process and share it.
         with clock.stage("start-up"):
-            engine = plan.text_engine
-        progress.say(pace(plan.stored, engine, inputs, workers, array[1]))
-    if len(missing) < plan.shards:
-        progress.say(_to_do(len(share), len(missing), plan.shards))
-    progress.begin(text_bytes, plan.shards, len(missing))
+            engine = outputs[0].plan.text_engine
+        inputs, _, fewest = min(outputs, key=lambda output: output.plan.shards)
+        progress.say(pace(fewest.stored, engine, inputs, workers, array[1]))
+    if made < shards:
+        progress.say(_to_do(sum(map(len, shares)), made, shards))
+    progress.begin(text_bytes, shards, made)
     counts = np.zeros(4, np.int64)
 
     def report(*of_batch: int) -> None:
         counts[:] += of_batch
         progress.add(*of_batch)
 
+    def clean(process: int) -> None:
+        for _, out, _ in outputs:
+            out.remove_temporaries(process)
+
     try:
         results = in_processes(
             shard_maker,
-            (out, inputs.prefixes, plan.seen),
-            [ShardToMake(b) for b in missing],
+            ([out for _, out, _ in outputs], all_inputs[0].prefixes, outputs[0].plan.seen),
+            items,
             worker_count,
             report,
-            out.remove_temporaries,
-            partial(on_start, plan),
+            clean,
+            partial(on_start, outputs[0].plan),
             progress.say,
         )
-        manifest = _make_and_publish(out, plan, results, len(missing), progress, clock, array[1])
+        manifests = _make_and_publish(outputs, results, len(items), progress, clock, array[1])
     finally:
         progress.end()
-    for warning in _unfilled(plan, manifest) if manifest is not None else ():
-        progress.say(f"warning: {warning}")
-    others = len(missing_shards(out, plan.digests, range(plan.shards))) if manifest is None else 0
+    for (_, _, plan), manifest in zip(outputs, manifests, strict=True):
+        for warning in _unfilled(plan, manifest) if manifest is not None else ():
+            progress.say(f"warning: {warning}")
     seconds = ", ".join(f"{stage} {spent:.2f} s" for stage, spent in clock.seconds.items())
     say_stage(f"of all workers: {seconds}")
     documents, read_bytes, tokens, _ = map(int, counts)
     elapsed, processes = clock.elapsed(), max(worker_count, 1)
     profile = Profile(elapsed, processes, clock.take(), documents, read_bytes, tokens)
-    return Outcome(out.location, plan, manifest, len(missing), others, profile)
+    outcomes = []
+    for (_, out, plan), numbers, manifest in zip(outputs, missing, manifests, strict=True):
+        others = (
+            len(missing_shards(out, plan.digests, range(plan.shards))) if manifest is None else 0
+        )
+        outcomes.append(Outcome(out.location, plan, manifest, len(numbers), others, profile))
+    return outcomes
 
 
 def _unfilled(plan: Plan, manifest: Mapping[str, Any]) -> list[str]:
@@ -225,29 +302,35 @@ def _write_plan(
 
 
 def _make_and_publish(
-    out: Folder,
-    plan: Plan,
+    outputs: Sequence[_Output],
     results: Generator[tuple[Any, Any], None, None],
-    missing: int,
+    items: int,
     progress: Progress,
     clock: Clock,
     array_count: int,
-) -> dict[str, Any] | None:
-    """Make shards by taking `missing` items from the generator `results`, and publish the dataset.
+) -> list[dict[str, Any] | None]:
+    """Make shards by taking `items` items from the generator `results`, and publish the datasets.
 
-    Return the manifest, or None if other processes still have to make shards.
+    Return the manifest of each output, or None if other processes still have to make shards.
     """
-    with _at_hand(out, plan), contextlib.closing(results):
+    with contextlib.ExitStack() as opened:
+        for _, out, plan in outputs:
+            opened.enter_context(_at_hand(out, plan))
+        opened.enter_context(contextlib.closing(results))
         # Workers start when the first result is requested, so request one even without shards.
-        for item, seconds in islice(results, max(1, missing)):
+        for item, seconds in islice(results, max(1, items)):
             clock.add(seconds)
-            progress.done(item)
+            for shard in item.shards:
+                progress.done(shard)
         with clock.stage("publish"):  # The workers end at the same time.
-            manifest = publish(out, plan)
-    if manifest is None and array_count > 1:
+            manifests = [publish(out, plan) for _, out, plan in outputs]
+    if array_count > 1 and None in manifests:
         time.sleep(LIST_AGAIN_S)  # A file system may return a cached listing of a folder.
-        manifest = publish(out, plan)
-    return manifest
+        manifests = [
+            manifest or publish(out, plan)
+            for manifest, (_, out, plan) in zip(manifests, outputs, strict=True)
+        ]
+    return manifests
 
 
 def build_lengths(
@@ -255,26 +338,28 @@ def build_lengths(
 ) -> list[Outcome]:
     """Build a dataset for each of a recipe's `seq_lengths`, or resume such a build.
 
-    The datasets are written to seq_N below `out`. When all are complete, mixture.json is written
-    next to them. In the mixture, the share of each dataset is its number of slots. If every step
-    has the same number of slots, one epoch of the mixture is therefore one epoch of each dataset.
+    The datasets are written to seq_N below `out`. Documents are read and tokenized once for all
+    datasets, and the bytes are those of separate builds. When all are complete, mixture.json is
+    written next to them. In the mixture, the share of each dataset is its number of slots. If every
+    step has the same number of slots, one epoch of the mixture is therefore one epoch of each
+    dataset.
 
     Args:
         recipe: The recipe with several `seq_lengths`.
         out: The output folder, as a path or URL.
         progress: Receives the progress.
-        **options: The other options of `build`.
+        **options: The other options of `build`. `on_start` is called with the plan of the shortest
+            length.
 
     Returns:
-        The outcome of each build.
+        The outcome of each dataset. All have the same profile.
 
     Raises:
         PackprepError: As in `build` and `folders_of_lengths`.
     """
     out = folder_at(out)
-    outcomes = [
-        build(one, folder, progress, **options) for one, folder in folders_of_lengths(recipe, out)
-    ]
+    targets = [(one, folder_at(folder)) for one, folder in folders_of_lengths(recipe, out)]
+    outcomes = _build_each(targets, progress, **options)
     manifests = [outcome.manifest for outcome in outcomes if outcome.manifest is not None]
     if len(manifests) == len(outcomes):
         data = lengths_mixture(manifests)
@@ -286,33 +371,6 @@ def build_lengths(
             )
         out.flush()
     return outcomes
-
-
-def folders_of_lengths(recipe: Recipe, out: Folder) -> list[tuple[Recipe, str]]:
-    """Return the recipe and the folder of each dataset that `build_lengths` makes below `out`.
-
-    Raises:
-        PlanError: If `out` is a dataset, or has other files and no dataset of this recipe.
-    """
-    folders = {f"seq_{one.seq_length}": one for one in recipe.by_length()}
-    if out.exists(PLAN_NAME):
-        raise PlanError(
-            f"{out} is a dataset, but seq_lengths make several\nhint: give --out another folder"
-        )
-    is_begun = any(out.exists(f"{name}/{PLAN_NAME}") for name in folders)
-    if not is_begun and (others := [name for name in out.others() if name not in folders]):
-        raise PlanError(
-            f"{out} has files that are not from this build: {listed(others)}\n"
-            "hint: give --out a new or empty folder"
-        )
-    return [(one, f"{out}/{name}") for name, one in folders.items()]
-
-
-def lengths_mixture(manifests: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return mixture.json for a build of several seq_lengths, from its datasets' manifests."""
-    names = [f"seq_{manifest['seq_length']}" for manifest in manifests]
-    shares = [[0, [manifest["ledger"]["row_slots"] for manifest in manifests]]]
-    return mixture_file(Path(MIXTURE_NAME).absolute(), names, shares=shares)
 
 
 def pace(
@@ -552,55 +610,60 @@ def _at_hand(out: Folder, plan: Plan) -> Iterator[None]:
 
 
 def shard_maker(
-    out: Folder, prefixes: Sequence[str], seen: Sequence[np.ndarray | None] | None = None
+    outs: Sequence[Folder], prefixes: Sequence[str], seen: Sequence[np.ndarray | None] | None = None
 ) -> Do:
-    """Return a `Do` that makes and commits each shard, and yields {stage: seconds} for each shard.
+    """Return a `Do` that makes and commits shards, and yields {stage: seconds} for each item.
 
-    The plan is read only once. Decoders stay open for the next shard, which may continue in the
-    same file.
+    The items are of type `ShardsToMake`. The plans are read only once. Decoders stay open for the
+    next shard, which may continue in the same file.
 
     Args:
-        out: The output folder.
+        outs: The output folder of each row length.
         prefixes: The folder or URL of each source's files.
         seen: `Files.seen` of each source: the modification times that its files must keep. None if
             the files are not checked.
     """
     clock = Clock()
     with clock.stage("start-up"):
-        plan = _plans.get(str(out)) or open_plan(out, prefixes)
-        plan.seen = seen
+        plans = [_plans.get(str(out)) or open_plan(out, prefixes) for out in outs]
+        for plan in plans:
+            plan.seen = seen
+            plan.cut_limits  # noqa: B018  (This is computed at first access, as the next one.)
+        plans[0].text_engine  # noqa: B018
         decoders = Decoders()
-        plan.text_engine, plan.cut_limits  # noqa: B018  (Both are computed at first access.)
 
-    make = make_store_shard if plan.is_store else make_shard
+    make = make_store_shard if plans[0].is_store else make_shard
 
-    def make_all(items: Iterable[ShardToMake], report: Report) -> Iterator[dict[str, float]]:
+    def make_all(items: Iterable[ShardsToMake], report: Report) -> Iterator[dict[str, float]]:
         # A thread writes each shard while the next one is made, so that nothing waits for the disk
         # or the object store.
         with ThreadPoolExecutor(1) as writer:
-            written: Future[Any] | None = None
+            written: tuple[Future[Any], bool] | None = None
             for item in chain(items, (None,)):  # None ends the work after the last item.
-                if item is not None:
-                    with clock.stage("other"):
-                        made = make(plan, item.number, decoders, report, clock)
-                if written is not None:
-                    with clock.stage("write"):
-                        written.result()
-                    yield clock.take()
-                if item is not None:
-                    written = writer.submit(commit_shard, out, plan, item.number, made)
-                    del made  # Once a shard is written, the next one can use its memory.
+                shards: Sequence[ShardToMake | None] = item.shards if item is not None else (None,)
+                together = [(plans[s.output], s.number) for s in shards if s is not None]
+                documents = read_shards(together, decoders, report, clock)
+                for shard in shards:
+                    if shard is not None:
+                        plan, number = plans[shard.output], shard.number
+                        with clock.stage("other"):
+                            made = (
+                                shard_of(plan, number, next(documents), clock)
+                                if len(shards) > 1
+                                else make(plan, number, decoders, report, clock)
+                            )
+                    if written is not None:
+                        write, is_last_of_item = written
+                        with clock.stage("write"):
+                            write.result()
+                        if is_last_of_item:
+                            yield clock.take()
+                    if shard is not None:
+                        write = writer.submit(commit_shard, outs[shard.output], plan, number, made)
+                        written = write, shard is shards[-1]
+                        del made  # Once a shard is written, the next one can use its memory.
 
     return make_all
-
-
-class ShardToMake(NamedTuple):
-    """A shard to make."""
-
-    number: int
-
-    def __str__(self) -> str:
-        return f"shard {self.number}"
 
 
 _SHOWN = 3

@@ -3,6 +3,7 @@
 The steps are read, tokenize, cut and draw tasks, pack, and render.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -67,8 +68,8 @@ def read_shard(
 ) -> Documents:
     """Return the documents of shard number `shard`. The arguments are as in `make_shard`."""
     reader = text_reader(plan, decoders, clock)
-    builder, slices = documents_builder(plan), slices_of(plan, shard)
-    return read_documents(builder, reader, slices, most_bytes=_most_bytes(plan), progress=progress)
+    builder = documents_builder(plan, most_bytes(plan))
+    return read_documents(builder, reader, slices_of(plan, shard), progress=progress)
 
 
 def text_reader(
@@ -86,9 +87,12 @@ def text_reader(
     )
 
 
-def documents_builder(plan: Plan) -> DocumentsBuilder:
-    """Return an empty `DocumentsBuilder`, which collects the documents that a build reads."""
-    return DocumentsBuilder(plan.recipe, plan.sources, plan.token_dtype, plan.marks)
+def documents_builder(plan: Plan, most_bytes: int | None = None) -> DocumentsBuilder:
+    """Return an empty `DocumentsBuilder`, which collects the documents that a build reads.
+
+    `most_bytes` is the maximum number of text bytes, or None for no limit.
+    """
+    return DocumentsBuilder(plan.recipe, plan.sources, plan.token_dtype, plan.marks, most_bytes)
 
 
 def slices_of(plan: Plan, shard: int) -> Iterator[tuple[PlannedSource, Slice]]:
@@ -114,23 +118,36 @@ def unchanged_slices(
         SourceError: If a file changes while the build runs.
     """
     for part in source.slices(shard, shards):
-        for to_read in (True, False):
-            now = None if seen is None else seen_file(part.path, FORMATS[part.format])
-            if (
-                now is not None
-                and seen is not None
-                and now.modified != seen[part.file - source.first_file, 1]
-            ):
-                raise SourceError(
-                    f"{part.path}: this file was written to while the build reads it\n"
-                    "hint: leave the inputs unchanged, and run the same command again. It compares"
-                    " the file with the text that was read"
-                )
-            if to_read:
-                yield part
+        with file_unchanged(source, part, seen):
+            yield part
 
 
-def _most_bytes(plan: Plan) -> int:
+@contextlib.contextmanager
+def file_unchanged(source: PlannedSource, part: Slice, seen: np.ndarray | None) -> Iterator[None]:
+    """Check before and after the `with` block that the file of a work range has not changed.
+
+    The arguments and the error are as in `unchanged_slices`.
+    """
+
+    def check_file() -> None:
+        now = None if seen is None else seen_file(part.path, FORMATS[part.format])
+        if (
+            now is not None
+            and seen is not None
+            and now.modified != seen[part.file - source.first_file, 1]
+        ):
+            raise SourceError(
+                f"{part.path}: this file was written to while the build reads it\n"
+                "hint: leave the inputs unchanged, and run the same command again. It compares"
+                " the file with the text that was read"
+            )
+
+    check_file()
+    yield
+    check_file()
+
+
+def most_bytes(plan: Plan) -> int:
     """Return the maximum number of text bytes in a shard. A shard with more text is refused."""
     return max(LEAST_BOUND, BEYOND_PLAN * int(plan.stored["shard_text_bytes"]))
 
@@ -145,7 +162,7 @@ def make_store_shard(
     """Make shard number `shard` of a token store. The arguments are as in `make_shard`."""
     parts = slices_of(plan, shard)
     documents = stored(
-        plan, parts, decoders or Decoders(), progress, clock or Clock(), _most_bytes(plan)
+        plan, parts, decoders or Decoders(), progress, clock or Clock(), most_bytes(plan)
     )
     balance = store_ledger(documents, plan.tasks)
     if plan.removed:
@@ -175,8 +192,14 @@ def make_shard(
         epoch: The epoch whose random numbers are used. Shards store epoch 0. Resampling uses later
             epochs.
     """
-    recipe, clock = plan.recipe, clock or Clock()
+    clock = clock or Clock()
     documents = read_shard(plan, shard, decoders, progress, clock)
+    return shard_of(plan, shard, documents, clock, epoch)
+
+
+def shard_of(plan: Plan, shard: int, documents: Documents, clock: Clock, epoch: int = 0) -> Made:
+    """Make shard number `shard` from its documents. The other arguments are as in `make_shard`."""
+    recipe = plan.recipe
     with clock.stage("cut"):
         cut_segments, lost = cut(recipe, plan.tasks, documents, plan.cut_limits)
     with clock.stage("pack"):

@@ -69,7 +69,7 @@ def build(
     def on_start(job: Any) -> None:
         from packprep.inspection.document import first_document
 
-        if fresh and job.recipe.seq_length in (recipe.seq_length, recipe.lengths[0]):
+        if fresh:
             bar.say(first_document(job))
 
     options: dict[str, Any] = {
@@ -165,65 +165,75 @@ def plan(
     from packprep.cli.printing import print_forecast
 
     recipe = recipe_of(inputs, tokenizer, seq_length, tasks, text_key, seed, set_)
-    folders = [(one, out) for one in recipe.by_length()]
-    if out is not None and not recipe.seq_length:
-        from packprep.building.run import folders_of_lengths
-        from packprep.storage import folder_at
-
-        folders = [*folders_of_lengths(recipe, folder_at(out))]
-    results = [_planned(one, folder, moved_of(source), workers) for one, folder in folders]
-    put_each(results, as_json, print_forecast)
-
-
-def _planned(
-    recipe: Any, out: str | None, moved: dict[str, str], workers: int | None
-) -> dict[str, Any]:
-    """Return the forecast of a build of one dataset.
-
-    Args:
-        recipe: The recipe, with one row length.
-        out: The output directory, or None to ignore the state and free space of a directory.
-        moved: Source name → current location of the source.
-        workers: Number of worker processes, or None for the default.
-    """
     from packprep.building.commit import missing_shards
-    from packprep.building.forecast import forecast, outlook
+    from packprep.building.forecast import built_together, outlook
+    from packprep.building.lengths import folders_of_lengths
     from packprep.building.plan import plan_digests
-    from packprep.building.planning import look_up, make_plan
-    from packprep.building.run import begun, pace, workers_for
+    from packprep.building.planning import look_up_each
+    from packprep.building.run import begun, workers_for
     from packprep.storage import folder_at
-    from packprep.tokenizer.engines import load_engine
 
-    found = look_up(recipe, moved)
-    for note in found.vocabulary.notes:
+    recipes, outputs = recipe.by_length(), [None if out is None else folder_at(out)]
+    if not recipe.seq_length:
+        outputs = [None] * len(recipes)
+        if out is not None:
+            outputs = [folder_at(one) for _, one in folders_of_lengths(recipe, folder_at(out))]
+    each = look_up_each(recipes, moved_of(source))
+    for note in each[0].vocabulary.notes:
         say(note)
-    output = None if out is None else folder_at(out)
-    standing = None if output is None else begun(found, output)
-    samples: list[Any] = []
-    planned = make_plan(found, say, samples)
-    if standing is not None:
-        planned = standing[0]
-    engine = (
-        load_engine(planned["engine"], found.vocabulary, recipe.documents.special_text)
-        if found.has_text
-        else None
-    )
-    say(pace(planned, engine, found, workers))
-    result = forecast(planned, found, samples)
-    shards = missing = planned["shards"]
-    if output is not None and standing is not None:
-        missing = len(missing_shards(output, plan_digests(*standing), range(shards)))
-    count = workers or workers_for(result["text_bytes"] * missing // shards)
-    to_come = result["to_come"] = outlook(result, missing, count)
-    if output is not None:
+    standing = [
+        None if output is None else begun(found, output)
+        for found, output in zip(each, outputs, strict=True)
+    ]
+    results, missing = [], []
+    for found, output, stored in zip(each, outputs, standing, strict=True):
+        results.append(_forecast(found, stored and stored[0], workers))
+        shards = range(results[-1]["shards"])
+        missing.append(
+            len(shards)
+            if output is None or stored is None
+            else len(missing_shards(output, plan_digests(*stored), shards))
+        )
+    results = built_together(results, missing)
+    for result, output, stored, count in zip(results, outputs, standing, missing, strict=True):
+        processes = workers or workers_for(result["text_bytes"] * count // result["shards"])
+        to_come = result["to_come"] = outlook(result, count, processes)
+        if output is None:
+            continue
         free = output.free_bytes()
-        result["out"] = {"folder": str(output), "begun": standing is not None, "free_bytes": free}
+        result["out"] = {"folder": str(output), "begun": stored is not None, "free_bytes": free}
         if free is not None and free < to_come["output_bytes"]:
             result["warnings"].append(
                 f"{output} has {free:,} bytes free, but the build needs"
                 f" {to_come['output_bytes']:,} more; free some space, or choose another --out"
             )
-    return result
+    put_each(results, as_json, print_forecast)
+
+
+def _forecast(found: Any, stored: Any, workers: int | None) -> dict[str, Any]:
+    """Return the forecast of a build of one dataset.
+
+    Args:
+        found: The recipe and its `Inputs`.
+        stored: The plan of a build that was started, or None.
+        workers: Number of worker processes, or None for the default.
+    """
+    from packprep.building.forecast import forecast
+    from packprep.building.planning import make_plan
+    from packprep.building.run import pace
+    from packprep.tokenizer.engines import load_engine
+
+    samples: list[Any] = []
+    planned = make_plan(found, say, samples)
+    if stored is not None:
+        planned = stored
+    engine = (
+        load_engine(planned["engine"], found.vocabulary, found.recipe.documents.special_text)
+        if found.has_text
+        else None
+    )
+    say(pace(planned, engine, found, workers))
+    return forecast(planned, found, samples)
 
 
 def status(directory: Directory, array_count: ArrayCount = None, as_json: Json = False) -> None:

@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 
 from packprep import messages
 from packprep.building.commit import missing_shards
-from packprep.building.forecast import ROWS_MB_S, forecast, outlook
+from packprep.building.forecast import ROWS_MB_S, built_together, forecast, outlook
+from packprep.building.lengths import folders_of_lengths
 from packprep.building.plan import plan_digests
-from packprep.building.planning import Inputs, look_up, made_with, make_plan
+from packprep.building.planning import Inputs, look_up_each, made_with, make_plan
 from packprep.building.processes import available_cpus, free_addresses, free_memory
-from packprep.building.run import begun, folders_of_lengths, workers_for
+from packprep.building.run import begun, workers_for
 from packprep.cache import cache_folders, is_kept
 from packprep.errors import PackprepError, StorageError
 from packprep.kernel import compiling
@@ -83,21 +84,27 @@ def examine(recipe: Recipe | None, out: str | None) -> dict[str, Any]:
         if output is not None:
             found += _output(output, None, [])
     else:
-        *shorter, longest = recipe.by_length()
-        plan, inputs, figures = _planned(longest, say)
-        found += [_engine_of(plan, inputs, figures), *stores, _memory(figures)]
+        each = look_up_each(recipe.by_length(), {})
+        planned = [_planned(inputs, say if inputs is each[0] else _unheard) for inputs in each]
+        together = built_together(
+            [figures for _, _, figures in planned], [plan["shards"] for plan, _, _ in planned]
+        )
+        found += [_engine_of(*planned[-1]), *stores, _memory(together[-1])]
         if output is not None:
-            others = [_planned(one, lambda message: None) for one in shorter]
-            found += _output(output, recipe, [*others, (plan, inputs, figures)])
+            found += _output(output, recipe, planned)
     worst = max((finding.result for finding in found), key=_RESULTS.index)
     return {"result": worst, "checks": [finding._asdict() for finding in found]}
 
 
+def _unheard(message: str) -> None:
+    """Ignore a message."""
+
+
 def _planned(
-    recipe: Recipe, tell: Callable[[str], None]
-) -> tuple[Mapping[str, Any], Inputs, Mapping[str, Any]]:
+    inputs: Inputs, tell: Callable[[str], None]
+) -> tuple[dict[str, Any], Inputs, dict[str, Any]]:
     """Return the plan of one dataset, its inputs, and its `forecast`."""
-    inputs, samples = look_up(recipe, {}), list[Any]()
+    samples = list[Any]()
     plan = make_plan(inputs, tell, samples)
     return plan, inputs, forecast(plan, inputs, samples)
 

@@ -392,7 +392,7 @@ class TextReader:
     clock: Clock = field(default_factory=Clock)
 
     def read(
-        self, source: PlannedSource, part: Slice, keep: Keep | None, digest: xxhash.xxh3_128
+        self, source: PlannedSource, part: Slice, keep: Keep | None, digest: "Digest"
     ) -> Iterator[ReadDocuments]:
         """Yield the tokenized documents of a work range in batches.
 
@@ -422,7 +422,7 @@ class TextReader:
             yield ReadDocuments(batch.positions, tokens, trained, batch.rejects, sizes)
 
     def _read_store(
-        self, source: PlannedSource, part: Slice, keep: Keep | None, digest: xxhash.xxh3_128
+        self, source: PlannedSource, part: Slice, keep: Keep | None, digest: "Digest"
     ) -> Iterator[ReadDocuments]:
         """Yield the documents of a work range from the source's token store.
 
@@ -545,6 +545,28 @@ class TextReader:
         return None
 
 
+class _Batch(NamedTuple):
+    """The documents of a batch that a `DocumentsBuilder` uses."""
+
+    source: int  # index of the source
+    ids: np.ndarray  # as `Documents.ids`
+    columns: tuple[np.ndarray, ...]  # lengths, position, file, source, repeat, file_key
+    trained: dict[int, Trained]  # document's number among these documents → its trained spans
+
+
+class _Digests(NamedTuple):
+    """Several running digests that are updated with the same data."""
+
+    digests: Sequence[xxhash.xxh3_128]
+
+    def update(self, data: Any) -> None:
+        for digest in self.digests:
+            digest.update(data)
+
+
+Digest = xxhash.xxh3_128 | _Digests
+
+
 class DocumentsBuilder:
     """A builder that collects the documents of a shard batch by batch."""
 
@@ -554,6 +576,7 @@ class DocumentsBuilder:
         sources: Sequence[PlannedSource],
         token_dtype: np.dtype,
         marks: Sequence[tuple[np.ndarray, np.ndarray]] | None = None,
+        most_bytes: int | None = None,
     ):
         """Create an empty builder.
 
@@ -564,17 +587,16 @@ class DocumentsBuilder:
             marks: For each source, the ids that only tasks may insert, such as the ids of FIM
                 tokens, as `objectives.tasks.Marks`. A document that already contains one of these
                 ids is rejected. With None, this is not checked.
+            most_bytes: Maximum number of text bytes, or None for no limit.
         """
+        self._most_bytes = most_bytes
         self._settings, self._sources = recipe.documents, sources
         self._token_dtype, self._marks = token_dtype, marks
-        self._ids: list[np.ndarray] = [np.empty(0, token_dtype)]
-        # One tuple per batch: lengths, position, file, source, repeat, file_key.
         none = (np.empty(0, np.int64),) * 5
-        self._columns: list[tuple[np.ndarray, ...]] = [(*none, np.empty(0, np.uint64))]
-        self._trained: dict[int, Trained] = {}
+        columns = (*none, np.empty(0, np.uint64))
+        self._batches = [_Batch(0, np.empty(0, token_dtype), columns, {})]
         self._file_keys: dict[int, np.uint64] = {}
         self._digests = {source.name: xxhash.xxh3_128() for source in sources}
-        self._used = 0
         self.rejected = Rejected()
         self.read = {source.name: 0 for source in sources}
         self.dropped: dict[str, dict[str, int]] = {source.name: {} for source in sources}
@@ -588,7 +610,8 @@ class DocumentsBuilder:
         """Add a batch of documents of a work range. Documents that cannot be used become rejects.
 
         Raises:
-            SourceError: If a document is bad and `bad_documents` is "fail".
+            SourceError: If there are more than `most_bytes` of text or more than MOST_DOCUMENTS
+                documents, or if a document is bad and `bad_documents` is "fail".
         """
         before, lengths = len(self.rejected), np.diff(batch.tokens.offsets)
         if self._settings.loss_weighting != "token":
@@ -608,6 +631,9 @@ class DocumentsBuilder:
         self._append(source, part, batch, lengths, used)
         self.read[source.name] += len(batch.positions) + len(batch.rejects)
         self.text_bytes += int(batch.text_bytes.sum())
+        if self._most_bytes is not None:
+            n_read = sum(self.read.values())
+            refuse_beyond(part.path, n_read, self.text_bytes, self._most_bytes)
 
     def _unused(
         self, source: PlannedSource, batch: ReadDocuments, lengths: np.ndarray, used: np.ndarray
@@ -666,31 +692,36 @@ class DocumentsBuilder:
         `lengths` is int64[n], the number of tokens of each document, and `used` is bool[n].
         """
         ids = batch.tokens.ids if used.all() else batch.tokens.ids[np.repeat(used, lengths)]
-        self._ids.append(ids.astype(self._token_dtype))
         if part.file not in self._file_keys:
             name = source.files.names[part.file - source.first_file]
             self._file_keys[part.file] = text_key(source.seed, source.name, name)
-        if batch.trained:
-            numbers = self._used + np.cumsum(used) - 1
-            for i, trained in batch.trained.items():
-                if used[i]:
-                    self._trained[int(numbers[i])] = trained
-        count = int(used.sum())
+        numbers = np.cumsum(used) - 1
+        trained = {int(numbers[i]): own for i, own in batch.trained.items() if used[i]}
         same = part.file, source.index, part.use, self._file_keys[part.file]
-        columns = (np.repeat(value, count) for value in same)
-        self._columns.append((lengths[used], batch.positions[used], *columns))
-        self._used += count
+        repeated = (np.repeat(value, int(used.sum())) for value in same)
+        columns = (lengths[used], batch.positions[used], *repeated)
+        self._batches.append(_Batch(source.index, ids.astype(self._token_dtype), columns, trained))
 
     def documents(self) -> Documents:
-        """Return all documents that were added, as arrays."""
+        """Return all documents that were added, as arrays.
+
+        The documents are in the order of their sources. In a source, they are in the order in which
+        they were added.
+        """
+        batches = sorted(self._batches, key=lambda batch: batch.source)
         lengths, position, file, source, repeat, file_key = map(
-            np.concatenate, zip(*self._columns, strict=True)
+            np.concatenate, zip(*(batch.columns for batch in batches), strict=True)
         )
+        trained: dict[int, Trained] = {}
+        first_document = 0
+        for batch in batches:
+            trained |= {first_document + i: own for i, own in batch.trained.items()}
+            first_document += len(batch.columns[0])
         training = None
-        if self._trained or self._settings.loss_weighting != "token":
-            training = training_columns(self._trained, self._used, self._settings.long_answers)
+        if trained or self._settings.loss_weighting != "token":
+            training = training_columns(trained, len(position), self._settings.long_answers)
         return Documents(
-            np.concatenate(self._ids),
+            np.concatenate([batch.ids for batch in batches]),
             offsets_of(lengths),
             position,
             file,
@@ -710,7 +741,6 @@ def read_documents(
     reader: TextReader,
     slices: Iterable[tuple[PlannedSource, Slice]],
     only: Mapping[int, np.ndarray] | None = None,
-    most_bytes: int | None = None,
     progress: Callable[[int, int, int, int], None] | None = None,
 ) -> Documents:
     """Read and tokenize the documents of a shard's work ranges, in order.
@@ -722,7 +752,6 @@ def read_documents(
         only: Maps the index of a file in the plan to the positions of the documents that are read
             from this file. Other files are skipped. None reads the documents that `sample` and
             `repeat` keep.
-        most_bytes: Maximum number of text bytes, or None for no limit.
         progress: Called with the numbers of documents, text bytes, tokens and rejects of each
             batch.
 
@@ -730,26 +759,39 @@ def read_documents(
         The documents, with bad documents among the rejects.
 
     Raises:
-        SourceError: If there are more than `most_bytes` of text or more than MOST_DOCUMENTS
-            documents, or if a document is bad and `bad_documents` is "fail".
+        SourceError: As in `DocumentsBuilder.add`.
     """
     taken: Iterable[tuple[PlannedSource, Slice, Keep | None]] = with_keeps(slices)
     if only is not None:
         wanted = partial(_is_wanted, only)
         taken = ((source, part, wanted) for source, part in slices if part.file in only)
     for source, part, keep in taken:
-        for batch in reader.read(source, part, keep, builder.digest(source)):
-            before = len(builder.rejected)
-            builder.add(source, part, batch)
-            if most_bytes is not None:
-                n_read = sum(builder.read.values())
-                refuse_beyond(part.path, n_read, builder.text_bytes, most_bytes)
-            if progress:
-                count = len(batch.positions) + len(batch.rejects)
-                tokens = int(batch.tokens.offsets[-1] - batch.tokens.offsets[0])
-                n_bytes = int(batch.text_bytes.sum())
-                progress(count, n_bytes, tokens, len(builder.rejected) - before)
+        read_into([builder], reader, source, part, keep, progress)
     return builder.documents()
+
+
+def read_into(
+    builders: Sequence[DocumentsBuilder],
+    reader: TextReader,
+    source: PlannedSource,
+    part: Slice,
+    keep: Keep | None,
+    progress: Callable[[int, int, int, int], None] | None,
+) -> None:
+    """Read and tokenize the documents of a work range once, and add them to one or more builders.
+
+    `keep` is the result of `keeper`, and the other arguments are as in `read_documents`.
+    """
+    first, *_ = builders
+    for batch in reader.read(source, part, keep, _Digests([b.digest(source) for b in builders])):
+        before = len(first.rejected)
+        for builder in builders:
+            builder.add(source, part, batch)
+        if progress:
+            count = len(batch.positions) + len(batch.rejects)
+            tokens = int(batch.tokens.offsets[-1] - batch.tokens.offsets[0])
+            n_bytes = int(batch.text_bytes.sum())
+            progress(count, n_bytes, tokens, len(first.rejected) - before)
 
 
 def _marked(
@@ -818,7 +860,7 @@ OF_TOKENS = "tokens-"
 
 
 def _add_content(
-    digest: xxhash.xxh3_128,
+    digest: Digest,
     batch: Batch,
     conversations: Mapping[int, Conversation],
     ids: np.ndarray | None = None,

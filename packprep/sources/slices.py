@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -221,6 +222,12 @@ class PlannedSource:
             before = int(ends[uses.stop - 1, -1])
         return pieces.reshape(-1), ends.reshape(-1)
 
+    def reads_like(self, other: "PlannedSource") -> bool:
+        """Return whether the same source in another plan has the same list of splits."""
+        return all(
+            np.array_equal(*columns) for columns in zip(self._list, other._list, strict=True)
+        )
+
     @cached_property
     def weight(self) -> int:
         """Return the summed weight of all splits in all passes."""
@@ -367,6 +374,58 @@ class PlannedSource:
                 f"hint: pass --source {self.name}=PREFIX, or --from-plan to trust the plan"
             )
         return os.path.join(self.prefix, self.files.names[i])
+
+
+def common_slices(
+    readers: Sequence[tuple[PlannedSource, int, int]],
+) -> Iterator[tuple[Slice, list[int]]]:
+    """Yield the work ranges of several shards, with the shards that read each work range.
+
+    A part that several shards have in common is one work range, so that it can be read once. The
+    work ranges of a shard are in its reading order. Together, they cover the same documents as
+    `PlannedSource.slices`.
+
+        shards 0, 1 of 2    |------0------|------1------|
+        shard 0 of 3        |----2----|
+        work ranges         |---0,2---|-0-|------1------|
+
+    Args:
+        readers: (source, shard, number of shards) for each shard. The sources are the same source
+            in different plans. They may differ only in `step_bytes`.
+
+    Yields:
+        (work range, indices of its shards in `readers`).
+    """
+    step = min(source.step_bytes for source, _, _ in readers)
+    found: dict[int, list[tuple[int, tuple[int, int, int, int, int]]]] = {}
+    for reader, (source, shard, shards) in enumerate(readers):
+        places = source.places(shard, shards)
+        for place, of_piece in zip(places, source.taken(shard, shards, places), strict=True):
+            found.setdefault(place, []).append((reader, of_piece))
+    for _, of_pieces in sorted(found.items()):
+        by_file: dict[int, list[tuple[int, Slice]]] = {}
+        for reader, of_piece in of_pieces:
+            for part in readers[reader][0].slices_of(*of_piece):
+                by_file.setdefault(part.file, []).append((reader, _in_steps(part, step)))
+        for _, parts in sorted(by_file.items()):
+            bounds = sorted({bound for _, part in parts for bound in (part.lo, part.hi)})
+            for lo, hi in pairwise(bounds):
+                inside = [reader for reader, part in parts if part.lo <= lo and hi <= part.hi]
+                if inside:
+                    yield parts[0][1]._replace(lo=lo, hi=hi), inside
+
+
+def _in_steps(part: Slice, step_bytes: int) -> Slice:
+    """Return the same work range in steps of `step_bytes`, which divides the steps of `part`.
+
+    Only work ranges of compressed line files have steps.
+    """
+    is_stream = position_of(part.format, part.compression) == "stream"
+    if not is_stream or part.step_bytes == step_bytes:
+        return part
+    scale, steps = part.step_bytes // step_bytes, -(-part.size // step_bytes)
+    lo, hi = (min(s * scale, steps) for s in part.range(-(-part.size // part.step_bytes)))
+    return part._replace(lo=lo, hi=hi, weight=steps, step_bytes=step_bytes)
 
 
 def other_store(name: str, store: Any, planned: str | None) -> str:

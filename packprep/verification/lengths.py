@@ -13,11 +13,11 @@ import numpy as np
 
 from packprep.building.array_tasks import share_of
 from packprep.building.commit import read_receipt
+from packprep.building.lengths import lengths_mixture
 from packprep.building.plan import Plan, lengths_in, open_plan, stored_plan
 from packprep.building.planning import changed_keys
 from packprep.building.processes import Do, Report, in_processes, one_by_one
 from packprep.building.removal import REMOVED
-from packprep.building.run import lengths_mixture
 from packprep.building.work import OTHER_LENGTH
 from packprep.dataset.manifest import Manifest, read_manifest
 from packprep.dataset.mixture import mixture_of
