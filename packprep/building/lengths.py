@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -158,7 +158,7 @@ def read_shards(
     for s, source in enumerate(first.sources):
         common = list(common_slices([(plan.sources[s], b, plan.shards) for plan, b in shards]))
         needed = [readers for _, readers in common]
-        parts = with_keeps((source, part) for part, _ in common)
+        parts = with_keeps(zip(repeat(source), (part for part, _ in common)))
         waiting.append((zip(parts, needed, strict=True), Counter(chain(*needed))))
     for i in range(len(shards)):
         for parts_of_source, unread in waiting:

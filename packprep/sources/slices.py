@@ -416,12 +416,11 @@ def common_slices(
 
 
 def _in_steps(part: Slice, step_bytes: int) -> Slice:
-    """Return the same work range in steps of `step_bytes`, which divides the steps of `part`.
+    """Return the same work range, with steps of `step_bytes` as the units of lo, hi and weight.
 
-    Only work ranges of compressed line files have steps.
+    `step_bytes` divides the steps of `part`. Only compressed line files have steps.
     """
-    is_stream = position_of(part.format, part.compression) == "stream"
-    if not is_stream or part.step_bytes == step_bytes:
+    if position_of(part.format, part.compression) != "stream":
         return part
     scale, steps = part.step_bytes // step_bytes, -(-part.size // step_bytes)
     lo, hi = (min(s * scale, steps) for s in part.range(-(-part.size // part.step_bytes)))

@@ -4,12 +4,16 @@ rows; one mixture of all."""
 import json
 import shutil
 from collections import Counter, defaultdict
+from types import SimpleNamespace
 
 import pytest
 
+from packprep.building import planning
+from packprep.building.lengths import shared_work
 from packprep.dataset.loader import open_dataset
 from packprep.dataset.shard import shard_in
 from packprep.errors import RecipeError
+from packprep.format.json_files import receipt_name
 from packprep.recipe import as_toml, read_recipe
 from tests import made
 from tests.command_line import inside, refused
@@ -135,21 +139,23 @@ def test_workers_arrays_stores_and_kills_change_no_byte(corpus, tmp_path, monkey
     made.build_lengths(table, folder, tmp_path / "two", workers=2)
     assert made.contents(tmp_path / "two") == wanted
     written(folder, table)
-    for i in range(2):
+    for i in range(3):
         assert not (tmp_path / "array" / "mixture.json").exists()
         build = "build", folder / "recipe.toml", "--out", tmp_path / "array", "--workers", 1
-        said = inside(*build, "--array-index", i, "--array-count", 2)
+        said = inside(*build, "--array-index", i, "--array-count", 3)
         assert said.status == 0, said
     assert made.contents(tmp_path / "array") == wanted
     killed = tmp_path / "killed"
     process = made.start_build(folder, table, killed, before=_KILL)
-    assert process.wait() == -9 and (killed / "seq_64" / "dataset.json").exists()
-    status = inside("status", killed)
-    assert status.status == 1 and "0 of" in status.out and not (killed / "mixture.json").exists()
+    assert process.wait() == -9 and not (killed / "mixture.json").exists()
+    done = {n: len(list((killed / f"seq_{n}").glob("receipts/*"))) for n in LENGTHS}
+    assert 0 < done[256] <= done[64] < 6 and not (killed / "seq_64" / "dataset.json").exists()
+    assert inside("status", killed).status == 1
     # nor is a dataset that was not begun forgotten
-    assert "seq_1024: no output yet" in status.out
     shutil.rmtree(killed / "seq_256")
-    assert inside("status", killed).status == 1 and inside("verify", killed).status == 2
+    status = inside("status", killed)
+    assert status.status == 1 and "seq_256: no output yet" in status.out
+    assert inside("verify", killed).status == 2
     made.build_lengths(table, folder, killed)
     assert made.contents(killed) == wanted
     made.build(table, folder, tmp_path / "store", is_store=True)
@@ -166,13 +172,107 @@ def test_workers_arrays_stores_and_kills_change_no_byte(corpus, tmp_path, monkey
 _KILL = """
 import os, signal
 from packprep.building import run
-make = run.make_shard
-def killing(plan, *arguments, **named):
-    if plan.recipe.seq_length == 256:
+make = run.shard_of
+def killing(plan, number, *arguments, **named):
+    if plan.recipe.seq_length == 256 and number == 2:
         os.killpg(0, signal.SIGKILL)
-    return make(plan, *arguments, **named)
-run.make_shard = killing
+    return make(plan, number, *arguments, **named)
+run.shard_of = killing
 """
+
+
+def _built_alone(table, folder, out):
+    """The bytes of the datasets of all lengths, each from a build of its own."""
+    for length in table["seq_lengths"]:
+        made.build({**table, "seq_length": length}, folder, out / f"seq_{length}")
+    return made.contents(out)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("kind", ["text", "conversations"])
+def test_lengths_that_are_built_together_have_the_bytes_of_separate_builds(tmp_path, kind):
+    if kind == "text":
+        sources = [*made.mixed_corpus(tmp_path), {"name": "w", "paths": ["weights.jsonl"]}]
+        lines = [
+            {"text": "word " * i, "weight": i % 3} if i % 9 else {"other": i} for i in range(300)
+        ]
+        sources[0]["sample"] = [0.1, 0.8]
+        table = recipe(sources, output={"shard_text_bytes": 150_000})
+    else:
+        lines = [
+            {"messages": [{"role": r, "content": f"{r} " * (i % 70)} for r in ROLES * (i % 4)]}
+            for i in range(400)
+        ]
+        made.write(tmp_path / "template.jinja", CHATML.encode())
+        sources = [{"name": "chats", "paths": ["weights.jsonl"], "repeat": 1.5}]
+        changes = {"seq_lengths": [256, 1024], "output": {"shard_text_bytes": 90_000}}
+        table = recipe(sources, tasks=[{"objective": "causal"}], **changes)
+        table["documents"]["chat_template"] = "template.jinja"
+    made.write(tmp_path / "weights.jsonl", "\n".join(map(json.dumps, lines)).encode())
+    wanted = _built_alone(table, tmp_path, tmp_path / "alone")
+    outcomes = made.build_lengths(table, tmp_path, tmp_path / "all")
+    assert made.contents(tmp_path / "all", "seq_") == wanted
+    ledgers = [outcome.manifest["ledger"]["sources"].values() for outcome in outcomes]
+    read = [sum(source["documents"]["read"] for source in ledger) for ledger in ledgers]
+    assert len(outcomes[0].manifest["shards"]) > 2
+    assert set(read) == {outcomes[0].profile.documents}  # each document was read once
+
+
+ROLES = ["user", "assistant"]
+
+
+def test_lengths_with_other_numbers_of_shards_read_few_documents_twice(tmp_path, monkeypatch):
+    # As for a large corpus, rows of other lengths have other shards, and compressed files other steps.
+    counts = {64: 7, 256: 5, 1024: 3}
+
+    def shard_text_bytes(recipe, text_bytes, *_):
+        return -(-text_bytes // counts[recipe.seq_length])
+
+    monkeypatch.setattr(planning, "_shard_text_bytes", shard_text_bytes)
+    monkeypatch.setattr(planning, "step_bytes", lambda _, shards: 1 << 14 + (shards < 5))
+    sources = made.mixed_corpus(tmp_path)[:2]
+    for name, count in (("x.jsonl.zst", 600), ("y.jsonl.gz", 500)):
+        made.write_lines(tmp_path / "web" / name, made.texts(count, count, 900))
+    table = recipe(sources, output={"shard_text_bytes": "auto"})
+    wanted = _built_alone(table, tmp_path, tmp_path / "alone")
+    outcomes = made.build_lengths(table, tmp_path, tmp_path / "all", workers=2)
+    assert [len(outcome.manifest["shards"]) for outcome in outcomes] == [*counts.values()]
+    assert made.contents(tmp_path / "all", "seq_") == wanted
+    sources = outcomes[0].manifest["ledger"]["sources"].values()
+    read = sum(source["documents"]["read"] for source in sources)
+    assert read < outcomes[0].profile.documents < 1.3 * read
+    # A shard that is missing is made alone.
+    for name in (receipt_name(3), "dataset.json"):
+        (tmp_path / "all" / "seq_256" / name).unlink()
+    outcomes = made.build_lengths(table, tmp_path, tmp_path / "all")
+    assert [outcome.made for outcome in outcomes] == [0, 1, 0]
+    assert made.contents(tmp_path / "all", "seq_") == wanted
+
+
+@pytest.mark.parametrize(
+    "counts, workers, items",
+    [
+        ((4, 4, 4), 2, 4),  # one shard of each
+        ((6, 2), 2, 2),  # three and one
+        ((12, 8), 2, 4),  # three and two, which start and end together
+        ((7, 3), 1, 1),  # a single worker reads everything once
+        ((7, 3), 2, 3),
+        ((1491, 382), 16, 64),  # runs of shards, so that few continue in the next run
+        ((1491, 382), 100, 382),
+    ],
+)
+@pytest.mark.every_case
+def test_shards_are_divided_into_items_of_work(monkeypatch, counts, workers, items):
+    monkeypatch.setattr("packprep.building.lengths.read_alike", lambda plans: True)
+    plans = [SimpleNamespace(shards=n, recipe=SimpleNamespace(seq_length=8 << n)) for n in counts]
+    missing = [range(n) for n in counts]
+    found = shared_work(plans, missing, workers, 1)
+    assert len(found) == items
+    made_shards = [(shard.output, shard.number) for item in found for shard in item.shards]
+    assert sorted(made_shards) == [(i, b) for i, n in enumerate(counts) for b in range(n)]
+    for item in found:
+        ends = [(shard.number + 1) / counts[shard.output] for shard in item.shards]
+        assert ends == sorted(ends)
 
 
 def test_an_epoch_of_the_mixture_is_one_of_the_corpus(whole):

@@ -47,7 +47,7 @@ def test_a_build_on_ray_with_a_worker_killed_has_the_bytes_of_one_without_ray(tm
         b'seq_length = 128\ntokenizer = "bytes"\n[[sources]]\npaths = ["a.jsonl"]\n'
         b"[output]\nshard_text_bytes = 20000\n",
     )
-    build = sys.executable, "-m", "packprep", "build", recipe, "--workers", "0"
+    build = sys.executable, "-m", "packprep", "build", recipe, "--workers", "1"
     environment = made.environment(RAY_USAGE_STATS_ENABLED="0", RAY_DISABLE_IMPORT_WARNING="1")
     subprocess.run([*build, "--out", tmp_path / "alone"], env=environment, check=True)
     out = tmp_path / "packed"
