@@ -26,7 +26,7 @@ def tests(session: nox.Session) -> None:
 def long(session: nox.Session) -> None:
     """The rest of the suite: crashes, Slurm, damage by the hundred, the docs' blocks, and cases of
     the same kind."""
-    session.install(".[test]")
+    session.install(".[test,ray]")
     session.run(
         "python", "-m", "pytest", "-n", "auto", "-m", "long and not campaign", *session.posargs
     )

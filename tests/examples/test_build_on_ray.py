@@ -57,7 +57,7 @@ def test_a_build_on_ray_with_a_worker_killed_has_the_bytes_of_one_without_ray(tm
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     shards = len(list((tmp_path / "alone" / "receipts").iterdir()))
-    until = time.monotonic() + 120
+    until = time.monotonic() + 300
     while len(list(out.glob("receipts/*"))) < 3 and ray_build.poll() is None:
         assert time.monotonic() < until
         time.sleep(0.01)
