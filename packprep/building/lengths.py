@@ -83,7 +83,7 @@ class ShardsToMake(NamedTuple):
         return ", ".join(map(str, self.shards))
 
 
-MOST_SHARDS_IN_A_ROW = 8
+MOST_SHARDS_TOGETHER = 8
 """A worker makes at most this many shards of the longest row length together."""
 
 
@@ -106,9 +106,9 @@ def shared_work(
     counts = [plan.shards for plan in plans]
     fewest, in_step = min(counts), math.gcd(*counts)
     processes = max(1, workers) * array_count
-    parts = min(fewest, max(4 * processes, fewest // MOST_SHARDS_IN_A_ROW))
+    parts = min(fewest, max(4 * processes, fewest // MOST_SHARDS_TOGETHER))
     # Shards of all lengths start together at each multiple of 1 / in_step.
-    if in_step >= max(processes, fewest // MOST_SHARDS_IN_A_ROW):
+    if in_step >= max(processes, fewest // MOST_SHARDS_TOGETHER):
         parts = in_step
     are_alike = read_alike(plans)
     items: dict[tuple[int, int], list[ShardToMake]] = {}
@@ -118,17 +118,11 @@ def shared_work(
             part = number * parts // plan.shards
             key = (0, part) if are_alike else (output, number)
             items.setdefault(key, []).append(ShardToMake(number, output, name))
-    return [
-        ShardsToMake(
-            tuple(
-                sorted(
-                    shards,
-                    key=lambda shard: Fraction(shard.number + 1, counts[shard.output]),
-                )
-            )
-        )
-        for _, shards in sorted(items.items())
-    ]
+
+    def end_of(shard: ShardToMake) -> Fraction:
+        return Fraction(shard.number + 1, counts[shard.output])
+
+    return [ShardsToMake(tuple(sorted(shards, key=end_of))) for _, shards in sorted(items.items())]
 
 
 def read_shards(
@@ -143,7 +137,7 @@ def read_shards(
 
     Args:
         shards: (plan, shard number) pairs, in ascending order of their ends in the corpus. The
-            plans have `equal_readings`.
+            plans are from one recipe, and `read_alike` is True for them.
         decoders: As in `make_shard`.
         progress: As in `make_shard`.
         clock: As in `make_shard`.

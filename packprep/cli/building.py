@@ -95,7 +95,7 @@ def build(
 
     def print_one(result: dict[str, Any]) -> None:
         print_summary(result)
-        if profile:
+        if profile and result is results[-1]:  # One profile describes the whole build.
             from packprep.cli.printing import print_profile
 
             put_line()
