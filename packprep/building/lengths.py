@@ -83,8 +83,11 @@ class ShardsToMake(NamedTuple):
         return ", ".join(map(str, self.shards))
 
 
-MOST_SHARDS_TOGETHER = 8
-"""A worker makes at most this many shards of the longest row length together."""
+SHARDS_OF_A_PART = 8
+"""A worker makes about this many shards of the longest row length together, if it has so many.
+
+This applies only if row lengths have different numbers of shards.
+"""
 
 
 def shared_work(
@@ -106,9 +109,10 @@ def shared_work(
     counts = [plan.shards for plan in plans]
     fewest, in_step = min(counts), math.gcd(*counts)
     processes = max(1, workers) * array_count
-    parts = min(fewest, max(4 * processes, fewest // MOST_SHARDS_TOGETHER))
+    # Each process makes the same number of parts.
+    parts = min(fewest, processes * max(1, fewest // (SHARDS_OF_A_PART * processes)))
     # Shards of all lengths start together at each multiple of 1 / in_step.
-    if in_step >= max(processes, fewest // MOST_SHARDS_TOGETHER):
+    if in_step >= parts:
         parts = in_step
     are_alike = read_alike(plans)
     items: dict[tuple[int, int], list[ShardToMake]] = {}
