@@ -7,7 +7,7 @@ import pytest
 
 from packprep import clock
 from packprep.building import forecast as module
-from packprep.building.forecast import forecast, outlook
+from packprep.building.forecast import built_together, forecast, outlook
 from packprep.building.planning import look_up, make_plan
 from packprep.cli.printing import duration, print_forecast
 from packprep.conversations import supervision
@@ -60,6 +60,16 @@ def test_a_worker_has_three_copies_of_its_tokens_and_two_of_its_rows(folder, pre
     slots = found["rows"] * found["seq_length"] / found["shards"]
     expected = 3 * 2 * tokens + 2 * slot_bytes * slots
     assert found["worker_bytes"] - module.PROCESS_BYTES == pytest.approx(expected, rel=0.01)
+
+
+def test_lengths_that_are_built_together_read_once_and_keep_the_documents_of_all():
+    figures = {"tokens": 1000, "worker_bytes": 10_000, "read_s": 3.0, "tokenize_s": 5.0}
+    done, missing = built_together([{**figures, "shards": 2}, {**figures, "shards": 1}], [0, 1])
+    assert (done["read_s"], done["tokenize_s"]) == (0, 0)
+    assert (missing["read_s"], missing["tokenize_s"]) == (3, 5)
+    assert (done["worker_bytes"], missing["worker_bytes"]) == (14_000, 12_000)
+    alone = {**figures, "shards": 3}
+    assert built_together([alone], [3]) == [alone]
 
 
 def test_a_token_store_is_forecast_whatever_uses_the_recipe_makes_of_it(folder, tmp_path):
