@@ -656,6 +656,7 @@ PARTS: dict[str, Callable[[], str]] = {
             "status",
             "verify",
             "inspect",
+            "trace",
             "export",
             "remove",
             "slurm",
