@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from packprep.cli.arguments import Directory, Json
+from packprep.cli.arguments import Json
 from packprep.cli.printing import one_thread, put
 from packprep.messages import put_line
 
@@ -23,7 +23,10 @@ def _of_order(*names: str, help: str, **named: Any) -> Any:
 
 
 def trace(
-    directory: Directory,
+    directory: Annotated[
+        str,
+        typer.Argument(metavar="DIR", help="Folder or URL of a dataset, or a mixture.json."),
+    ],
     step: Annotated[
         str | None,
         typer.Option(
