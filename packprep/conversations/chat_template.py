@@ -258,6 +258,7 @@ class ChatTemplate:
         self.knows_turns = self.marks_generation or "add_generation_prompt" in names
         self.source = source
         self._template = template
+        self._globals = dict(template.globals)
         self._known: dict[Hashable, tuple[Any, int, int]] = {}
 
     def begin(self) -> None:
@@ -300,8 +301,11 @@ class ChatTemplate:
             "add_generation_prompt": prompt,
             "packprep_generation": generation,
         }
-        text = self._template.render({"documents": None, **variables, **own})
-        return str(text)
+        # `Template.render` copies the globals slowly, and rewrites the traceback of each refusal.
+        template, environment = self._template, self._template.environment
+        given = {**self._globals, "documents": None, **variables, **own}
+        context = environment.context_class(environment, given, template.name, template.blocks)
+        return str(environment.concat(template.root_render_func(context)))
 
     def remembered(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the result of `make`, from the cache if an earlier call had the same key.

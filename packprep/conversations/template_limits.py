@@ -12,6 +12,7 @@ from typing import Any
 
 import jinja2
 import jinja2.nodes
+import jinja2.runtime
 import jinja2.sandbox
 import jinja2.utils
 
@@ -24,6 +25,8 @@ _COUNT, _JOIN = "packprep: count_step", "packprep: join_values"
 _FORMATS = {"format", "format_map"}
 _STR_METHODS = frozenset(name for name in dir(str) if name[0] != "_" and name not in _FORMATS)
 _DICT_NAMES = frozenset(dir(dict))
+_LOOP_NUMBERS = {"index", "index0", "first", "depth", "depth0"}
+"""Attributes of loops that do not read the next value, which may fail."""
 _VALUES = {str, int, bool, dict, list}
 _REPEATED = jinja2.nodes.For | jinja2.nodes.Macro | jinja2.nodes.CallBlock | jinja2.nodes.Block
 
@@ -97,13 +100,15 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Evaluate `obj.attribute` as the sandbox does.
 
-        Most attributes in templates are keys of objects, methods of texts, and values of
-        namespaces. They need no check, and the sandbox's own checks take longer than all other
-        parts of a rendering.
+        Most attributes in templates are keys of objects, methods of texts, numbers of loops, and
+        values of namespaces. They need no check, and the sandbox's own checks take longer than all
+        other parts of a rendering.
         """
         if type(obj) is dict and attribute not in _DICT_NAMES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         if type(obj) is str and attribute in _STR_METHODS:
+            return getattr(obj, attribute)
+        if type(obj) is jinja2.runtime.LoopContext and attribute in _LOOP_NUMBERS:
             return getattr(obj, attribute)
         if type(obj) is jinja2.utils.Namespace and not attribute.startswith("_"):
             value = getattr(obj, attribute, None)

@@ -247,6 +247,7 @@ PLAIN = (
     [
         "{% for x in [{}, 1]|map('xmlattr') %}{{ loop.last }}{% endfor %}",
         "{% for x in [{}, 1]|map('xmlattr') %}{{ loop.length }}{% endfor %}",
+        "{% for x in 'ab' %}{{ loop.index }}{{ loop.first }}{{ loop.depth0 }}{% endfor %}",
     ],
 )
 @pytest.mark.every_case
