@@ -301,6 +301,8 @@ def _take_marks(message: dict[str, Any], what: str) -> tuple[bool | None, float]
     Without marks, `train` is None and `weight` is 1. The names that other tools use for these marks
     are also accepted, such as `loss` for `train`.
     """
+    if _MARKS.isdisjoint(message):
+        return None, 1.0
     if unread := next((key for key in _UNREAD_MARKS if message.get(key) is not None), None):
         raise _Bad(f"{what} has {unread!r}, which is not read: say it by train or weight instead")
     given = {key: message.pop(key, None) for key in ("train", "training", "loss")}
@@ -347,6 +349,7 @@ def _take_part_marks(message: dict[str, Any], what: str, kinds: Sequence[str]) -
 
 _UNREAD_MARKS = ("train_detail", "loss_mask", "loss_scale", "masked", "trainable")
 """Marks that only other tools read. packprep rejects a conversation with such a mark."""
+_MARKS = frozenset((*_UNREAD_MARKS, "train", "training", "loss", "weight", "loss_weight"))
 
 
 def _taken_off(message: dict[str, Any], what: str, kinds: Sequence[str]) -> list[MediaPlace]:
@@ -423,15 +426,17 @@ def _check(message: dict[str, Any], what: str, kinds: Sequence[str]) -> None:
     if not isinstance(message.get("role"), str) or not message["role"]:
         raise _Bad(f"{what}: role is {_kind(message.get('role'))}; a text is wanted")
     for key in ("name", "tool_call_id", "reasoning_content", "thinking"):
-        if not isinstance(message.get(key), str | None):
+        if not isinstance(message.get(key, ""), str):
             raise _Bad(f"{what}: {key} is {_kind(message[key])}; a text is wanted")
     if message.get("tool_calls") == []:
         del message["tool_calls"]  # An empty list means the same as no list.
     _check_calls(message.get("tool_calls", []), what)
     content = message.get("content")
+    if isinstance(content, str):
+        return
     if content is None and not message.keys() - {"role", "content", "name", "tool_call_id"}:
         raise _Bad(f"{what} has no content; a text, a list of text parts, or tool_calls are wanted")
-    if not isinstance(content, str | list | None):
+    if not isinstance(content, list | None):
         raise _Bad(f"{what}: content is {_kind(content)}; a text or a list of text parts is wanted")
     for part in content if isinstance(content, list) else ():
         kind = part.get("type") if isinstance(part, dict) else None

@@ -48,14 +48,14 @@ def check_written(
         leaves_out("reasoning_content", [_without(message, THOUGHTS) for message in messages])
     for k, message in enumerate(messages):
         said = [part.strip() for part in texts_of(message) if part.strip()]
-        if said and not _writes_any(text, said):
+        if said and not writes_any(text, said):
             role, in_parts = ascii(message["role"][:40]), isinstance(message["content"], list)
             other = {**message, "content": [{"type": "text", "text": "x"}] if in_parts else "x"}
             with_other = [*messages[:k], other, *messages[k + 1 :]]
             leaves_out(f"the content of message {k}, of role {role}", with_other)
 
 
-def _writes_any(text: str, said: Sequence[str]) -> bool:
+def writes_any(text: str, said: Sequence[str]) -> bool:
     """Return whether a text contains at least one text of `said`, or the answer in such a text.
 
     `said` has the texts of a message's content. The answer is a long string outside <think> and
@@ -148,13 +148,16 @@ def _add_strings(value: Any, strings: list[str]) -> None:
     kind = type(value)
     if kind is str:
         strings.append(value)
-    elif kind is dict or isinstance(value, Mapping):
-        for key, inner in value.items():
-            _add_strings(key, strings)
-            _add_strings(inner, strings)
     elif kind is list or kind is tuple:
-        for inner in value:
-            _add_strings(inner, strings)
+        for item in value:
+            _add_strings(item, strings)
+    elif kind is dict or isinstance(value, Mapping):
+        for pair in value.items():
+            for item in pair:
+                if type(item) is str:  # Most items are strings, and a call takes time.
+                    strings.append(item)
+                else:
+                    _add_strings(item, strings)
 
 
 def texts_of(message: Mapping[str, Any]) -> list[str]:
