@@ -21,6 +21,8 @@ from typing import NamedTuple
 FIRST_TAG = re.compile(r"[^>\]\n]+[>\]\n]?")
 _OPEN_TAG = re.compile(r"[<\[][^>\]]*\Z")
 
+Span = tuple[int, int, int]  # begin, end, number of the message
+
 
 class Boundary(NamedTuple):
     """The start of a message in a text.
@@ -94,6 +96,42 @@ class Markup(NamedTuple):
             return None
         return Boundary(begin, begin + count)
 
+    def answers(
+        self, text: str, roles: Sequence[str], wanted: Sequence[bool], strings: str
+    ) -> list[Span] | None:
+        """Return the ranges of wanted answers in a text, or None if it does not show all of them.
+
+        The text shows them if the complete prompt begins every assistant's message, and if no
+        string may contain the markup.
+
+        Args:
+            text: The rendered text.
+            roles: Role of each message.
+            wanted: Whether each message is trained.
+            strings: All strings that the template can read, joined.
+        """
+        is_sure = not _may_hold(strings, self.prompt)
+        if not is_sure or text.count(self.prompt) != roles.count("assistant"):
+            return None
+        spans: list[Span] = []
+        begin = 0
+        for k, role in enumerate(roles):
+            if role == "assistant":
+                begin = text.index(self.prompt, begin) + len(self.prompt)
+            if not wanted[k]:
+                continue
+            before = roles[k - 1] if k else ""
+            if role != "assistant" or before == "assistant" or before not in self.ends:
+                return None
+            end, ends = len(text), self.last_ends
+            if k + 1 < len(roles):
+                head, ends = self.heads.get(roles[k + 1], ""), self.ends.get(role, ())
+                end = -1 if _may_hold(strings, head) else text.find(head, begin)
+            if end < 0 or not _is_end(text[begin:end], [own for own in ends if own.strip()]):
+                return None
+            spans.append((begin, end, k))
+        return spans
+
     def ends_answer(self, literal: str) -> bool:
         """Return whether `literal` ends an assistant's message that is the last message.
 
@@ -112,6 +150,18 @@ class Markup(NamedTuple):
         """
         expected = [end + self.prompt for end in self.ends.get(before, ())]
         return any(ending.strip() and text.endswith(ending) for ending in expected)
+
+
+def _may_hold(strings: str, markup: str) -> bool:
+    """Return whether strings may contain the first tag of a markup. True for a markup without tag.
+
+    A template may join two strings, so one half of the tag is enough.
+    """
+    tag = FIRST_TAG.match(markup)
+    if tag is None:
+        return True
+    half = len(tag[0]) // 2
+    return tag[0][:half] in strings or tag[0][half:] in strings
 
 
 def _is_end(literal: str, ends: Sequence[str]) -> bool:

@@ -33,8 +33,9 @@ from packprep.conversations.left_out import (
     function_of,
     strings_of,
     texts_of,
+    writes_any,
 )
-from packprep.conversations.markup import Markup
+from packprep.conversations.markup import Markup, Span
 from packprep.conversations.parts import Change, Rendered, find_changes
 from packprep.conversations.placeholders import (
     SYSTEM,
@@ -55,7 +56,6 @@ _ADVICE = "; a template with {% generation %} blocks would say itself what is tr
 
 # `ChatTemplate.render` with a template, tools and variables
 Render = Callable[..., str]
-Span = tuple[int, int, int]  # begin, end, number of the message
 
 
 class NotIncremental(Exception):
@@ -222,8 +222,10 @@ def _rendered_messages(
 
     tools = dialogue.tools
     render = partial(template.render, tools=tools, variables=variables)
-    taken = (template.source, *strings_of([messages, tools, variables]))
-    rendered = partial(_with_blocks, taken=taken) if template.marks_generation else _without_blocks
+    rendered: Callable[..., tuple[str, list[tuple[int, int]] | None]] = _without_blocks
+    if template.marks_generation:
+        taken = (template.source, *strings_of([messages, tools, variables]))
+        rendered = partial(_with_blocks, taken=taken)
     try:
         text, blocks = rendered(render, messages)
     except (MemoryError, TemplateLimit):
@@ -243,7 +245,7 @@ def _rendered_messages(
     check_parts(render, messages, text)
     check_written(template, render, messages, tools, text)
     wanted = trained_messages(dialogue, settings)
-    return _Chat(template, render, messages, tools, taken, wanted, text, dialogue), blocks
+    return _Chat(template, render, messages, tools, wanted, text, dialogue), blocks
 
 
 def _trained_alone(chat: "_Chat", blocks: list[tuple[int, int]] | None) -> list[Span] | None:
@@ -387,10 +389,19 @@ class _Chat:
     render: Render  # renders messages with the tools and variables
     messages: list[dict[str, Any]]
     tools: list[Any] | None
-    taken: tuple[str, ...]  # all strings of the record, and the template's source
     wanted: list[bool]  # whether each message is trained
     text: str
     dialogue: Dialogue  # with the messages of the record
+
+    def has_answer(self, begin: int, end: int, k: int) -> bool:
+        """Return whether a range of the text contains the content of message k or a tool call."""
+        said = [part.strip() for part in texts_of(self.messages[k]) if part.strip()]
+        return writes_any(self.text[begin:end], said) if said else "tool_calls" in self.messages[k]
+
+    @cached_property
+    def strings(self) -> list[str]:
+        """Return all strings that the template can read."""
+        return strings_of([self.messages, *self.render.keywords.values()])  # type: ignore[attr-defined]
 
     @cached_property
     def laid(self) -> Placeholders | None:
@@ -622,22 +633,28 @@ def _by_markup(chat: _Chat) -> list[Span] | None:
     """
     from packprep.conversations.template_limits import TemplateLimit
 
+    roles = [message["role"] for message in chat.messages]
     try:
         markup = chat.markup
-        laid = None if markup is None else chat.laid
+        if markup is None:
+            return None
+        spans = markup.answers(chat.text, roles, chat.wanted, "\n".join(chat.strings))
+        if spans is not None and not all(chat.has_answer(*span) for span in spans):
+            spans = None
+        laid = chat.laid if spans is None else None
     except (TemplateLimit, TemplateRefusal):  # Prefixes may still be enough.
         return None
-    if markup is None or laid is None:
+    if spans is None and laid is None:
         return None
-    roles = [message["role"] for message in chat.messages]
     last_answers = {roles[k - 1]: k for k, want in enumerate(chat.wanted) if want and k}
     # A template may choose its prompt by the conversation, such as by tools or a flag in a content.
     for before, k in last_answers.items():
         asked = attempted(partial(chat.render, chat.messages[:k], prompt=True, go_on=True))
         if asked is None or not markup.asks(asked, before):
             return None
-    laid.markup = markup
-    spans: list[Span] = []
+    if laid is None:
+        return spans
+    laid.markup, spans = markup, []
     last = len(chat.messages) - 1
     for k in (k for k, want in enumerate(chat.wanted) if want):
         begin = laid.boundary_by_markup(k)
@@ -695,7 +712,8 @@ def _laid(chat: _Chat) -> Placeholders | None:
     3. only the strings of an assistant's messages, and of messages with trained text
     4. the strings of attempt 3, except names in tool calls, because some templates compare them
     """
-    render, marks, remember = chat.anew(), free_characters(chat.taken, 2), chat.remember()
+    render, remember = chat.anew(), chat.remember()
+    marks = free_characters((chat.template.source, *chat.strings), 2)
     everybody = [True] * len(chat.messages)
     has_blanks = any(
         not text.strip()

@@ -79,6 +79,38 @@ def test_an_answer_follows_a_question_where_a_template_has_no_generation_prompt(
     assert markup.boundary("</s>[TOOLS]search[/TOOLS][INST]", "assistant", "user") is None
 
 
+def answers_of(text, roles, strings, markup=None):
+    markup = markup or markup_of(chats.CHATML)
+    wanted = [role == "assistant" for role in roles]
+    found = markup.answers(text, roles, wanted, strings)
+    return None if found is None else [text[begin:end] for begin, end, _ in found]
+
+
+def test_a_text_shows_its_answers_if_only_the_template_writes_markup():
+    roles = ["user", "assistant"] * 2
+    text = compile_template(chats.CHATML).render(chats.turns("A", "B", "C", "D"))
+    assert answers_of(text, roles, "ABCD") == ["B<|im_end|>\n", "D<|im_end|>\n"]
+    # Joined by the template, a half could complete the tag.
+    assert answers_of(text, roles, "A<|im_sBCD") is None
+    assert answers_of(text, roles, "Atart|>BCD") is None
+    assert answers_of(text, ["user", "assistant", "user", "tool"], "ABCD") is None
+    assert answers_of(text.replace("assistant\nB", "assistant\tB"), roles, "ABCD") is None
+    assert answers_of(text.replace("B<|im_end|>", "B"), roles, "ABCD") is None
+    assert answers_of(text + "more", roles, "ABCD") is None
+
+
+def test_a_turn_of_another_role_is_not_taken_for_an_answer_that_the_template_leaves_out():
+    template = chats.CHATML.replace(
+        "message['role'] + ", "(message['role'] if message['role'] != 'critic' else 'assistant') + "
+    ).replace("{% for message in messages %}", "{% for message in messages if message.content %}")
+    assert template.count("critic") == template.count("if message.content") == 1
+    messages = [*chats.turns("q"), {"role": "critic", "content": "bad"}]
+    messages += [{"role": "assistant", "content": ""}]
+    found = results_of(template, messages, None, True)
+    assert found == results_of(template, messages, None, False)
+    assert found == "NotIncremental" or "bad" not in [found[0][b:e] for b, e, _ in found[1]]
+
+
 def test_a_role_after_which_the_prompt_differs_is_left_out():
     other = CALLING.replace(
         "if add_generation_prompt", "if add_generation_prompt and messages[-1].role != 'tool'"
