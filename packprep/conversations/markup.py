@@ -11,6 +11,9 @@ Made-up conversations show how a template ends and begins the messages of each r
 between two messages is found only if the head of the second message directly follows the end of the
 first message. If the template inserts other text between them, the caller finds the boundary by
 rendering the messages before it.
+
+`Markup.answers` needs no placeholders. It applies if the strings of a conversation contain no
+markup.
 """
 
 import re
