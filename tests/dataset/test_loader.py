@@ -196,7 +196,15 @@ def test_completion_in_a_notebook_shows_only_public_names_and_reprs_say_what_the
     for each in (ds, mixture, batches, ds.row(0)):
         shown[type(each).__name__] = [name for name in dir(each) if not name.startswith("__")]
     assert not [name for names in shown.values() for name in names if name.startswith("_")]
-    assert shown["Batches"] == ["dataset", "end", "load_state_dict", "state_after", "state_dict"]
+    assert shown["Batches"] == [
+        "dataset",
+        "documents",
+        "end",
+        "load_state_dict",
+        "reads_of_row",
+        "state_after",
+        "state_dict",
+    ]
     assert {"batch", "batches", "row", "with_columns", "kinds", "tasks"} < set(shown["Dataset"])
     assert not {"facts", "costs", "what", "rows_of_samples"} & {
         *shown["Dataset"],
