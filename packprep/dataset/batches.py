@@ -589,7 +589,8 @@ class Reader:
         # Balancing must not move rows after the exhausted sample to before it.
         if batches._exhaustion is not None and batches._balance is not None:
             batches._balance = order.ending_at(batches._balance, batches._exhaustion[0])
-        batches._leave_out(skips_of_steps(skip, batches.step_samples))
+        batches._own_skips = skips_of_steps(skip, batches.step_samples)
+        batches._leave_out(batches._own_skips)
         if batches.end is not None:
             batches.refuse_exhausted(batches.end)
         batches._redraw, batches._accelerate = true_or_false("redraw", redraw), accelerate
@@ -638,7 +639,8 @@ class Batches:
     # The first sample of the order beyond a max_epochs, and the start of an error message.
     _exhaustion: tuple[int, str] | None
     _order_end: int | None = None  # The sample at which `epochs` ends, if nothing were left out.
-    _skips: Skips
+    _own_skips: Skips  # The ranges of the argument `skip`.
+    _skips: Skips  # These ranges, and the ranges of the state that was loaded last.
     # First sample of a window → the window's samples of the unbalanced order, in balanced order.
     _windows: dict[int, np.ndarray]
 
@@ -793,7 +795,7 @@ class Batches:
             {('web/a.jsonl', 81_932), …}
         """
         begin = self._rows + operator.index(step) * self.step_samples
-        end = _MOST_ROWS if self.end is None else self.end
+        end = self._end_of_run()
         if not 0 <= begin < end:
             first, last = -(self._rows // self.step_samples), (end - 1 - self._rows)
             steps = f"{first} … {last // self.step_samples}" if end else "none"
@@ -823,24 +825,39 @@ class Batches:
               negative. None if `skip` leaves the sample out.
             - rank, position: The rank, and the index of the row in its batch. Not with step None.
 
+            Reads after the end of the run are missing.
+
         Raises:
             IndexError: If the row does not exist.
         """
         found = self.dataset.samples_of_row(row, epochs, self._seed, self._shuffle, self._step_rows)
+        end = self._end_of_run()
         reads = []
         for epoch, plain, index in found:
             sample = self._balanced_sample(plain)
             read: dict[str, Any] = {"epoch": epoch, "sample": sample, "step": None}
             delivered = self._skips.n_delivered(sample)
+            if delivered >= end:
+                continue
             if self._skips.of_delivered(np.array(delivered)) == sample:
                 step, place = divmod(delivered - self._rows, self.step_samples)
                 size = self._batch_size
                 if self._step_rows is not None:
-                    length = self.dataset.row_length(np.array([row]))
+                    length = self.dataset.row_length(self.dataset._places([row]))
                     place, size = index, self._step_rows[length] // self._share[1]
                 read |= {"step": step, "rank": place // size, "position": place % size}
             reads.append(read)
         return reads
+
+    def _end_of_run(self) -> int:
+        """Return the number of samples that all ranks have delivered after the last step."""
+        if self.end is not None:
+            return self.end
+        if self._exhaustion is None:
+            return _MOST_ROWS
+        # Only whole steps are delivered before a max_epochs.
+        last = self._skips.n_delivered(self._exhaustion[0])
+        return last - (last - self._rows) % self.step_samples
 
     def _balanced_sample(self, plain: int) -> int:
         """Return the sample of the balanced order for a sample of the unbalanced order."""
@@ -860,12 +877,17 @@ class Batches:
         """
         return self._batch_size * self._world_size
 
-    def refuse_exhausted(self, end: int) -> None:
-        """Raise Exhausted if the first `end` delivered samples exceed a max_epochs."""
+    def refuse_exhausted(self, end: int, skips: Skips | None = None) -> None:
+        """Raise Exhausted if the first `end` delivered samples exceed a max_epochs.
+
+        Args:
+            end: Number of delivered samples.
+            skips: Ranges of samples that are left out. None means the ranges of this iteration.
+        """
         if self._exhaustion is None:
             return
         sample, which = self._exhaustion
-        sample = self._skips.n_delivered(sample)
+        sample = (self._skips if skips is None else skips).n_delivered(sample)
         if end > sample:
             raise Exhausted(
                 f"{which} before sample {sample}\n"
@@ -994,26 +1016,32 @@ class Batches:
         Raises:
             StateError: If the state is invalid, comes from another dataset, seed or order, or has
                 already delivered samples that `skip` leaves out.
+            Exhausted: If the state leaves out samples, so that a dataset of a mixture reaches its
+                max_epochs before the end that `samples` sets.
         """
         skips, mine = skips_of_state(state), self.state_dict()
         if skips.ranges:
             mine["skip"] = skips.stored()
         else:
             mine.pop("skip", None)
-        check_state(self._with_own_end(state), mine, self.dataset)
+        check_state(self._with_own_end(state, skips), mine, self.dataset)
         rows = state["rows"]
         if type(rows) is not int or not 0 <= rows < _MOST_ROWS:
             raise StateError(f"the state's rows is {rows!r} and should be an integer of at least 0")
-        self._leave_out(skips.joined(self._skips, rows))
+        skips = skips.joined(self._own_skips, rows)
+        if self.end is not None:
+            self.refuse_exhausted(self.end, skips)
+        self._leave_out(skips)
         self._restart(rows)
 
-    def _with_own_end(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _with_own_end(self, state: Mapping[str, Any], skips: Skips) -> Mapping[str, Any]:
         """Replace the `end` in the state's balance with the `end` of this iteration.
 
         The result is a new state. With balanced steps, the window that contains `end` is cut in two
         at `end`. If the state was saved inside a window that is cut at the old or the new `end`,
         the replacement could change later rows. In this case, the result is `state` itself, so that
-        `check_state` compares the ends.
+        `check_state` compares the ends. `skips` are the ranges of the state, because windows count
+        samples of the order, and `rows` counts delivered samples.
         """
         balance, rows = (
             (state.get(key) for key in ("balance", "rows"))
@@ -1022,9 +1050,12 @@ class Batches:
         )
         if self._balance is None or not isinstance(balance, Mapping) or type(rows) is not int:
             return state
+        if not 0 <= rows < _MOST_ROWS:
+            return state
         own, window = {"end": self._balance.end}, self._balance.window
+        position = skips.position(rows)
         for end in (own["end"], balance.get("end")):
-            if type(end) is int and end // window == rows // window and rows % window:
+            if type(end) is int and end // window == position // window and position % window:
                 return state
         kept = {key: value for key, value in balance.items() if key != "end"}
         return {**state, "balance": {**kept, **(own if own["end"] is not None else {})}}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import packprep
-from packprep.errors import ArgumentError, StateError
+from packprep.errors import ArgumentError, Exhausted, StateError
 from tests import command_line, made
 from tests.inspection.conftest import built
 
@@ -143,6 +143,11 @@ def test_a_skip_after_a_spike_goes_with_an_earlier_state(named):
     assert rows == whole[10:12] + whole[15:]
     with pytest.raises(StateError, match=r"samples 16 … 23, but .*\nhint: leave skip out"):
         ds.batches(4, epochs=2, skip=[(4, 5)]).load_state_dict(run.state_dict())
+    other = ds.batches(4, epochs=2)
+    for one in (ds.batches(4, skip=[(15, 16)]), run):  # The second state has no skip.
+        other.load_state_dict(one.state_dict())
+    assert "skip" not in other.state_dict()
+    assert [one["tokens"].tobytes() for one in other] == whole[10:]
     with pytest.raises(ArgumentError, match=r"the last step of skip\[0\] is 2"):
         ds.batches(4, skip=[(3, 2)])
     with pytest.raises(ArgumentError, match=r"step 99 is not part of the run; its steps are 0 … 4"):
@@ -152,12 +157,43 @@ def test_a_skip_after_a_spike_goes_with_an_earlier_state(named):
             ds.batches(4).load_state_dict({**ds.batches(4).state_dict(), "skip": skip})
 
 
+def test_a_run_ends_at_its_max_epochs_whatever_it_skips(named):
+    paths = [named[0] / f"packed_{letter}" for letter in "ab"]
+    limited = packprep.open_dataset(paths, shares=[0.7, 0.3], max_epochs=[1, None])
+    last, rows = limited.exhausted_at(), len(limited.datasets[0])
+    skipping = limited.batches(4, skip=[(1, 3)]).state_dict()
+    with pytest.raises(Exhausted, match=f"before sample {last - 12}"):
+        limited.batches(4, samples=last).load_state_dict(skipping)
+    endless = limited.batches(4)
+    with pytest.raises(ArgumentError, match=rf"its steps are 0 … {last // 4 - 1}$"):
+        endless.documents(last // 4)
+    for run in (endless, packprep.open_dataset(paths[0]).batches(4, epochs=1)):
+        assert all(len(run.reads_of_row(row, epochs=3)) <= 1 for row in range(rows))
+
+
+def test_balanced_windows_cut_at_max_epochs_count_skipped_samples(named):
+    paths = [named[0] / f"packed_{letter}" for letter in "ab"]
+    one, two = (
+        packprep.open_dataset(paths, shares=[0.7, 0.3], max_epochs=[most, None]) for most in (1, 2)
+    )
+    options = {"balance": ("attention", 4), "window": 48}
+    run, last = two.batches(4, skip=[(0, 0), (5, 9)], **options), one.exhausted_at()
+    for _ in range(30):
+        next(run)
+        position = run.state_dict()["rows"] + 24
+        inside = last // 48 == position // 48 and position % 48
+        if inside:  # In this window, the mixtures differ in their order.
+            with pytest.raises(StateError, match="balance"):
+                one.batches(4, **options).load_state_dict(run.state_dict())
+
+
 @pytest.mark.parametrize("kind", SOME_KINDS)
 def test_the_steps_of_a_row_are_those_whose_documents_contain_it(named, kind):
     ds = dataset_of(named[0], kind)
     run = ds.batches(**options_of(kind, 1), skip=[(2, 3)])
     for row in (0, 7, len(ds) - 1):
         reads = run.reads_of_row(row, epochs=2)
+        assert reads == run.reads_of_row(row - len(ds), epochs=2)
         assert [read["epoch"] for read in reads] == [0, 1]
         for read in reads:
             if read["step"] is not None:
