@@ -720,11 +720,10 @@ class BatchSampler:
         return f"BatchSampler({self._position!r})"
 
     def __iter__(self) -> Iterator[list[int]]:
-        end = self._position.end
         _warn_of_ranks(self._world_size)
-        _warn_of_end(self._state, end)
+        _warn_of_end(self._state, self._position.end)
         while True:
-            state = self._state
+            state, end = self._state, self._position.end  # A state may be loaded between batches.
             if end is not None and state["rows"] >= end:
                 return
             samples = np.array(

@@ -85,6 +85,7 @@ _INNER_NAMES = frozenset(
         "next_rows",
         "part",
         "plain_samples",
+        "reads_of_steps",
         "redraw",
         "refuse_exhausted",
         "row_length",
@@ -794,13 +795,7 @@ class Batches:
             >>> {(found["file"], found["document"]) for found in batches.documents(12_345)}
             {('web/a.jsonl', 81_932), …}
         """
-        begin = self._rows + operator.index(step) * self.step_samples
-        end = self._end_of_run()
-        if not 0 <= begin < end:
-            first, last = -(self._rows // self.step_samples), (end - 1 - self._rows)
-            steps = f"{first} … {last // self.step_samples}" if end else "none"
-            raise ArgumentError(f"step {step} is not part of the run; its steps are {steps}")
-        ((samples, rows, epochs),) = self._steps([step])
+        ((samples, rows, epochs),) = self.reads_of_steps([step])
         return [
             {"position": i, "sample": sample, "row": row, "epoch": epoch, **document}
             for i, (sample, row, epoch) in enumerate(
@@ -808,6 +803,27 @@ class Batches:
             )
             for document in self.dataset.documents(row)
         ]
+
+    def reads_of_steps(self, steps: Sequence[int]) -> list[tuple[np.ndarray, ...]]:
+        """Return the samples, rows and epochs that this rank reads in some steps.
+
+        Args:
+            steps: Numbers of steps, as in `documents`.
+
+        Returns:
+            Three arrays int64[B] for each step, as `documents` describes them.
+
+        Raises:
+            ArgumentError: If a step is not part of the run.
+        """
+        end = self._end_of_run()
+        for step in steps:
+            begin = self._rows + operator.index(step) * self.step_samples
+            if not 0 <= begin < end:
+                first, last = -(self._rows // self.step_samples), (end - 1 - self._rows)
+                numbers = f"{first} … {last // self.step_samples}" if end else "none"
+                raise ArgumentError(f"step {step} is not part of the run; its steps are {numbers}")
+        return [*self._steps(steps)] if steps else []
 
     def reads_of_row(self, row: int, epochs: int = 1) -> list[dict[str, Any]]:
         """Return the steps in which all ranks together read a row.
@@ -828,8 +844,10 @@ class Batches:
             Reads after the end of the run are missing.
 
         Raises:
+            ArgumentError: If `epochs` is invalid.
             IndexError: If the row does not exist.
         """
+        epochs = integer("epochs", epochs, 0, 1 << 31)
         found = self.dataset.samples_of_row(row, epochs, self._seed, self._shuffle, self._step_rows)
         end = self._end_of_run()
         reads = []

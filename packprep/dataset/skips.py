@@ -103,7 +103,8 @@ def skips_of_steps(steps: Any, step_samples: int) -> Skips:
     """
     if steps is None:
         return Skips()
-    if isinstance(steps, str | Mapping) or not isinstance(steps, Iterable):
+    # An iterator would be empty when an adapter reads the argument a second time.
+    if isinstance(steps, str) or not isinstance(steps, Sequence):
         raise ArgumentError(f"skip is {steps!r} and should be a list of (first step, last step)")
     ranges = []
     for i, pair in enumerate(steps):

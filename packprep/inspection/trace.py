@@ -13,6 +13,8 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +131,16 @@ def documents_of_steps(
     """
     batches = run.batches(dataset)
     for step in range(first, last + 1):
-        for document in batches.documents(step - run.first_step):
+        try:
+            documents = batches.documents(step - run.first_step)
+        except ArgumentError as error:
+            if not run.first_step:
+                raise
+            raise ArgumentError(
+                f"step {step} with --first-step {run.first_step} is step {step - run.first_step}"
+                f" of the loader: {error}"
+            ) from None
+        for document in documents:
             size = run.rows_per_rank(dataset, document["row"])
             own, position = divmod(document["position"], size)
             if rank is None or own == rank:
@@ -169,28 +180,47 @@ def describe_reads(
         epochs: Number of epochs to search.
 
     Returns:
-        A dict with the keys `document`, `epochs` and `reads`. Each entry of `reads` has the keys of
-        `Batches.reads_of_row`, and the row and segment with the document's source, file, tokens,
-        task and pass.
+        A dict with the keys `document`, `epochs`, `reads`, `unread` and `more_files`. Each entry of
+        `reads` has the keys of `Batches.reads_of_row`, and the row and segment with the document's
+        source, file, tokens, task and pass. `unread` has an entry for each file and pass without
+        segments: source, file, repeat, outcome and why, as in `describe_document`. `more_files` is
+        the number of further files that have a document at the position.
 
     Raises:
-        RecipeError: If no dataset has the source, the file or the document.
+        RecipeError: If no dataset has the source, the file or the document, or if `source` is None
+            and a dataset has several sources.
     """
     batches = run.batches(dataset)
     reads: list[dict[str, Any]] = []
+    unread: list[dict[str, Any]] = []
     refused: list[RecipeError] = []
-    first_row = 0
+    first_row = more_files = 0
     datasets: tuple[Any, ...] = getattr(dataset, "datasets", (dataset,))
-    for number, one in enumerate(datasets):
+    names_of = [[entry["name"] for entry in one.manifest["sources"]] for one in datasets]
+    for one, names in zip(datasets, names_of, strict=True):
+        if source is None and len(names) > 1:
+            raise RecipeError(
+                f"--document: {one.directory} has several sources: {', '.join(names)}"
+                "\nhint: add --source NAME"
+            )
+    any_has_source = any(source in names for names in names_of)
+    for number, (one, names) in enumerate(zip(datasets, names_of, strict=True)):
+        if any_has_source and source not in names:
+            first_row += len(one)
+            continue
         own = {"dataset": number} if len(datasets) > 1 else {}
         try:
             found = describe_document(str(one.directory), source, place, {})
         except RecipeError as error:
             refused.append(error)
-            found = {"source": source, "files": []}
+            found = {"source": source, "files": [], "more_files": 0}
+        more_files += found["more_files"]
         for document in found["files"]:
             where = {**own, "source": found["source"], "file": document["file"]}
             for use in document["uses"]:
+                if not use["segments"]:
+                    why = {key: use[key] for key in ("outcome", "why")}
+                    unread.append({**where, "repeat": use["use"], **why})
                 for segment in use["segments"]:
                     about = {key: segment[key] for key in ("segment", "tokens", "task")}
                     row = first_row + segment["row"]
@@ -200,10 +230,16 @@ def describe_reads(
                         repeat = use["use"]
                         reads.append({**read, "row": row, **where, "repeat": repeat, **about})
         first_row += len(one)
-    if len(refused) == len(datasets):
+    if refused and not (reads or unread):
         raise refused[0]
     reads.sort(key=lambda read: (read["sample"], read["row"], read["segment"]))
-    return {"document": place, "epochs": epochs, "reads": reads}
+    return {
+        "document": place,
+        "epochs": epochs,
+        "reads": reads,
+        "unread": unread,
+        "more_files": more_files,
+    }
 
 
 def describe_losses(
@@ -223,7 +259,7 @@ def describe_losses(
         A dict with these keys:
 
         - losses: Number of lines.
-        - found: Number of documents that the losses cover.
+        - found: Number of documents that the losses cover. Removed documents are not counted.
         - documents: [{dataset, source, file, document, loss, losses}], the highest loss first.
           `loss` is the mean of the losses that cover the document, or None if it is infinite.
           `losses` is their number. `dataset` is only present in a mixture.
@@ -234,21 +270,24 @@ def describe_losses(
     lookup = _LossLookup(dataset, run)
     totals: dict[tuple[Any, ...], list[float]] = {}
     n_losses = 0
-    for number, line in enumerate(_lines(path), 1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        loss, record = _loss_of_line(line, where)
-        n_losses += 1
+    for losses in _chunks(_losses(path), _LINES_AT_ONCE):
+        n_losses += len(losses)
         try:
-            documents = lookup.documents(record)
-        except (ArgumentError, IndexError) as error:
-            raise RecipeError(f"{where}: {error}") from None
-        keys = ("dataset", "source", "file", "document")
-        for key in dict.fromkeys(tuple(one.get(name) for name in keys) for one in documents):
-            total = totals.setdefault(key, [0.0, 0])
-            total[0] += loss
-            total[1] += 1
+            covered = lookup.documents([record for _, _, record in losses])
+        except (ArgumentError, IndexError):
+            for where, _, record in losses:
+                try:
+                    lookup.documents([record])
+                except (ArgumentError, IndexError) as error:
+                    raise RecipeError(f"{where}: {error}") from None
+            raise
+        for (_, loss, _), keys in zip(losses, covered, strict=True):
+            for key in keys:
+                total = totals.setdefault(key, [0.0, 0])
+                total[0] += loss
+                total[1] += 1
+    if not n_losses:
+        raise RecipeError(f"--losses {path}: the file has no lines\n{_LINE_HINT}")
     worst = sorted(totals.items(), key=lambda entry: (-entry[1][0] / entry[1][1], entry[0]))
     return {
         "losses": n_losses,
@@ -265,9 +304,27 @@ def describe_losses(
     }
 
 
+_LINE_HINT = 'hint: write lines such as {"step": 812, "rank": 3, "loss": 7.31}'
+_LINES_AT_ONCE = 512
+_CACHED_ROWS = 1 << 16  # Number of rows whose documents are cached.
+
+
+def _chunks(values: Iterator[Any], size: int) -> Iterator[list[Any]]:
+    while chunk := [*islice(values, size)]:
+        yield chunk
+
+
+def _losses(path: str | os.PathLike) -> Iterator[tuple[str, float, dict[str, int]]]:
+    """Yield the place of each line in the file, its loss, and where the loss was measured."""
+    for number, line in enumerate(_lines(path), 1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            yield where, *_loss_of_line(line, where)
+
+
 def _lines(path: str | os.PathLike) -> Iterator[str]:
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             yield from file
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"--losses {path}: cannot be read: {error}") from None
@@ -278,25 +335,28 @@ def _loss_of_line(line: str, where: str) -> tuple[float, dict[str, int]]:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise RecipeError(f"{where}: invalid JSON: {error}") from None
+        raise RecipeError(f"{where}: invalid JSON: {error}\n{_LINE_HINT}") from None
     if not isinstance(record, dict) or "loss" not in record:
         raise RecipeError(
-            f"{where}: expected an object with loss, but found {line.strip()!r:.100}"
-            '\nhint: write lines such as {"step": 812, "rank": 3, "loss": 7.31}'
+            f"{where}: expected an object with loss, but found {line.strip()!r:.100}\n{_LINE_HINT}"
         )
     loss = record["loss"]
     if loss is not None and (isinstance(loss, bool) or not isinstance(loss, int | float)):
         raise RecipeError(f"{where}: loss is {loss!r:.100}, but should be a number or null")
-    loss = math.inf if loss is None or not math.isfinite(loss) else float(loss)
+    try:
+        loss = math.inf if loss is None or not math.isfinite(loss) else float(loss)
+    except OverflowError:  # The integer is beyond the range of float.
+        loss = math.inf
     places = {name: record[name] for name in _PLACES if name in record}
     for name, value in places.items():
         if type(value) is not int:
             raise RecipeError(f"{where}: {name} is {value!r:.100}, but should be a whole number")
+        if value < 0 and name != "step":  # Steps before a state are negative.
+            raise RecipeError(f"{where}: {name} is {value}, but should be at least 0")
     ways = [name for name in ("step", "sample", "row") if name in places]
     if not ways:
         raise RecipeError(
-            f"{where}: no step, sample or row says where the loss was measured"
-            '\nhint: write lines such as {"step": 812, "rank": 3, "loss": 7.31}'
+            f"{where}: no step, sample or row says where the loss was measured\n{_LINE_HINT}"
         )
     if "step" not in places and ("rank" in places or "position" in places):
         raise RecipeError(f"{where}: rank and position need step")
@@ -319,29 +379,65 @@ class _LossLookup:
             whole = replace(whole, batch_size=1, world_size=1)
         # A step of this order has one sample.
         self._by_sample = whole.batches(dataset)
-        self._step: tuple[int, list[dict[str, Any]]] | None = None
+        self._keys_of_row = lru_cache(_CACHED_ROWS)(self._keys)
 
-    def documents(self, record: Mapping[str, int]) -> list[dict[str, Any]]:
-        """Return the documents of a loss: of its row, sample, batch or step."""
-        if "row" in record:
-            return self._dataset.documents(record["row"])
-        if "sample" in record:
-            return self._by_sample.documents(record["sample"])
-        step, rank, position = (record.get(name) for name in ("step", "rank", "position"))
-        assert step is not None
-        if rank is not None and not 0 <= rank < self._run.world_size:
+    def documents(self, records: Sequence[Mapping[str, int]]) -> list[list[tuple[Any, ...]]]:
+        """Return the documents that each loss covers: of its row, sample, batch or step.
+
+        Args:
+            records: The places of losses.
+
+        Returns:
+            For each record, tuples (dataset or None, source, file, position).
+
+        Raises:
+            ArgumentError: If a place is not part of the run.
+            IndexError: If a row does not exist.
+        """
+        first = self._run.first_step
+        samples = {one["sample"] for one in records if "row" not in one and "sample" in one}
+        steps = {one["step"] - first for one in records if not {"row", "sample"} & one.keys()}
+        rows_of_sample = _rows_of_steps(self._by_sample, samples)
+        rows_of_step = _rows_of_steps(self._batches, steps)
+        covered = []
+        for one in records:
+            if "row" in one:
+                rows = [one["row"]]
+            elif "sample" in one:
+                rows = rows_of_sample[one["sample"]]
+            else:
+                rows = self._rows_of_batch(rows_of_step[one["step"] - first], one)
+            covered.append([*dict.fromkeys(key for row in rows for key in self._keys_of_row(row))])
+        return covered
+
+    def _rows_of_batch(self, rows: list[int], record: Mapping[str, int]) -> list[int]:
+        """Return the rows of a step, of a rank's batch in it, or of a position in the batch."""
+        rank, position = record.get("rank"), record.get("position")
+        if rank is None:
+            return rows
+        if rank >= self._run.world_size:
             raise ArgumentError(f"rank {rank} is not below the world size {self._run.world_size}")
-        if self._step is None or self._step[0] != step:  # Lines of several ranks follow each other.
-            self._step = step, self._batches.documents(step - self._run.first_step)
-        found = []
-        for document in self._step[1]:
-            size = self._run.rows_per_rank(self._dataset, document["row"])
-            own = divmod(document["position"], size)
-            if rank in (None, own[0]) and position in (None, own[1]):
-                found.append(document)
-        if position is not None and not found:
+        size = self._run.rows_per_rank(self._dataset, rows[0])
+        rows = rows[rank * size : (rank + 1) * size]
+        if position is None:
+            return rows
+        if position >= len(rows):
             raise ArgumentError(f"position {position} is not an index of the batch")
-        return found
+        return [rows[position]]
+
+    def _keys(self, row: int) -> tuple[tuple[Any, ...], ...]:
+        names = ("dataset", "source", "file", "document")
+        return tuple(
+            tuple(one.get(name) for name in names)
+            for one in self._dataset.documents(row)
+            if one["tokens"][0] < one["tokens"][1]  # A removed document has no tokens.
+        )
+
+
+def _rows_of_steps(batches: Batches, steps: set[int]) -> dict[int, list[int]]:
+    numbers = sorted(steps)
+    reads = batches.reads_of_steps(numbers)
+    return {step: rows.tolist() for step, (_, rows, _) in zip(numbers, reads, strict=True)}
 
 
 def write_removal_lists(
@@ -358,7 +454,7 @@ def write_removal_lists(
         The paths of the files.
 
     Raises:
-        FileExistsError: If a file exists.
+        RecipeError: If a file exists. Then no file is written.
     """
     lines: dict[str, list[str]] = {}
     for one in documents:
@@ -367,6 +463,9 @@ def write_removal_lists(
             own = own.with_suffix(f".{one['dataset']}{own.suffix}")
         entry = {"source": one["source"], "file": one["file"], "doc": one["document"]}
         lines.setdefault(str(own), []).append(json.dumps(entry, ensure_ascii=False) + "\n")
+    for name in lines:
+        if os.path.exists(name):
+            raise RecipeError(f"--out {name} exists already\nhint: give a new file")
     for name, own_lines in lines.items():
         with open(name, "x", encoding="utf-8") as file:
             file.writelines(own_lines)
@@ -404,6 +503,15 @@ def print_reads(described: Mapping[str, Any]) -> None:
         epochs = counted(described["epochs"], "epoch")
         times = counted(len(reads) - skipped, "time")
         drawn.wrap(f"{visible(described['document'])} is read {times} in {epochs}{left_out}")
+        for one in described["unread"][:SHOWN_LINES]:
+            where = f"{one['source']} {visible(one['file'])}, pass {one['repeat']}"
+            why = f": {visible(one['why'])}" if one["why"] else ""
+            drawn.wrap(f"{where}: {one['outcome']}{why}", indent=2)
+        if described["more_files"]:
+            drawn.wrap(
+                f"{counted(described['more_files'], 'more file')} with a document at this position"
+                " not searched; give --document FILE:POSITION to select a file"
+            )
 
 
 def print_losses(described: Mapping[str, Any]) -> None:

@@ -315,6 +315,12 @@ def test_balanced_and_skipped_steps_are_the_loader_s_and_a_sampler_s(directory, 
     assert [rows_of(next(again))[2:] for _ in range(16)] == expected[14:]
     sampler = iter(BatchSampler(open_dataset(directory), 2, epochs=None, **options))
     assert [next(sampler) for _ in range(30)] == expected
+    loaded = BatchSampler(open_dataset(directory), 2, epochs=2, **{**options, "skip": None})
+    whole = BatchSampler(open_dataset(directory), 2, epochs=2, **options)
+    start, batches = whole.state_dict(), iter(loaded)
+    next(batches)
+    loaded.load_state_dict(start)
+    assert [*batches] == [*whole]
     with pytest.raises(StateError, match="balance"):
         loader(directory, 2, seed=3).load_state_dict(run.state_dict())
 

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import packprep
+from packprep.dataset.mixture import mixture_file
 from packprep.errors import ArgumentError, Exhausted, StateError
+from packprep.inspection.trace import TrainingRun, describe_reads
 from tests import command_line, made
 from tests.inspection.conftest import built
 
@@ -150,6 +152,8 @@ def test_a_skip_after_a_spike_goes_with_an_earlier_state(named):
     assert [one["tokens"].tobytes() for one in other] == whole[10:]
     with pytest.raises(ArgumentError, match=r"the last step of skip\[0\] is 2"):
         ds.batches(4, skip=[(3, 2)])
+    with pytest.raises(ArgumentError, match="skip is .* and should be a list"):
+        ds.batches(4, skip=zip([1], [2], strict=True))
     with pytest.raises(ArgumentError, match=r"step 99 is not part of the run; its steps are 0 … 4"):
         ds.batches(4, samples=20).documents(99)
     for skip in ([[5, 3]], [[0, 4], [4, 8]], "0-4", [[0, 4.0]]):
@@ -242,6 +246,43 @@ def test_trace_shows_steps_documents_and_losses_as_a_user_asks(named, tmp_path):
     assert {(d["file"], d["document"]) for d in found["documents"] if d["loss"] == 2} <= spiked
     removed = command_line.inside("remove", packed, "--documents", worst, "--out", tmp_path / "r")
     assert removed.status == 0 and "removed 9 documents" in removed.out
+    again = command_line.inside(
+        "trace", tmp_path / "r", "--losses", logged, *options, "--json"
+    ).json
+    assert again["found"] == found["found"] - 9
+
+
+def test_trace_counts_what_it_does_not_list(named, tmp_path):
+    folder, places = named
+    options = ("--batch-size", 3, "--world-size", 4)
+    for name in "abc":
+        made.write(tmp_path / f"{name}.jsonl", b'{"text": "one and the same"}\n')
+    causal = [{"preset": "causal"}]
+    tables = [{"paths": [f"{name}.jsonl"], "name": name} for name in "ab"]
+    built(tmp_path, "two", sources=tables, tasks=causal)
+    file = mixture_file(tmp_path / "mixture.json", [folder / "packed_a", tmp_path / "two"], shares=[1, 1])
+    mixed = made.write(tmp_path / "mixture.json", file)
+    for arguments, words in [
+        (["--document", "b.jsonl:0"], "two has several sources: a, b"),
+        (["--document", "c.jsonl:0", "--source", "b"], "source 'b' has no file 'c.jsonl'"),
+        (["--losses", made.write(tmp_path / "none.jsonl", b"\n")], "the file has no lines"),
+        (["--losses", made.write(tmp_path / "row.jsonl", b'{"row": -1, "loss": 1}')], "row is -1"),
+        (["--step", 5, "--first-step", 9], "--first-step 9 is step -4 of the loader: step -4"),
+    ]:
+        said = command_line.inside("trace", mixed, *arguments, *options)
+        assert said.status == 2 and words in said.err, said.err
+    shown = command_line.inside("trace", folder / "packed_a", "--document", "a.jsonl:1", *options)
+    assert "read 0 times" in shown.out and "absent" in shown.out
+    described = describe_reads(
+        packprep.open_dataset(tmp_path / "two"), TrainingRun(1, 1, {}), "b", "0", 1
+    )
+    assert len(described["reads"]) == 1 and described["more_files"] == 0
+    line = made.write(tmp_path / "line.jsonl", b'\xef\xbb\xbf{"sample": 3, "loss": 1}\n')
+    worst = tmp_path / "worst.jsonl"
+    made.write(tmp_path / "worst.0.jsonl", b"")
+    made.write(tmp_path / "worst.1.jsonl", b"")
+    said = command_line.inside("trace", mixed, "--losses", line, *options, "--out", worst)
+    assert said.status == 2 and "exists already" in said.err
 
 
 @pytest.mark.parametrize(
