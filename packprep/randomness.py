@@ -207,7 +207,7 @@ PERMUTATION_ROUNDS = 8
 _POWERS_OF_4 = np.array([4**k for k in range(1, 32)], np.uint64)
 
 
-def permute(index, size, key):
+def permute(index, size, key, inverse=False):
     """Return the image of `index` under a keyed permutation of range(size), int64, in O(1) memory.
 
     The permutation is a balanced Feistel network over the smallest 4ᵏ ≥ size. It is repeated until
@@ -219,6 +219,7 @@ def permute(index, size, key):
         size: Size of the permutation: one number, or an array that broadcasts to `index` and has
             the same number of dimensions as `index`.
         key: Key of the permutation, in the same form as `size`.
+        inverse: Whether to return the index of each image instead.
     """
     index = np.atleast_1d(np.asarray(index)).astype(np.uint64)
     size, key = np.asarray(size).astype(np.uint64), np.asarray(key).astype(np.uint64)
@@ -228,6 +229,10 @@ def permute(index, size, key):
     def step(x, half, round_keys):
         low = (np.uint64(1) << half) - np.uint64(1)
         left, right = x >> half, x & low
+        if inverse:
+            for round_key in round_keys[::-1]:
+                left, right = right ^ (_mix(left ^ round_key) & low), left
+            return (left << half) | right
         for round_key in round_keys:
             left, right = right, left ^ (_mix(right ^ round_key) & low)
         return (left << half) | right

@@ -287,6 +287,7 @@ def test_permute_agrees_with_the_twin(size, key, data):
     found = randomness.permute(np.array(index, np.int64), size, key)
     assert found.dtype == np.int64
     assert found.tolist() == [chance.permute(i, size, key) for i in index]
+    assert randomness.permute(found, size, key, inverse=True).tolist() == [*index]
 
 
 def test_permute_of_four_billion_keeps_apart_what_is_apart():

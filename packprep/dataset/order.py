@@ -50,7 +50,6 @@ from packprep.forking import lazy
 
 LONGEST_CYCLE = 1000
 _PLACES_AT_ONCE = 1 << 16
-_ROWS_AT_ONCE = 1 << 20
 _GROUPS = 64  # Default number of groups in a window.
 SCHEDULED_AT_ONCE = 1 << 13
 _BLOCK = 256  # Number of samples of a schedule that are computed together.
@@ -101,7 +100,9 @@ def true_or_false(name: str, value: Any) -> bool:
     raise ArgumentError(f"{name} is {value!r} and should be True or False")
 
 
-def permutation(seed: int, epoch: int | np.ndarray, n_rows: int, index: np.ndarray) -> np.ndarray:
+def permutation(
+    seed: int, epoch: int | np.ndarray, n_rows: int, index: np.ndarray, inverse: bool = False
+) -> np.ndarray:
     """Return the rows at the given positions of a shuffled epoch.
 
     Args:
@@ -110,12 +111,13 @@ def permutation(seed: int, epoch: int | np.ndarray, n_rows: int, index: np.ndarr
             epochs.
         n_rows: Number of rows.
         index: Positions in the epoch, 0 … n_rows − 1.
+        inverse: Whether `index` has row indices, and positions are returned.
 
     Returns:
         Row indices, int64, shaped as `index`.
     """
     key = randomness.bits64(np.uint64(seed), randomness.SHUFFLE, 0, epoch & 0xFFFFFFFF)
-    return randomness.permute(index, n_rows, key)
+    return randomness.permute(index, n_rows, key, inverse)
 
 
 def rows_of_samples(samples: np.ndarray, n_rows: int, seed: int, shuffle: bool) -> np.ndarray:
@@ -150,18 +152,11 @@ def samples_of_row(row: int, epochs: int, n_rows: int, seed: int, shuffle: bool)
     Returns:
         One global sample per epoch, ascending, int64[epochs].
     """
-    begins = np.arange(epochs, dtype=np.int64) * n_rows
-    if not shuffle:
-        return begins + row
-    found = []
-    for epoch, begin in enumerate(begins.tolist()):
-        for first in range(0, n_rows, _ROWS_AT_ONCE):
-            places = np.arange(first, min(n_rows, first + _ROWS_AT_ONCE))
-            hits = np.flatnonzero(permutation(seed, epoch, n_rows, places) == row)
-            if len(hits):
-                found.append(begin + first + int(hits[0]))
-                break
-    return np.array(found, np.int64)
+    numbers = np.arange(epochs, dtype=np.int64)
+    places = np.full(epochs, row)
+    if shuffle:
+        places = permutation(seed, numbers, n_rows, places, inverse=True)
+    return numbers * n_rows + places
 
 
 def samples_of_step(rows: int, step: int, batch_size: int, rank: int, world_size: int) -> range:

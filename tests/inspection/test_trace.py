@@ -260,7 +260,9 @@ def test_trace_counts_what_it_does_not_list(named, tmp_path):
     causal = [{"preset": "causal"}]
     tables = [{"paths": [f"{name}.jsonl"], "name": name} for name in "ab"]
     built(tmp_path, "two", sources=tables, tasks=causal)
-    file = mixture_file(tmp_path / "mixture.json", [folder / "packed_a", tmp_path / "two"], shares=[1, 1])
+    file = mixture_file(
+        tmp_path / "mixture.json", [folder / "packed_a", tmp_path / "two"], shares=[1, 1]
+    )
     mixed = made.write(tmp_path / "mixture.json", file)
     for arguments, words in [
         (["--document", "b.jsonl:0"], "two has several sources: a, b"),
