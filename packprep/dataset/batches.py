@@ -22,13 +22,13 @@ from packprep.dataset.rows import (
     AHEAD,
     BY_ROW,
     COLUMNS,
-    DISTANCES,
     KNOWN,
     MADE_FROM,
     MEDIA,
     MORE_COLUMNS,
     SLOTS,
     own_dtype,
+    refuse_columns,
 )
 from packprep.dataset.skips import Skips, skips_of_state, skips_of_steps
 from packprep.errors import ArgumentError, Exhausted, StateError
@@ -1129,39 +1129,6 @@ def check_state(state: Mapping[str, Any], mine: Mapping[str, Any], dataset: Read
             f" {'it' if len(absent) == 1 else 'both'}",
             stacklevel=3,
         )
-
-
-def refuse_columns(names: Iterable[str], without: Iterable[str] = ()) -> None:
-    """Check that all names are columns.
-
-    Args:
-        names: Names to check.
-        without: Names of columns that the caller cannot provide. They count as unknown.
-
-    Raises:
-        ArgumentError: If a name is refused. The message lists the columns.
-    """
-    known = KNOWN.difference(without) if without else KNOWN
-    for name in names:
-        if name not in known:
-            there = [
-                column
-                for column in (*COLUMNS, *MORE_COLUMNS, MEDIA)
-                if column in known and column not in AHEAD
-            ]
-            ahead = (
-                f"labels_k, loss_mask_k and loss_weights_k with k = {DISTANCES[0]} …"
-                f" {DISTANCES[-1]}"
-            )
-            layout = ""
-            if name in ("cu_seqlens", "max_seqlen"):
-                layout = (
-                    f". {name} belongs to a batch flattened into one row: use"
-                    " packprep.dataset.attention.flatten(batch)"
-                )
-            raise ArgumentError(
-                f"unknown column {name!r}; the columns are {', '.join(there)}, and {ahead}{layout}"
-            )
 
 
 def refuse_tasks(names: Iterable[str], tasks: Sequence[StoredTask]) -> None:

@@ -11,7 +11,7 @@ padding:
 `fill` writes one column for any number of rows. `Row` in row.py has the columns of a single row.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ from packprep.dataset.boundaries import (
 from packprep.dataset.epochs.noise import levels_by_block
 from packprep.dataset.manifest import Manifest, StoredTask, is_in_place
 from packprep.dataset.shard import Shard
-from packprep.errors import DatasetError
+from packprep.errors import ArgumentError, DatasetError
 from packprep.forking import lazy
 
 Place = tuple[Shard, int]
@@ -630,6 +630,39 @@ MORE_COLUMNS = (*(name for name in SLOTS if name not in COLUMNS), *BY_ROW)
 MEDIA = "media"
 """A column that is not an array: the `Media` of the rows, see `dataset/row_media.py`."""
 KNOWN = frozenset((*COLUMNS, *MORE_COLUMNS, MEDIA))
+
+
+def refuse_columns(names: Iterable[str], without: Iterable[str] = ()) -> None:
+    """Check that all names are columns.
+
+    Args:
+        names: Names to check.
+        without: Names of columns that the caller cannot provide. They count as unknown.
+
+    Raises:
+        ArgumentError: If a name is refused. The message lists the columns.
+    """
+    known = KNOWN.difference(without) if without else KNOWN
+    for name in names:
+        if name not in known:
+            there = [
+                column
+                for column in (*COLUMNS, *MORE_COLUMNS, MEDIA)
+                if column in known and column not in AHEAD
+            ]
+            ahead = (
+                f"labels_k, loss_mask_k and loss_weights_k with k = {DISTANCES[0]} …"
+                f" {DISTANCES[-1]}"
+            )
+            layout = ""
+            if name in ("cu_seqlens", "max_seqlen"):
+                layout = (
+                    f". {name} belongs to a batch flattened into one row: use"
+                    " packprep.dataset.attention.flatten(batch)"
+                )
+            raise ArgumentError(
+                f"unknown column {name!r}; the columns are {', '.join(there)}, and {ahead}{layout}"
+            )
 
 
 def padding_value(name: str, pad_id: int) -> int:

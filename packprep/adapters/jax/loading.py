@@ -24,11 +24,10 @@ from packprep.adapters.jax.maxtext import (
 )
 from packprep.dataset import boundaries, encoder_decoder, order
 from packprep.dataset.attention import RULES, check_segments, pad_cu_seqlens, thd
-from packprep.dataset.batches import refuse_columns
 from packprep.dataset.loader import COLUMNS, Dataset
 from packprep.dataset.manifest import StoredTask, is_in_place
 from packprep.dataset.mixture import Mixture
-from packprep.dataset.rows import AHEAD, BY_ROW, MEDIA, MORE_COLUMNS, padding_value
+from packprep.dataset.rows import AHEAD, BY_ROW, MEDIA, MORE_COLUMNS, padding_value, refuse_columns
 from packprep.errors import ArgumentError
 
 ROW_COLUMNS = tuple(name for name in COLUMNS + MORE_COLUMNS if name not in BY_ROW)
