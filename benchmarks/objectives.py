@@ -144,7 +144,12 @@ def spans(tokens: np.ndarray, length: int, repeats: int) -> list[dict[str, Any]]
     """Span corruption by its parameters."""
     m = len(tokens) // length
     used = tokens[: m * length]
-    bodies = Bodies(np.full(m, length), bits64(np.uint64(2), 0, np.arange(m)), np.full(m, -1))
+    bodies = Bodies(
+        np.full(m, length),
+        bits64(np.uint64(2), 0, np.arange(m)),
+        np.full(m, -1),
+        np.zeros(m, np.int64),
+    )
     copied = np.empty_like(used)
     bound = used.size / median_s(lambda: np.copyto(copied, used), repeats)
     lines = []

@@ -750,7 +750,7 @@ def load_recipe(path: Path) -> dict[str, Any]:
         found = written_as(recipe_text(path))
         what = (
             _OTHER_FORMAT[found]
-            if found
+            if found in _OTHER_FORMAT
             else f"not TOML: {error}{_line_in_question(path, str(error))}"
         )
         raise RecipeError(f"{path}: {what}") from None

@@ -637,6 +637,7 @@ def test_the_fingerprint_changes_with_files_sizes_and_tokenizer():
         (b"a" + b".b" * 5_000 + b" = 1", "nested too deeply|not TOML"),
         (b"seq_length = 0x" + b"f" * 5000, "64 bits"),
         (b"seq_length = 9223372036854775808", "64 bits"),
+        (b"seq_length = 9223372036854775808\ntokenizer = 'bytes'\nsources = []", "64 bits"),
         (b"seq_length = " + b"9" * 5000, "not TOML"),
         (b"\xff", "not UTF-8"),
         (b"a = 1\na = 2", "not TOML"),

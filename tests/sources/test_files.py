@@ -102,7 +102,7 @@ def test_files_and_pieces_are_those_of_the_plain_way(listing):
         assert list(pieces.of_file(i)) == own
 
 
-@pytest.mark.parametrize("format", ["jsonl", "text", "parquet"])
+@pytest.mark.parametrize("format", ["jsonl", "text"])
 def test_a_format_that_the_recipe_names_holds_for_all_files(format):
     files = Files(
         0, ["a.txt", "b.jsonl.gz"], np.ones(2, np.int64), format, "/", np.ones(2, np.int64)
