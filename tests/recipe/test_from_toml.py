@@ -643,7 +643,7 @@ def test_the_fingerprint_changes_with_files_sizes_and_tokenizer():
         (b"a = 1\na = 2", "not TOML"),
         (b"a\0 = 1", "not TOML"),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_a_hostile_recipe_file_is_refused_by_name(tmp_path, text, words):
     path = tmp_path / "recipe.toml"
