@@ -14,6 +14,7 @@ from packprep.objectives.objective import Parameter
 from packprep.objectives.tasks import (
     capacities,
     complete,
+    marks_of_sources,
     needs_of,
     pieces_of_a_row,
     resolve,
@@ -365,3 +366,29 @@ def test_every_preset_resolves_alone_and_all_together():
     recipe, tasks = made.mix({"tasks": [{"preset": preset} for preset in presets()]})
     names = [task.name for task in tasks]
     assert len(set(names)) == len(names) and resolve(recipe, made.ids(), made.MODE_TOKENS)
+
+
+def test_documents_of_a_source_must_not_contain_the_marks_of_the_tasks_they_may_draw():
+    sources = [
+        {"name": "both", "paths": ["a"], "tasks": ["spans", "middle"]},
+        {"name": "plain", "paths": ["b"], "tasks": ["text"]},
+        {"name": "one", "paths": ["c"], "tasks": ["middle", "text"]},
+    ]
+    tasks = [
+        {"objective": "span_corruption", "name": "spans"},
+        {"objective": "fill_in_the_middle", "name": "middle"},
+        {"objective": "causal", "name": "text"},
+    ]
+    recipe, resolved = made.mix({"tasks": tasks, "sources": sources})
+    ids = made.ids()
+    sentinels, middle = set(ids.sentinels.tolist()), set(ids.fim)
+    both, plain, one = (
+        [set(own.tolist()) for own in of] for of in marks_of_sources(recipe, resolved)
+    )
+    assert both[0] == sentinels | middle and one[0] == middle
+    assert plain == [set(), set()]
+    assert all(
+        np.array_equal(own, np.unique(own))
+        for of in marks_of_sources(recipe, resolved)
+        for own in of
+    )

@@ -2,7 +2,9 @@
 (packprep.sources.formats.fields), in each format."""
 
 import json
+import math
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -11,7 +13,7 @@ from packprep.conversations.supervision import supervise
 from packprep.errors import SourceError
 from packprep.recipe import Source
 from packprep.sources.formats import read
-from packprep.sources.formats.fields import Fields, field_at, without_nulls
+from packprep.sources.formats.fields import Fields, field_at, weight_of, without_nulls
 from packprep.sources.formats.jsonl import line_decoder
 from tests.conversations import chats_made as chats
 from tests.sources.formats.parts import part_of
@@ -315,3 +317,11 @@ def test_where_the_fields_are_ignored_no_text_is_advised(tmp_path):
 def test_a_source_says_its_keys():
     source = Source(paths=("x",), messages_key="d", tools_key="t", messages_format="alpaca")
     assert Fields.of(source, 2) == Fields("d", "t", "alpaca", 2)
+
+
+def test_a_weight_is_refused_from_the_first_number_that_float32_rounds_to_infinity():
+    first_infinite = 2.0**128 - 2.0**103
+    with np.errstate(over="ignore"):
+        assert np.isinf(np.float32(first_infinite))
+    assert weight_of(first_infinite) is None
+    assert weight_of(math.nextafter(first_infinite, 0)) == np.finfo(np.float32).max
