@@ -13,7 +13,7 @@ from packprep.conversations.supervision import supervise
 from packprep.errors import SourceError
 from packprep.recipe import Source
 from packprep.sources.formats import read
-from packprep.sources.formats.fields import Fields, field_at, weight_of, without_nulls
+from packprep.sources.formats.fields import Fields, field_at, of_table, weight_of, without_nulls
 from packprep.sources.formats.jsonl import line_decoder
 from tests.conversations import chats_made as chats
 from tests.sources.formats.parts import part_of
@@ -325,3 +325,9 @@ def test_a_weight_is_refused_from_the_first_number_that_float32_rounds_to_infini
         assert np.isinf(np.float32(first_infinite))
     assert weight_of(first_infinite) is None
     assert weight_of(math.nextafter(first_infinite, 0)) == np.finfo(np.float32).max
+
+
+@pytest.mark.parametrize("weight, kept", [(2.5, {"weight": 2.5}), (None, {}), (math.nan, {})])
+def test_the_weight_of_a_table_s_record_is_kept_unless_it_is_missing(weight, kept):
+    record = {"messages": QA, "weight": weight}
+    assert of_table(record) == {"messages": QA, **kept}
