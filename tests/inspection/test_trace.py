@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-import packprep
+from packprep.dataset.loader import open_dataset
 from packprep.dataset.mixture import mixture_file
 from packprep.errors import ArgumentError, Exhausted, StateError
 from packprep.inspection.trace import TrainingRun, describe_reads
@@ -50,12 +50,12 @@ def named(tmp_path_factory):
 def dataset_of(folder, kind):
     paths = [folder / f"packed_{letter}" for letter in "abc"]
     if kind == "mixture":
-        return packprep.open_dataset(paths[:2], shares=[0.7, 0.3])
+        return open_dataset(paths[:2], shares=[0.7, 0.3])
     if kind == "changing shares":
-        return packprep.open_dataset(paths[:2], shares=SHARES, interpolate="linear")
+        return open_dataset(paths[:2], shares=SHARES, interpolate="linear")
     if kind == "lengths":
-        return packprep.open_dataset([paths[0], paths[2]], shares=[1, 1])
-    return packprep.open_dataset(paths[0])
+        return open_dataset([paths[0], paths[2]], shares=[1, 1])
+    return open_dataset(paths[0])
 
 
 def options_of(kind, world_size):
@@ -163,7 +163,7 @@ def test_a_skip_after_a_spike_goes_with_an_earlier_state(named):
 
 def test_a_run_ends_at_its_max_epochs_whatever_it_skips(named):
     paths = [named[0] / f"packed_{letter}" for letter in "ab"]
-    limited = packprep.open_dataset(paths, shares=[0.7, 0.3], max_epochs=[1, None])
+    limited = open_dataset(paths, shares=[0.7, 0.3], max_epochs=[1, None])
     last, rows = limited.exhausted_at(), len(limited.datasets[0])
     skipping = limited.batches(4, skip=[(1, 3)]).state_dict()
     with pytest.raises(Exhausted, match=f"before sample {last - 12}"):
@@ -171,15 +171,13 @@ def test_a_run_ends_at_its_max_epochs_whatever_it_skips(named):
     endless = limited.batches(4)
     with pytest.raises(ArgumentError, match=rf"its steps are 0 … {last // 4 - 1}$"):
         endless.documents(last // 4)
-    for run in (endless, packprep.open_dataset(paths[0]).batches(4, epochs=1)):
+    for run in (endless, open_dataset(paths[0]).batches(4, epochs=1)):
         assert all(len(run.reads_of_row(row, epochs=3)) <= 1 for row in range(rows))
 
 
 def test_balanced_windows_cut_at_max_epochs_count_skipped_samples(named):
     paths = [named[0] / f"packed_{letter}" for letter in "ab"]
-    one, two = (
-        packprep.open_dataset(paths, shares=[0.7, 0.3], max_epochs=[most, None]) for most in (1, 2)
-    )
+    one, two = (open_dataset(paths, shares=[0.7, 0.3], max_epochs=[most, None]) for most in (1, 2))
     options = {"balance": ("attention", 4), "window": 48}
     run, last = two.batches(4, skip=[(0, 0), (5, 9)], **options), one.exhausted_at()
     for _ in range(30):
@@ -275,9 +273,7 @@ def test_trace_counts_what_it_does_not_list(named, tmp_path):
         assert said.status == 2 and words in said.err, said.err
     shown = command_line.inside("trace", folder / "packed_a", "--document", "a.jsonl:1", *options)
     assert "read 0 times" in shown.out and "absent" in shown.out
-    described = describe_reads(
-        packprep.open_dataset(tmp_path / "two"), TrainingRun(1, 1, {}), "b", "0", 1
-    )
+    described = describe_reads(open_dataset(tmp_path / "two"), TrainingRun(1, 1, {}), "b", "0", 1)
     assert len(described["reads"]) == 1 and described["more_files"] == 0
     line = made.write(tmp_path / "line.jsonl", b'\xef\xbb\xbf{"sample": 3, "loss": 1}\n')
     worst = tmp_path / "worst.jsonl"
