@@ -50,6 +50,13 @@ def test_a_character_that_another_interrupts_does_not_hide_it(texts):
     ]
 
 
+def test_a_byte_level_token_with_a_character_of_no_byte_is_shown_as_it_is():
+    tokenizer = Tokenizer(models.BPE(vocab={"a": 0, "a日": 1, "Ġb": 2}, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    texts = TokenTexts(tokenizer.to_str().encode())
+    assert [piece.text for piece in texts.one_by_one([0, 1, 2])] == ["a", "a日", " b"]
+
+
 @pytest.mark.long
 def test_a_replacement_character_of_the_text_is_text(texts):
     assert pieces(texts, "\ufffd".encode()) == [("\ufffd", [0xEF, 0xBF, 0xBD], TEXT)]
