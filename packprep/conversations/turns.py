@@ -401,7 +401,8 @@ class _Chat:
     @cached_property
     def strings(self) -> list[str]:
         """Return all strings that the template can read."""
-        return strings_of([self.messages, *self.render.keywords.values()])  # type: ignore[attr-defined]
+        keywords = self.render.keywords.values()  # type: ignore[attr-defined]
+        return strings_of([self.messages, *keywords])
 
     @cached_property
     def laid(self) -> Placeholders | None:

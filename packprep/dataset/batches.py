@@ -40,7 +40,6 @@ _CAUSALLY = (
     "packprep.dataset.attention.seq_idx(row.cu_seqlens, seq_length, row.cu_seqlens_padded) of"
     " each row"
 )
-_MOST_ROWS = 1 << 62  # The counts of a state must be below this limit.
 _COUNTS = ("rows", "steps")  # These keys of a state may differ when it is loaded.
 _WINDOWS = 4  # The number of windows whose order is cached.
 _JOINED = {  # Keys that were added later → the check that is skipped if the key is missing.
@@ -570,7 +569,7 @@ class Reader:
             epochs = integer("epochs", epochs, 0, 1 << 31)
             batches._order_end = batches.end = self.samples_of_epochs(epochs)
         elif samples is not None:
-            batches.end = integer("samples", samples, 0, _MOST_ROWS)
+            batches.end = integer("samples", samples, 0, order.SAMPLES_END)
         if len(self) == 0 and batches.end != 0:
             raise ArgumentError(f"{self!r} has no rows, so it has no batches")
         # Check all arguments here, so that no error comes later, after some batches or an epoch.
@@ -872,7 +871,7 @@ class Batches:
         if self.end is not None:
             return self.end
         if self._exhaustion is None:
-            return _MOST_ROWS
+            return order.SAMPLES_END
         # Only whole steps are delivered before a max_epochs.
         last = self._skips.n_delivered(self._exhaustion[0])
         return last - (last - self._rows) % self.step_samples
@@ -1044,7 +1043,7 @@ class Batches:
             mine.pop("skip", None)
         check_state(self._with_own_end(state, skips), mine, self.dataset)
         rows = state["rows"]
-        if type(rows) is not int or not 0 <= rows < _MOST_ROWS:
+        if type(rows) is not int or not 0 <= rows < order.SAMPLES_END:
             raise StateError(f"the state's rows is {rows!r} and should be an integer of at least 0")
         skips = skips.joined(self._own_skips, rows)
         if self.end is not None:
@@ -1068,7 +1067,7 @@ class Batches:
         )
         if self._balance is None or not isinstance(balance, Mapping) or type(rows) is not int:
             return state
-        if not 0 <= rows < _MOST_ROWS:
+        if not 0 <= rows < order.SAMPLES_END:
             return state
         own, window = {"end": self._balance.end}, self._balance.window
         position = skips.position(rows)

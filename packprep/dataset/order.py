@@ -53,7 +53,7 @@ _PLACES_AT_ONCE = 1 << 16
 _GROUPS = 64  # Default number of groups in a window.
 SCHEDULED_AT_ONCE = 1 << 13
 _BLOCK = 256  # Number of samples of a schedule that are computed together.
-_END = 1 << 62  # Every sample number is below this limit.
+SAMPLES_END = 1 << 62  # Every sample number is below this limit.
 
 
 def integer(name: str, value: Any, least: int, below: int) -> int:
@@ -575,7 +575,7 @@ def first_beyond(
     Returns:
         The global sample. None if the dataset provides at most `most` of the first 2⁶² samples.
     """
-    low, high = most, _END
+    low, high = most, SAMPLES_END
     if among_first(high, counts, seed, shuffle)[dataset] <= most:
         return None
     # At most `most` of the first `low` samples are from the dataset, but more of the first `high`.
@@ -708,8 +708,8 @@ class Schedule:
         low, high, far = near, near, 1
         while low > 0 and self.integral(begin, end, low) > wanted:
             low, high, far = max(0, low - far), low, 2 * far
-        while high < _END and self.integral(begin, end, high) <= wanted:
-            low, high, far = high, min(_END, high + far), 2 * far
+        while high < SAMPLES_END and self.integral(begin, end, high) <= wanted:
+            low, high, far = high, min(SAMPLES_END, high + far), 2 * far
         while high - low > 1:
             middle_time = (low + high) // 2
             below = self.integral(begin, end, middle_time) <= wanted
@@ -772,7 +772,7 @@ def schedule_of(shares: Sequence[Any], n_datasets: int, interpolate: str) -> Sch
         if (
             isinstance(sample, bool)
             or not isinstance(sample, int | np.integer)
-            or not least <= sample < _END
+            or not least <= sample < SAMPLES_END
         ):
             after = (
                 f"an integer above {least - 1}, the point before"

@@ -11,11 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from packprep.dataset.order import integer
+from packprep.dataset.order import SAMPLES_END, integer
 from packprep.errors import ArgumentError, StateError
 from packprep.forking import lazy
-
-_END = 1 << 62  # Every sample number is below this limit.
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ def skips_of_steps(steps: Any, step_samples: int) -> Skips:
     for i, pair in enumerate(steps):
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
             raise ArgumentError(f"skip[{i}] is {pair!r} and should be (first step, last step)")
-        most = _END // step_samples
+        most = SAMPLES_END // step_samples
         first = integer(f"the first step of skip[{i}]", pair[0], 0, most)
         last = integer(f"the last step of skip[{i}]", pair[1], first, most)
         ranges.append((first * step_samples, (last + 1) * step_samples))
@@ -129,7 +127,7 @@ def skips_of_state(state: Any) -> Skips:
         if (
             not isinstance(pair, list)
             or [type(bound) for bound in pair] != [int, int]
-            or not last <= pair[0] < pair[1] < _END
+            or not last <= pair[0] < pair[1] < SAMPLES_END
         ):
             raise StateError(
                 f"the state's skip is {stored!r:.200} and should be a list of ascending"

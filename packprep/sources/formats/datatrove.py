@@ -38,7 +38,7 @@ from packprep.sources.formats.flat_ids import (
     array_at,
     damaged,
     id_batches,
-    read_into,
+    joined_runs,
     size_on_disk,
 )
 
@@ -131,34 +131,19 @@ class _Content(NamedTuple):
     has_masks: bool
 
     def read(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the concatenated ids and weights of some documents, as `id_batches` needs them.
-
-        Documents that are adjacent in the file are read in one call.
-        """
-        begins, sizes = self.begins[documents], self.sizes[documents]
-        ids = self._joined(self.files.ids_file, self.files.path, self.dtype, begins, sizes)
+        """Return the concatenated ids and weights of some documents, as `id_batches` needs them."""
+        begins = self.begins[documents]
+        ends, width = begins + self.sizes[documents], self.dtype.itemsize
+        ids = joined_runs(
+            self.files.ids_file, self.files.path, self.dtype, begins * width, ends * width
+        )
         if self.files.loss_file is None or not self.has_masks:
             return ids, None
         path = self.files.path + LOSS
-        flags = self._joined(self.files.loss_file, path, np.dtype("u1"), begins, sizes)
+        flags = joined_runs(self.files.loss_file, path, np.dtype("u1"), begins, ends)
         if len(flags) and int(flags.max()) > 1:
             raise damaged(path, f"it has the value {int(flags.max())}, which is neither 0 nor 1")
         return ids, None if flags.all() else flags.astype(np.float32)
-
-    def _joined(
-        self, file: BinaryIO, path: str, dtype: np.dtype, begins: np.ndarray, sizes: np.ndarray
-    ) -> np.ndarray:
-        joined = np.empty(int(sizes.sum()), dtype)
-        ends = begins + sizes
-        is_start = np.append(True, begins[1:] != ends[:-1])[: len(begins)]
-        starts = np.flatnonzero(is_start)
-        stops = np.append(starts[1:], len(begins))[: len(starts)] - 1
-        target, at = joined.view(np.uint8).data, 0
-        for a, b in zip(begins[starts].tolist(), ends[stops].tolist(), strict=True):
-            n_bytes = (b - a) * dtype.itemsize
-            read_into(file, path, a * dtype.itemsize, target[at : at + n_bytes])
-            at += n_bytes
-        return joined
 
 
 def _bounds(files: _Files, index: _Index, begin: int, end: int) -> np.ndarray:

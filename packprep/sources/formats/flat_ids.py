@@ -119,6 +119,32 @@ def array_at(file: Any, path: str, at: int, dtype: str | np.dtype, count: int) -
     return np.frombuffer(data, dtype)
 
 
+def joined_runs(
+    file: Any, path: str, dtype: np.dtype, begins: np.ndarray, ends: np.ndarray
+) -> np.ndarray:
+    """Return the numbers of several runs of an open file as one array. Adjacent runs are read once.
+
+    Args:
+        file: The file.
+        path: Its path, for error messages.
+        dtype: The dtype of the numbers.
+        begins: int64[k], the first byte of each run.
+        ends: int64[k], the byte after each run.
+
+    Raises:
+        SourceError: If the file ends too early.
+    """
+    joined = np.empty(int((ends - begins).sum()) // dtype.itemsize, dtype)
+    is_start = np.append(True, begins[1:] != ends[:-1])[: len(begins)]
+    starts = np.flatnonzero(is_start)
+    stops = np.append(starts[1:], len(begins))[: len(starts)] - 1
+    target, at = joined.view(np.uint8).data, 0
+    for a, b in zip(begins[starts].tolist(), ends[stops].tolist(), strict=True):
+        read_into(file, path, a, target[at : at + b - a])
+        at += b - a
+    return joined
+
+
 def read_into(file: Any, path: str, at: int, target: memoryview) -> None:
     """Fill `target` with the bytes of an open file from byte `at` on.
 

@@ -39,7 +39,7 @@ from packprep.sources.formats.flat_ids import (
     array_at,
     damaged,
     id_batches,
-    read_into,
+    joined_runs,
     size_on_disk,
 )
 
@@ -235,34 +235,22 @@ class _Group(NamedTuple):
             self.first + documents,
             sizes,
             batch_bytes,
-            lambda own: (self._ids(ids_file, documents[own], int(sizes[own].sum())), None),
+            lambda own: (self._ids(ids_file, documents[own]), None),
         )
 
-    def _ids(self, ids_file: BinaryIO, documents: np.ndarray, total: int) -> np.ndarray:
+    def _ids(self, ids_file: BinaryIO, documents: np.ndarray) -> np.ndarray:
         """Return the concatenated ids of some documents of the group.
-
-        Sequences that are adjacent in the .bin are read in one call.
 
         Args:
             ids_file: The .bin file.
             documents: int64[k], numbers of the documents in the group.
-            total: Number of ids of these documents.
         """
-        ids = np.empty(total, self.head.dtype)
         here = np.diff(self.bounds)[documents]  # number of sequences per document
         begins = self.bounds[documents] - self.bounds[0]
         which = np.repeat(begins - (np.cumsum(here) - here), here) + np.arange(int(here.sum()))
         begin = self.pointers[which]
         end = begin + self.lengths[which] * self.head.dtype.itemsize
-        starts = (
-            np.flatnonzero(np.concatenate(([True], begin[1:] != end[:-1]))) if len(which) else which
-        )
-        stops = np.append(starts[1:], len(which))[: len(starts)] - 1
-        target, at = ids.view(np.uint8).data, 0
-        for a, b in zip(begin[starts].tolist(), end[stops].tolist(), strict=True):
-            read_into(ids_file, self.path, a, target[at : at + b - a])
-            at += b - a
-        return ids
+        return joined_runs(ids_file, self.path, self.head.dtype, begin, end)
 
 
 def _read_index(path: str, index_file: BinaryIO, ids_file: BinaryIO) -> Index:
