@@ -8,7 +8,8 @@ prints each with what found it. It is judged first by small builds that its own 
 by the tests of its mirror file, then by those of other files that import its module, and by some
 that build. Files that name the mutant's function or a caller of it come first. A survivor is a hole
 in the tests, or changes nothing that anybody can see: mutants_equivalent.toml lists the latter with
-the reason. `--folder` keeps compiled kernels for the next run.
+the reason, and the constants that only tune speed or memory. `--folder` keeps compiled kernels for
+the next run.
 """
 
 import argparse
@@ -766,6 +767,14 @@ def equivalent() -> dict[tuple[str, str, str], str]:
     }
 
 
+def tuning() -> dict[str, set[str]]:
+    """Return the constants of each file that only affect speed or memory."""
+    names: dict[str, set[str]] = {}
+    for entry in tomllib.loads(EQUIVALENT.read_text("utf-8"))["tuning"]:
+        names.setdefault(entry["file"], set()).update(entry["names"])
+    return names
+
+
 def main() -> int:
     arguments = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -793,7 +802,7 @@ def main() -> int:
     for name in LIBRARIES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    known, counts = equivalent(), Counter[str]()
+    known, tuned, counts = equivalent(), tuning(), Counter[str]()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (given.folder or Path(temporary)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
@@ -804,7 +813,10 @@ def main() -> int:
             else islice(drawn(given.seed), given.first, given.first + given.count)
         )
         for number, mutant in enumerate(wanted, 0 if given.lines else given.first):
-            if (mutant.file, mutant.was.strip(), mutant.becomes.strip()) in known:
+            if (
+                mutant.names <= tuned.get(mutant.file, set())
+                or (mutant.file, mutant.was.strip(), mutant.becomes.strip()) in known
+            ):
                 counts["equivalent"] += 1
                 print(f"{number} equivalent: {mutant}", flush=True)
                 continue

@@ -1,7 +1,9 @@
 """Who imports whom: a file imports only from rooms below its own."""
 
 import ast
+import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -296,6 +298,20 @@ def lines_of_code(source: str) -> int:
 @pytest.mark.long
 def test_files_are_of_at_most_820_lines_of_code():
     assert [name for name, source in SOURCES.items() if lines_of_code(source) > MAX_LINES] == []
+
+
+def test_private_constants_are_used():
+    for name, source in SOURCES.items():
+        names = {
+            constant.id
+            for node in ast.parse(source).body
+            if isinstance(node, ast.Assign)
+            for constant in ast.walk(node)
+            if isinstance(constant, ast.Name) and isinstance(constant.ctx, ast.Store)
+        }
+        uses = Counter(re.findall(r"\w+", source))
+        unused = [word for word in names if word.startswith("_") and uses[word] == 1]
+        assert unused in ([], ["__all__"]), name
 
 
 def test_no_module_has_the_name_of_a_standard_one():

@@ -3,12 +3,16 @@
 import os
 import subprocess
 import sys
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
 
+from packprep import open_dataset
+from packprep.format.digests import digest_of
 from tests import mutants
 from tests.made import ROOT, environment
+from tests.random_recipes import write_corpus
 
 SOURCE = '''
 """min(1, 2)"""
@@ -112,6 +116,32 @@ def test_what_is_listed_as_equivalent_is_a_mutant_of_the_code_as_it_is():
         for mutant in found
     }
     assert set(known) <= every and all(known.values())
+
+
+@pytest.mark.long
+def test_no_byte_depends_on_the_constants_that_only_tune(tmp_path, monkeypatch):
+    """Builds of every kind of source, and batches of them, with each constant at 3."""
+    write_corpus(tmp_path / "corpus")
+    recipes = mutants._recipes("")
+
+    def digests() -> tuple[str, str]:
+        found, built, _ = mutants._judge(tmp_path / "corpus", recipes, tmp_path / "out")
+        assert found == ""
+        batches = open_dataset(tmp_path / "out").batches(3, seed=2, epochs=2)
+        tokens = b"".join(batch["tokens"].tobytes() for batch in batches)
+        return built, digest_of(tokens)
+
+    as_it_is = digests()
+    own = [module for name, module in sys.modules.items() if name.startswith("packprep.")]
+    for file, names in mutants.tuning().items():
+        module = import_module(mutants.module_of(file))
+        for name in names:
+            value = getattr(module, name)
+            for holder in [module] if name.startswith("_") else own:
+                if hasattr(holder, name):
+                    assert getattr(holder, name) == value
+                    monkeypatch.setattr(holder, name, 3)
+    assert digests() == as_it_is
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess:

@@ -20,7 +20,6 @@ from packprep.documents.reading import Documents
 from packprep.kernel import copy_items, copy_ranges, kernel
 from packprep.objectives.objective import BodySlots, Task, TaskTable
 
-_1 = np.uint64(1)
 _LEAST_WEIGHT = np.finfo(np.float32).tiny
 """Minimum loss weight of a trained slot. A weight that rounds to 0 would leave the slot untrained.
 """

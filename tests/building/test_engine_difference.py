@@ -87,9 +87,10 @@ def test_a_difference_stops_the_build_again_and_again_and_what_is_advised_gives_
     use(monkeypatch, TRAP, breaks)
     look_at_two_places(monkeypatch)
     out = folder / "out"
+    at = (folder / "a.jsonl").read_bytes().rindex(b"\n", 0, -1) + 1
     for _ in range(2):
         with pytest.raises(
-            BuildError, match="differs from the reference in the document at .* of 'a.jsonl'"
+            BuildError, match=f"differs from the reference in the document at {at} of 'a.jsonl'"
         ) as caught:
             made.build(table(engine=asked), folder, out)
         assert caught.value.exit_status == 2 and TRAP in str(caught.value)

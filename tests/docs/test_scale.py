@@ -1,16 +1,41 @@
 """docs/scale.md: its limits are the code's."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 
+from packprep.building.plan_form import MOST_USES
 from packprep.building.planning import MIB, _shard_text_bytes
+from packprep.building.segments import FORMAT_MAX_SEGMENTS
+from packprep.conversations.supervision import MAX_SPANS
 from packprep.dataset.shard import layout
+from packprep.documents.reading import MOST_DOCUMENTS
 from packprep.format.json_files import receipt_name, shard_name
 from packprep.recipe import read_recipe
+from packprep.sources.formats.batch import MAX_DOCUMENT_BYTES, MAX_DOCUMENT_TOKENS, MAX_LINE_BYTES
+from packprep.sources.formats.table import MAX_BLOCK_BYTES
 from tests import made
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "scale.md").read_text("utf-8")
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE, PROMISES = ((DOCS / name).read_text("utf-8") for name in ("scale.md", "promises.md"))
+
+
+def limits_in(page: str, quantity: str) -> list[int]:
+    """Return the numbers in the second cell of the row of a table that starts with `quantity`."""
+    (cell,) = re.findall(rf"^\| {re.escape(quantity)}[^|]*\| ([^|]*) \|", page, re.MULTILINE)
+    return [int(number.replace(" ", "")) for number in re.findall(r"\b\d[\d ]*\b(?!-)", cell)]
+
+
+def test_the_limits_of_inputs_are_those_of_the_pages():
+    text, line, block = (n / MIB for n in (MAX_DOCUMENT_BYTES, MAX_LINE_BYTES, MAX_BLOCK_BYTES))
+    assert limits_in(PAGE, "a document")[::2] == [text, MAX_DOCUMENT_TOKENS / MIB]
+    assert limits_in(PAGE, "a line of JSON") == limits_in(PROMISES, "a line") == [line]
+    assert limits_in(PAGE, "a page of") == limits_in(PROMISES, "a page") == [block]
+    assert limits_in(PROMISES, "a text") == [text]
+    assert limits_in(PAGE, "`loss_spans`") == [MAX_SPANS]
+    assert limits_in(PAGE, "documents of a shard") == [MOST_DOCUMENTS]
+    assert limits_in(PAGE, "segments of a row") == [FORMAT_MAX_SEGMENTS] == [MOST_USES - 1]
 
 
 def test_the_caps_on_shards_are_those_of_the_page():
