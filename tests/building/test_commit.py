@@ -11,6 +11,7 @@ from packprep.building import commit
 from packprep.building.commit import (
     commit_shard,
     done_receipt,
+    limit_in_words,
     missing_shards,
     publish,
     read_receipt,
@@ -395,6 +396,12 @@ def test_a_hundred_bad_documents_are_let_pass_among_ten_times_as_many(tmp_path, 
 )
 def test_the_limit_of_bad_documents_is_exact(bad, read, used, fraction, refused):
     assert too_many_bad(bad, read, used, fraction) == refused
+
+
+def test_the_limit_in_words_names_the_second_limit_where_it_can_help():
+    for bad in (1, 99, 100, 101, 1000):
+        can_help = not too_many_bad(bad, read=bad, used=10**9, fraction=0.0)
+        assert ("times as many are used" in limit_in_words(bad, 0.0)) == can_help
 
 
 def test_a_dataset_without_rows_is_not_published(tmp_path):

@@ -8,6 +8,7 @@ import numpy as np
 from packprep.building.plan_form import MOST_USES
 from packprep.building.planning import MIB, _shard_text_bytes
 from packprep.building.segments import FORMAT_MAX_SEGMENTS
+from packprep.building.work import BEYOND_PLAN, LEAST_BOUND
 from packprep.conversations.supervision import MAX_SPANS
 from packprep.dataset.shard import layout
 from packprep.documents.reading import MOST_DOCUMENTS
@@ -35,6 +36,7 @@ def test_the_limits_of_inputs_are_those_of_the_pages():
     assert limits_in(PROMISES, "a text") == [text]
     assert limits_in(PAGE, "`loss_spans`") == [MAX_SPANS]
     assert limits_in(PAGE, "documents of a shard") == [MOST_DOCUMENTS]
+    assert f"exceeds both {LEAST_BOUND >> 30} GiB and {BEYOND_PLAN} times" in PROMISES
     assert limits_in(PAGE, "segments of a row") == [FORMAT_MAX_SEGMENTS] == [MOST_USES - 1]
 
 

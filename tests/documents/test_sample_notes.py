@@ -2,10 +2,12 @@
 it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 
+from packprep.documents.sample_notes import SampleNotes
 from tests import made
 from tests.command_line import inside, refused
 from tests.conversations.chats_made import CHATML
@@ -82,3 +84,16 @@ def test_answers_without_an_end_are_said(folder, tmp_path):
     assert "2 of 2 sampled answers end without a trained special token" in said.out
     said = inside(*arguments_of(folder, tmp_path, [TALK] * 2))
     assert said.status == 0 and "sampled" not in said.out
+
+
+def test_a_sample_warns_above_a_hundredth_of_unknown_tokens_and_half_of_answers_without_an_end():
+    notes = SampleNotes(tokens=1000, unknown=10, answers=4, open_ends=2)
+    assert notes.warnings() == [] and notes.problem() == ""
+    (warning,) = replace(notes, unknown=11).warnings()
+    assert warning.startswith("1.1% of its sampled tokens are the unknown token")
+    (warning,) = replace(notes, open_ends=3).warnings()
+    assert warning.startswith("3 of 4 sampled answers end without")
+    (warning,) = replace(notes, spans=4, split_starts=1).warnings()
+    assert warning.startswith("1 of 4 sampled trained spans start inside a token")
+    problem = replace(notes, conversations=9, two_bos=1).problem()
+    assert problem.startswith("1 of 9 sampled conversations start with the bos")

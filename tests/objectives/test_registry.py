@@ -3,6 +3,8 @@ import importlib
 import pkgutil
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import packprep.objectives
 from packprep.errors import RecipeError
@@ -112,3 +114,44 @@ def test_a_parameter_keeps_to_its_type_and_range():
     with pytest.raises(RecipeError, match=r"t\.f = 1: expected true or false \(true \| false\)"):
         flag.accept(1, "t")
     assert Parameter("n", 5, "").range_text() == ""
+
+
+BOUNDS = st.none() | st.integers(-3, 3)
+
+
+@given(BOUNDS, BOUNDS, st.booleans(), st.booleans(), st.sampled_from([0.5, 1, (0.25, 0.75)]))
+def test_the_range_of_a_parameter_says_which_bounds_it_accepts(low, high, low_open, high_open, own):
+    parameter = Parameter("p", own, "", low, high, low_open, high_open)
+    said = parameter.range_text()
+    if low is None and high is None:
+        assert said == ""
+        return
+    left, right = said.removeprefix("two numbers low ≤ high in ").split(", ")
+    assert left[1:] == ("−∞" if low is None else str(low))
+    assert right[:-1] == ("∞" if high is None else str(high))
+    for value in range(-4, 5):
+        inside = (low is None or value > low or (value == low and left[0] == "[")) and (
+            high is None or value < high or (value == high and right[-1] == "]")
+        )
+        given_value = (value, value) if isinstance(own, tuple) else value
+        try:
+            accepted = parameter.accept(given_value, "t")
+        except RecipeError:
+            assert not inside
+        else:
+            assert inside and accepted == given_value and type(accepted) is type(own)
+
+
+def test_a_parameter_of_several_numbers_takes_a_range_in_order_or_shares_that_sum_to_1():
+    span = Parameter("r", (0.25, 0.75), "", 0.0, 1.0)
+    assert span.accept([0.5, 0.5], "t") == (0.5, 0.5) and span.accept([0, 1], "t") == (0.0, 1.0)
+    shares = Parameter("s", (0.5, 0.25, 0.25), "", 0.0, 1.0, shares=True)
+    assert shares.accept([0.7, 0.2, 0.1], "t") == (0.7, 0.2, 0.1)
+    refused = {
+        span: ([0.5, 0.4], [0.5], [0.1, 0.2, 0.3], 0.5, ["0", "1"], [True, True], [0.5, 1.5]),
+        shares: ([0.7, 0.2, 0.2], [0.5, 0.25], [1.5, -0.25, -0.25], [0.5, 0.5, 0.0, 0.0]),
+    }
+    for parameter, values in refused.items():
+        for value in values:
+            with pytest.raises(RecipeError, match=r"must be (two|3) numbers"):
+                parameter.accept(value, "t")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packprep.errors import SourceError
-from packprep.sources.formats.compressed import decompressed
+from packprep.sources.formats.compressed import Decoders, decompressed
 from tests.sources.formats.parts import COMPRESS, part_of, read_all, write
 
 NOISE = random.Random(0).randbytes(200_000)
@@ -200,3 +200,22 @@ def test_every_step_of_zstd_has_the_bytes_that_the_rule_says(tmp_path, seed):
         for block in blocks(path, "zstd", step_bytes):
             found[block.label] += block.data
         assert found == by_hand(packed, step_bytes)
+
+
+def test_decoders_keep_as_many_files_and_indexes_as_their_capacity_and_no_more(tmp_path):
+    paths = [str(write(tmp_path, f"{i}.gz", COMPRESS["gzip"](NOISE))) for i in range(3)]
+    decoders, found = Decoders(capacity=2), []
+
+    def use(i: int) -> tuple[bool, bool]:
+        """Return whether the cursor and the index of file i were kept."""
+        cursor, before = decoders.take(paths[i], len(NOISE), "gzip", 1 << 10, 0), len(found)
+        is_known = cursor in seen
+        seen.append(cursor)
+        decoders.give_back(cursor)
+        assert decoders.fact(paths[i], lambda: found.append(i) or i) == i
+        return is_known, len(found) == before
+
+    seen = []
+    assert [use(i) for i in (0, 1, 0, 1)] == [(False, False)] * 2 + [(True, True)] * 2
+    assert use(2) == (False, False)
+    assert [use(1), use(0)] == [(True, True), (False, False)]
