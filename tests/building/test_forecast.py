@@ -18,7 +18,9 @@ from tests import made
 
 
 def forecast_of(folder, sources="a.jsonl", **changes):
-    inputs, samples = look_up(read_recipe(made.table(sources, **changes), folder), {}), []
+    table = made.table(sources, **changes)
+    given = {key: value for key, value in table.items() if value is not None}
+    inputs, samples = look_up(read_recipe(given, folder), {}), []
     return forecast(make_plan(inputs, samples=samples), inputs, samples)
 
 
@@ -347,3 +349,45 @@ def test_sampled_documents_that_say_what_is_trained_are_trained_whole():
         2,
     ]
     assert training.cut_offsets.tolist() == [0, 0, 0, 0] and not len(training.cuts)
+
+
+STORE = (390, 187480, 385881)
+FROZEN = {
+    "ul2r": (7, 822, 316566, 1162, 669, 339046, 1812814, 760853, STORE, [0.989465, 0.994747]),
+    "blocks": (7, 822, 316566, 2369, 936, 468756, 3590924, 1229296, STORE, [0.966349, 0.969714]),
+    "concat": (7, 822, 316566, 1436, 623, 317419, 1709258, 727207, STORE, [0.99472, 0.99999]),
+    "sides": (
+        *(7, 822, 316566, 1544, 1125, 348767, 2285121, 888350),
+        *(STORE, [0.80751, 0.810147, 0.988383, 0.445766]),
+    ),
+}
+"""Recipe → shards, documents, tokens, segments, rows, slots, bytes of output, bytes of a worker beyond
+those of a process, the token store's documents, tokens and bytes, and the packing efficiency."""
+
+
+def test_a_forecast_of_a_corpus_stays_what_it_is(tmp_path):
+    """Whoever plans again, on any machine, reads the same figures."""
+    made.write_lines(tmp_path / "a.jsonl", made.texts(300))
+    made.write_lines(tmp_path / "b.jsonl", made.texts(90, 1, 900))
+    sources = [{"paths": ["a.jsonl"], "repeat": 2.5}, {"paths": ["b.jsonl"], "sample": [0.1, 0.9]}]
+    recipes = {
+        "ul2r": {"tasks": [{"preset": "ul2r"}]},
+        "blocks": {
+            "tasks": [{"preset": "bd3"}, {"preset": "llada"}],
+            "documents": {"max_tokens": 200, "min_tokens": 9},
+            "packing": {"pad_seq_to_mult": 16},
+        },
+        "concat": {"tasks": [{"preset": "causal"}], "packing": {"algorithm": "concat"}},
+        "sides": {
+            "tasks": [{"preset": "t5"}],
+            "packing": {"encoder_length": 256, "decoder_length": 128},
+            "seq_length": None,
+        },
+    }
+    columns = ("shards", "documents", "tokens", "segments", "rows", "slots", "output_bytes")
+    for name, changes in recipes.items():
+        found = forecast_of(tmp_path, sources, **{"seq_length": 512, **changes})
+        fill = [round(value, 6) for value in found["utilisation"].values()]
+        worker = found["worker_bytes"] - module.PROCESS_BYTES
+        store = tuple(found["store"].values())[:3]
+        assert (*(found[key] for key in columns), worker, store, fill) == FROZEN[name], name

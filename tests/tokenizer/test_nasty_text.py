@@ -1,6 +1,8 @@
 import sys
 import unicodedata
 
+from packprep.format.digests import digest_of
+from packprep.tokenizer import proof
 from packprep.tokenizer.proof import NASTY_TEXTS, characters, nasty_texts
 
 ADDED, PIECES = ["<|endoftext|>", "<pad>"], ["Ġthe?", " dog", "ing"]
@@ -14,6 +16,13 @@ def test_a_text_is_a_function_of_key_and_number():
     assert suite() == suite() != suite(1)
     assert nasty_texts(0, 7, 9, ADDED, PIECES) == suite()[7:9]
     assert nasty_texts(0, 0, 0) == [] and len(nasty_texts(0, 3, 10)) == 7
+
+
+def test_the_texts_of_a_proof_stay_the_same_so_that_kept_proofs_are_of_these_texts(monkeypatch):
+    """With fixed characters, because each version of Python knows others."""
+    monkeypatch.setattr(proof, "characters", lambda: "aB9 \u00e9\u0301\u6c34\U0001f600")
+    found = "\0".join(suite()).encode("utf-8", "surrogatepass")
+    assert digest_of(found) == "1644b696f5ba5c63b3083b2cd5174fe4"
 
 
 def test_every_category_and_script_is_there():

@@ -1,3 +1,6 @@
+import json
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -17,6 +20,7 @@ from packprep.tokenizer.proof import (
     fault,
     prove,
     prove_on_nasty_text,
+    texts_with_added,
 )
 from tests.tokenizer import tokenizers_made as made
 from tests.tokenizer.engines_made import WrongEngine
@@ -158,6 +162,27 @@ def test_a_failure_of_an_engine_is_shown_with_the_begin_of_its_text_and_of_the_r
     assert found.text == text[:80] and (found.character, found.token) == (0, 0)
     assert found.ids == f"no ids but an error ({failed.value})"
     assert found.reference_ids == engine.reference.encode([text])[0][:16].tolist()
+
+
+def test_texts_of_a_proof_join_each_end_of_an_added_token_to_a_special_and_an_ordinary_one():
+    texts = ["<|a|>", "|>b", "|>c", ">>", "b<", "x" * 1001, "a", "<" * 40]
+    special = {0, 2, 4, 7}
+    entries = [made.added(i, text, i in special - {7}) for i, text in enumerate(texts)]
+    data = json.dumps({**made.gpt2_like(), "added_tokens": entries}).encode()
+    found = texts_with_added(SimpleNamespace(tokenizer_json=data, special_ids=(7,)))
+    short = [i for i, text in enumerate(texts) if len(text) <= 1000]
+    for i, of_i in zip(short, found, strict=False):
+        assert of_i.count(texts[i]) >= 6
+    joined = set(found[len(short) :])
+    assert "<|a|>b" in joined and len(joined) == len(found) - len(short)
+    expected = set()
+    for i in short:
+        for size in range(1, min(len(texts[i]), 33)):
+            for kind in (special, set(short) - special):
+                others = [texts[k] for k in short if k in kind and len(texts[k]) > size]
+                fitting = [text for text in others if text.startswith(texts[i][-size:])]
+                expected |= {texts[i] + text[size:] for text in fitting[:1]}
+    assert joined == expected
 
 
 def test_one_document_of_2000_is_compared_whatever_else_is_read_with_it():
