@@ -12,6 +12,7 @@ from packprep.building.commit import (
     commit_shard,
     done_receipt,
     limit_in_words,
+    listed_reasons,
     missing_shards,
     publish,
     read_receipt,
@@ -424,3 +425,7 @@ def test_nothing_of_hosts_times_paths_or_processes_is_in_a_dataset(built):
         assert (
             socket.gethostname().encode() not in data and f"-{os.getpid()}-".encode() not in data
         ), name
+
+
+def test_reasons_are_listed_by_their_counts_and_equal_ones_by_name():
+    assert listed_reasons({"b": 1, "too_large": 5, "a": 1}) == "too_large 5, a 1, b 1"

@@ -391,3 +391,10 @@ def test_a_forecast_of_a_corpus_stays_what_it_is(tmp_path):
         worker = found["worker_bytes"] - module.PROCESS_BYTES
         store = tuple(found["store"].values())[:3]
         assert (*(found[key] for key in columns), worker, store, fill) == FROZEN[name], name
+
+
+@pytest.mark.parametrize("share, said", [(0.5, False), (0.4, True)])
+def test_shares_are_warned_of_if_they_do_not_sum_to_1(folder, share, said):
+    sources = [{"name": name, "paths": ["a.jsonl"], "share": share} for name in "ab"]
+    warnings = [text for text in forecast_of(folder, sources)["warnings"] if "shares" in text]
+    assert len(warnings) == said and all("scaled to a 50.0%, b 50.0%" in text for text in warnings)

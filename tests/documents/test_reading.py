@@ -6,7 +6,14 @@ import pytest
 from packprep.building.plan import Plan
 from packprep.building.planning import look_up, make_plan
 from packprep.building.work import documents_builder, text_reader
-from packprep.documents.reading import Rejected, is_bad, keeper, read_documents
+from packprep.documents.reading import (
+    MOST_DOCUMENTS,
+    Rejected,
+    is_bad,
+    keeper,
+    read_documents,
+    refuse_beyond,
+)
 from packprep.errors import SourceError
 from packprep.recipe import read_recipe
 from tests import made
@@ -193,3 +200,11 @@ def test_a_text_key_of_its_own(tmp_path):
     assert texts_of(
         read(plan_of(tmp_path, sources=[{"paths": ["a.jsonl"], "text_key": "body"}]))
     ) == ["found"]
+
+
+def test_a_shard_may_have_as_much_as_its_limits_and_no_more():
+    refuse_beyond("a", MOST_DOCUMENTS, 10, 10)
+    with pytest.raises(SourceError, match=f"^a: .* more than {MOST_DOCUMENTS} documents"):
+        refuse_beyond("a", MOST_DOCUMENTS + 1, 10, 10)
+    with pytest.raises(SourceError, match="^a: .* more than 10 bytes of text"):
+        refuse_beyond("a", MOST_DOCUMENTS, 11, 10)

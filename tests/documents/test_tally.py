@@ -57,3 +57,12 @@ def test_kinds_of_files_are_joined_by_the_documents_that_they_stand_for():
     assert tally.is_whole and tally.totals == (10, 1)
     tally.join(some, 900)
     assert not tally.is_whole and tally.totals == (1010, 101) and tally.looked_at == 20
+
+
+def test_an_example_names_the_document_unless_the_file_has_no_documents():
+    for position, place in ((0, ": document at 0"), (-1, "")):
+        tally = Tally()
+        tally.count(1, [Reject(0, position, "malformed_json", "why")], "a.jsonl")
+        tally.count(1, [Reject(0, 9, "malformed_json", "later")], "b.jsonl")
+        assert tally.example == f"a.jsonl{place}: malformed_json: why"
+        assert tally.first_path == "a.jsonl"

@@ -1,7 +1,7 @@
 """The error that lists the special tokens that a tokenizer lacks, and what it advises."""
 
 from packprep.tokenizer.file import TokenTable
-from packprep.tokenizer.missing_roles import Missing, missing_roles
+from packprep.tokenizer.missing_roles import Missing, listed, looks_special, missing_roles
 
 TEXTS = ["a", "b", "<|reserved_0|>", "<|reserved_1|>", "unused"]
 PAD = Missing("pad", "no token known for it", ("<|pad|>",))
@@ -93,3 +93,17 @@ def test_the_last_spare_sentinels_and_tokens_of_a_well_known_name_fill_roles():
     assert '"[NLG]" = "<s1>"' in error_of(
         [Missing("[NLG]", "no such token", ("[NLG]",))], texts=texts, spare_sentinels=[1, 2]
     )
+
+
+def test_a_message_lists_five_items_and_counts_the_others():
+    for count, more in ((4, ""), (5, ""), (6, " and 1 more"), (9, " and 4 more")):
+        items = [f"<{i}>" for i in range(count)]
+        assert listed(items) == ", ".join(items[:5]) + more
+    assert listed(items, 8) == ", ".join(items[:8]) + " and 1 more"
+
+
+def test_a_token_looks_special_in_brackets_around_something():
+    for text in ("<a>", "[a]", "▁<a>", "<|im_end|>"):
+        assert looks_special(text)
+    for text in ("<>", "[]", "a", "<a", "a>", "", "(a)", "a<b>"):
+        assert not looks_special(text)
