@@ -1,5 +1,6 @@
 import dataclasses
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packprep.building.packing import place
-from packprep.building.render import Texts, render, render_rows
+from packprep.building.render import Texts, _is_weighted, render, render_rows
 from packprep.building.segments import cut
 from packprep.dataset.segments import Segments
 from packprep.objectives import REGISTRY
@@ -294,3 +295,18 @@ def test_an_empty_shard_has_no_rows():
     )
     assert arrays["tokens"].shape == (0, 64) and arrays["row_offsets"].tolist() == [0]
     assert len(arrays["cu_seqlens"]) == len(arrays["segment_key"]) == 0
+
+
+@pytest.mark.parametrize(
+    "weights, eos_weight, expected",
+    [
+        ([1, 1], [0, 1], False),
+        ([1, 1], [0, 3], True),  # no token begins in the last span, whose weight eos gets
+        ([1, 0.5], [1, 0], True),
+        ([], [0, 0], False),
+    ],
+)
+def test_a_shard_has_weights_if_any_token_or_eos_weighs_other_than_1(weights, eos_weight, expected):
+    columns = np.array(weights, np.float32), np.array(eos_weight, np.float32)
+    training = SimpleNamespace(weights=columns[0], eos_weight=columns[1])
+    assert _is_weighted(training) is expected

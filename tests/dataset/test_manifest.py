@@ -248,3 +248,12 @@ def test_a_ledger_that_says_nothing_does_not_keep_a_tree_from_being_shown(ledger
     assert "53 rows of 128 slots in 2 shards; uint16" in str(
         ds
     ) and "0.00%  0 tokens, 0 segments, span_corruption" in str(ds)
+
+
+def test_numbers_of_a_manifest_fit_into_its_arrays():
+    for is_one, end in ((manifest.is_count, 1 << 62), (manifest.is_id, 1 << 31)):
+        assert all(map(is_one, (0, 1, end - 1)))
+        assert not any(map(is_one, (-1, end, 1.0, True, "1", None)))
+    assert manifest.is_digest("0123456789abcdef" * 2)
+    for value in ("0" * 31, "0" * 33, "A" * 32, "g" * 32, "0" * 32 + "\n", 0, None, b"0" * 32):
+        assert not manifest.is_digest(value)

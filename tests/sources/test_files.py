@@ -1,5 +1,6 @@
 """Files and pieces as columns, against the plain way: a list of files, and one of pieces."""
 
+import os
 import tracemalloc
 from collections import Counter
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from packprep.building.plan import Plan
 from packprep.building.planning import make_plan
 from packprep.format.json_files import decode, encode
-from packprep.sources.files import Files, Pieces, SourceFile
+from packprep.sources.files import Files, Pieces, SourceFile, _is_one
 from packprep.sources.formats import PIECE_BYTES, detect_format
 from tests.test_benchmarks import script
 
@@ -147,3 +148,14 @@ def test_a_hundred_thousand_files_are_planned_in_little_memory(monkeypatch, endi
     assert max(whole.values()) == 1 and {use for _, use, *_ in first} == {0}
     assert sum(hi - lo for _, _, lo, hi, _ in first) == source.weight // plan.shards
     assert sorted(source.order(range(1))[0].tolist()) == list(range(len(source.pieces)))
+
+
+def test_paths_are_of_one_file_if_they_resolve_to_it_or_it_has_hard_links(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "link").symlink_to("a")
+    path = str(tmp_path) + "/"
+    assert _is_one(path + "a", path + "link") and _is_one(path + "link", path + "a")
+    assert not _is_one(path + "a", path + "b")
+    os.link(tmp_path / "a", tmp_path / "hard")
+    assert _is_one(path + "a", path + "hard") and not _is_one(path + "b", path + "a")

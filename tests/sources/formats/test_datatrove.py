@@ -87,6 +87,9 @@ def test_masks_are_ignored_where_nothing_says_to_read_them_and_long_documents_ar
     assert read_all(part_of(path), Fields(), **keep)[0] == [(1, [3, 4, 5], [0, 1, 1])]
     assert pieces_at(str(path), size_of(path), np.array([0, 1])).tolist() == [0]
     assert bytes_per_token(part_of(path), "text") == size_of(path) / 5
+    for ids in ([7], []):
+        other = write_datatrove(tmp_path / f"{len(ids)}.ds", [ids])
+        assert bytes_per_token(part_of(other), "text") == size_of(other)
     monkeypatch.setattr(limits, "MAX_DOCUMENT_TOKENS", 2)
     assert read_all(part_of(path))[1] == [(1, "too_large", "3 tokens; at most 2")]
 
