@@ -16,6 +16,7 @@ import argparse
 import ast
 import contextlib
 import importlib
+import inspect
 import json
 import os
 import random
@@ -404,10 +405,11 @@ def _recipes(file: str) -> list[dict[str, Any]]:
 
 class _Watch:
     """A plugin of pytest: stops after some CPU time, keeps what failed, and lets hypothesis shrink
-    nothing."""
+    nothing. Tests that have one of `names` come first."""
 
-    def __init__(self, seconds: float):
+    def __init__(self, seconds: float, names: Set[str]):
         self.end, self.failed = time.process_time() + seconds, list[str]()
+        self.named = _named(names)
 
     def pytest_collection(self) -> None:
         from hypothesis import Phase, settings
@@ -419,8 +421,15 @@ class _Watch:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """The tests of `long` come last."""
-        items.sort(key=lambda item: item.get_closest_marker("long") is not None)
+        """Of tests with a name as of those without, the tests of `long` come last."""
+
+        def rank(item: pytest.Item) -> tuple[bool, bool]:
+            test = getattr(item, "function", None)
+            test = getattr(getattr(test, "hypothesis", None), "inner_test", test)
+            is_named = test is not None and self.named.search(inspect.getsource(test))
+            return not is_named, item.get_closest_marker("long") is not None
+
+        items.sort(key=rank)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
@@ -435,10 +444,10 @@ class _Watch:
             pytest.exit("time is up", 0)
 
 
-def _run_tests(tests: Sequence[str], seconds: float) -> str:
+def _run_tests(tests: Sequence[str], seconds: float, names: Set[str] = frozenset()) -> str:
     """The test that failed, or nothing; some tests may not have been run when the CPU time is
     up."""
-    watch = _Watch(seconds)
+    watch = _Watch(seconds, names)
     status = pytest.main(
         ["-x", "-q", "-p", "no:cacheprovider", "-m", "not campaign", *tests],
         plugins=[watch],
@@ -570,7 +579,7 @@ class Bench:
         of the same subpackage. The order of the others is by how many of a file's imports are the
         module or import it.
         """
-        named = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
+        named = _named(names)
         folder = os.path.dirname(file.replace("packprep/", "tests/", 1))
         subpackage = folder.split("/")[1]
         ranked = []
@@ -586,10 +595,9 @@ class Bench:
         return [test for *_, test in sorted(ranked)]
 
     def callers(self, mutant: Mutant) -> set[str]:
-        """Return the names of a mutant's function and of the functions that use it.
+        """Return the names of a mutant's function or constant, and of the functions that use it.
 
-        They are in the mutant's file and the files that import it. The set is empty if the mutant
-        is not in a function.
+        They are in the mutant's file and the files that import it.
         """
         functions = [
             node
@@ -598,20 +606,17 @@ class Bench:
             for node in ast.walk(ast.parse(source))
             if isinstance(node, ast.FunctionDef) and file.startswith("packprep/")
         ]
-        own = mutant.names & {function.name for function in functions}
-        return own | {
-            function.name
-            for function in functions
-            if own & {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
-        }
+        users = (f.name for f in functions if not mutant.names.isdisjoint(_words_of(f)))
+        return {*mutant.names, *users}
 
     def found(
         self, tests: Sequence[str], seconds: float, mutant: Mutant, cache: Path
     ) -> tuple[str, float]:
         """(the test that fails with the mutant and not without, or nothing; CPU seconds)."""
+        names = self.callers(mutant)
         with self.changed(mutant):
             failed, error, spent = self.in_child(
-                lambda: _run_tests(tests, seconds), cache, 3 * seconds + 60
+                lambda: _run_tests(tests, seconds, names), cache, 3 * seconds + 60
             )
         failed = error or failed
         if not error and failed and failed not in self.sound:
@@ -697,9 +702,8 @@ class Bench:
             found, built, _ = given or (error, "", [])
         if found:
             return "builds", found, total
-        others = list(
-            dict.fromkeys([*self.importing(mutant.file), *WIDER[mutant.file.split("/")[1]]])
-        )
+        importing = self.importing(mutant.file, self.callers(mutant))
+        others = list(dict.fromkeys([*importing, *WIDER[mutant.file.split("/")[1]]]))
         nearest = self.nearest(mutant.file)
         wider = [test for test in others if test not in nearest]
         # Without a mirror file, the tests of all files run before those of `long`.
@@ -752,6 +756,19 @@ def imports_of(file: str, source: str, modules: Mapping[str, str]) -> set[str]:
 def _is_slow(file: str) -> bool:
     """Whether a file's mutants are judged by builds that integrate flips, too."""
     return "diffusion" in file or "nois" in file
+
+
+def _named(names: Set[str]) -> re.Pattern[str]:
+    return re.compile(rf"\b({'|'.join(map(re.escape, names))})\b" if names else r"(?!)")
+
+
+def _words_of(function: ast.FunctionDef) -> set[str]:
+    """Return the names and attributes that a function uses."""
+    return {
+        node.id if isinstance(node, ast.Name) else node.attr
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name | ast.Attribute)
+    }
 
 
 def _decorator(node: ast.expr) -> str:

@@ -7,6 +7,7 @@ from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import settings
 
 from packprep import open_dataset
 from packprep.format.digests import digest_of
@@ -104,6 +105,39 @@ def test_tests_that_import_a_module_come_first_and_those_of_its_subpackage_befor
     bench.sources |= dict.fromkeys(others, "call_of_b()")
     order = mutants.Bench.importing(bench, "packprep/a/b.py", {"call_of_b"})
     assert order == [others[0], first, second, others[1]] and set(order) == set(found)
+
+
+@pytest.mark.long
+def test_tests_that_name_the_function_or_its_callers_come_first(tmp_path):
+    (tmp_path / "test_a.py").write_text("""
+import pytest
+from hypothesis import given, strategies as st
+
+def test_first(): assert False
+def test_default(): f(1)
+@pytest.mark.long
+def test_long(): assert f
+@given(st.none())
+def test_given(_): raise ValueError(f)
+""")
+    try:
+        for names, failed in (({"f", "g"}, "test_default"), ({"ValueError"}, "test_given")):
+            assert mutants._run_tests([str(tmp_path)], 60, names).endswith(f"::{failed}")
+        assert mutants._run_tests([str(tmp_path)], 60).endswith("::test_first")
+    finally:
+        settings.load_profile("packprep")
+
+
+@pytest.mark.long
+def test_a_mutant_is_called_by_what_uses_its_function_method_or_constant():
+    source = "LIMIT = 1\nclass A:\n    def m(self): return f()\ndef f(): return LIMIT\n"
+    other = "def g(a): return a.m()\ndef h(): return 3\n"
+    sources = {"packprep/a.py": source, "packprep/b.py": other, "packprep/c.py": other}
+    bench = SimpleNamespace(sources=sources, imports={"packprep/b.py": {"packprep/a.py"}})
+    bench.imports |= {"packprep/a.py": set(), "packprep/c.py": set()}
+    for name, callers in (("LIMIT", {"f"}), ("f", {"m"}), ("m", {"g"})):
+        mutant = mutants.Mutant("packprep/a.py", 1, frozenset({name}), "", "", "")
+        assert mutants.Bench.callers(bench, mutant) == {name} | callers
 
 
 @pytest.mark.long
