@@ -59,7 +59,6 @@ def test_ranges_join_unless_they_leave_out_what_was_delivered(own, others, rows)
 @pytest.mark.parametrize(
     "stored", [[[3, 3]], [[3, 2]], [[0, 2], [2, 3]], [[4, 5], [0, 1]], [[-1, 2]], [[0.0, 1]]]
 )
-@pytest.mark.every_case
 def test_a_state_with_other_ranges_is_refused(stored):
     with pytest.raises(StateError, match="should be a list of ascending"):
         skips_of_state({"skip": stored})

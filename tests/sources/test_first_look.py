@@ -3,6 +3,7 @@ them is not."""
 
 import gzip
 import json
+import random
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from packprep.errors import SourceError
 from packprep.recipe import Source
 from packprep.sources.files import Files
-from packprep.sources.first_look import BYTES, FILES, begin_of, first_look
+from packprep.sources.first_look import BYTES, FILES, LINE_BYTES, _values, begin_of, first_look
 from tests.made import write
+from tests.sources.formats.parts import COMPRESS
 
 
 def look(folder, files, messages=True, kinds=(), **source):
@@ -329,3 +331,37 @@ def test_records_of_a_layout_are_told_and_never_advised_to_be_read_as_text(
 )
 def test_records_of_which_some_can_be_read_are_looked_at_by_the_reader(tmp_path, data, options):
     assert look(tmp_path, {"a.jsonl": data}, **options) == ""
+
+
+@pytest.mark.parametrize("compression", ["gzip", ""])
+@pytest.mark.parametrize("line_bytes", [BYTES, 10, BYTES - 1, BYTES + 1, 3 * BYTES])
+def test_a_first_look_has_the_first_line_and_says_whether_it_has_the_whole_file(
+    tmp_path, compression, line_bytes
+):
+    line = random.Random(0).randbytes(line_bytes).replace(b"\n", b"-") + b"\n"
+    for content in (line, line + b"x" * (2 * BYTES), line[:-1]):
+        data = COMPRESS[compression](content) if compression else content
+        path = write(tmp_path / "a", data)
+        begin, is_whole = begin_of(str(path), len(data), compression, has_lines=True)
+        assert content.startswith(begin) and is_whole == (begin == content)
+        assert is_whole or b"\n" in begin
+        assert len(begin) >= min(BYTES, len(content))
+        text, _ = begin_of(str(path), len(data), compression)
+        assert text == content[:BYTES]
+
+
+def test_a_file_without_an_end_of_line_is_looked_at_up_to_a_limit(tmp_path):
+    content = b"x" * (2 * LINE_BYTES + BYTES)
+    path = write(tmp_path / "a", content)
+    begin, is_whole = begin_of(str(path), len(content), "", has_lines=True)
+    assert LINE_BYTES <= len(begin) < 2 * LINE_BYTES and not is_whole
+
+
+def test_keys_inside_objects_are_offered_three_objects_deep():
+    document = {"a": {"b": {"c": {"d": {"e": 1}}}}, "x.y": {"z": 2}, "none": {}, "text": "t"}
+    assert list(_values(document)) == [
+        ("a.b.c.d", {"e": 1}),
+        ("x.y", {"z": 2}),
+        ("none", {}),
+        ("text", "t"),
+    ]

@@ -6,6 +6,7 @@ import pytest
 
 from packprep.errors import SourceError
 from packprep.sources.files import find_files, named_twice
+from packprep.sources.patterns import nearby
 from tests import made
 from tests.sources.test_finding import source_of
 
@@ -73,3 +74,20 @@ def test_links_to_files_are_files_of_their_own_that_are_named_twice(tmp_path):
     _, files = find_files(source_of("data/**/*.jsonl"), 0, tmp_path, None)
     assert files.names == ["a.jsonl", "b.jsonl"]
     assert "a.jsonl" in named_twice([source_of("data/**/*.jsonl")], [files])
+
+
+def test_advice_lists_six_entries_of_a_folder_and_counts_the_others(tmp_path):
+    for count, more in ((5, ""), (6, ""), (7, " and 1 more"), (9, " and 3 more")):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        names = [f"{i}.txt" for i in range(count - 1)]
+        for name in names:
+            (folder / name).write_text("")
+        (folder / "z").mkdir()
+        shown = ", ".join([*names, "z/"][:6])
+        assert nearby(f"{folder}/*.jsonl") == f"; {folder} contains {shown}{more}"
+    missing = f"{folder}/x/0.txd"
+    assert nearby(missing).startswith(f"; there is no folder {folder}/x; {folder} contains 0.txt, ")
+    assert nearby(f"{folder}/00.txt").endswith(" and 3 more; did you mean 0.txt?")
+    (tmp_path / "none").mkdir()
+    assert nearby(f"{tmp_path}/none/a") == f"; {tmp_path}/none contains nothing"
