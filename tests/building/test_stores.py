@@ -5,11 +5,12 @@ import errno
 import json
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
 from packprep.building.plan import _opened_store, open_plan
-from packprep.building.stores import KEYS_OF_FILES
+from packprep.building.stores import KEYS_OF_FILES, _source_in
 from packprep.building.work import make_shard
 from packprep.dataset.loader import open_dataset
 from packprep.documents import store as stores
@@ -19,7 +20,7 @@ from packprep.exporting.export import export_dataset
 from packprep.format.digests import digest_of, own_digest
 from packprep.format.json_files import encode
 from packprep.objectives.tasks import complete
-from packprep.recipe import read_recipe
+from packprep.recipe import Source, read_recipe
 from packprep.storage import Remote
 from packprep.verification import verify_dataset
 from tests import made
@@ -667,3 +668,18 @@ def test_a_recipe_of_stores_is_the_one_that_its_dataset_was_built_of(tmp_path):
     assert not faults_by("out/seq_64", from_store, {"w": f"store:{tmp_path}/moved"})
     with pytest.raises(PlanError, match="store2 is not a token store"):
         faults_by("out/seq_64", from_store)
+
+
+def test_a_source_without_a_name_means_the_only_source_of_a_store():
+    def store_of(*names):
+        sources = tuple(Source(name=name, paths=("a.jsonl",), text_key="body") for name in names)
+        return SimpleNamespace(plan=SimpleNamespace(recipe=SimpleNamespace(sources=sources)))
+
+    asked = Source(name="source2", paths=("store",), format="store", repeat=3.0, sample=(0.0, 0.5))
+    found = _source_in(store_of("web"), asked, 2)
+    assert (found.name, found.text_key, found.format) == ("web", "body", "auto")
+    assert (found.repeat, found.sample, found.paths) == (3.0, (0.0, 0.5), ())
+    assert _source_in(store_of("web", "source2"), asked, 2).name == "source2"
+    for store, i in ((store_of("web"), 1), (store_of("web", "code"), 2)):
+        with pytest.raises(RecipeError, match=r"name = 'source2' is not in the token store"):
+            _source_in(store, asked, i)

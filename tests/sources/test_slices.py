@@ -2,6 +2,7 @@ import math
 import os
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from packprep.errors import SourceError
 from packprep.recipe import Source
 from packprep.sources.files import find_files, fixed_prefix
 from packprep.sources.formats import PIECE_BYTES, Decoders, read
-from packprep.sources.slices import PlannedSource, format_name, step_bytes
+from packprep.sources.slices import PlannedSource, format_name, pieces_of_all_uses, step_bytes
 from tests import made
 
 ENDINGS = {
@@ -444,3 +445,11 @@ def test_a_name_that_is_not_utf8_is_refused(tmp_path):
         SourceError, match=r"b'\\xff.jsonl' is not valid UTF-8\nhint: rename the file"
     ):
         find_files(source_of("*.jsonl"), 0, tmp_path, None)
+
+
+def test_splits_are_counted_once_per_pass_and_a_pass_counts_as_256_at_least():
+    few, many = (
+        SimpleNamespace(uses=3, pieces=range(255)),
+        SimpleNamespace(uses=2, pieces=range(999)),
+    )
+    assert pieces_of_all_uses([few, many]) == 3 * 256 + 2 * 999
