@@ -55,3 +55,15 @@ def test_damaged_states_are_errors(tmp_path, state, said):
     with pytest.raises(SourceError) as error:
         saved_files(str(folder))
     assert said in str(error.value) and str(folder) in str(error.value)
+
+
+@pytest.mark.long
+def test_a_state_of_more_than_64_mib_is_not_read(tmp_path):
+    for size, said in (
+        (64 << 20, "Expecting value"),
+        ((64 << 20) + 1, "it has more than 67108864"),
+    ):
+        with open(tmp_path / "state.json", "wb") as file:
+            file.truncate(size)
+        with pytest.raises(SourceError, match=f"state.json: cannot be read: {said}"):
+            saved_files(str(tmp_path))

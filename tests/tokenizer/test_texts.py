@@ -182,3 +182,26 @@ def test_the_table_gives_what_each_token_means():
             mean.encode() if isinstance(mean, str) else mean
         )
     assert table.decode(ids[:0])[0].tolist() == []
+
+
+DECODERS = {
+    "Metaspace": decoders.Metaspace(),
+    "Replace": decoders.Replace("_", "--"),
+    "WordPiece": decoders.WordPiece("##", cleanup=False),
+    "BPEDecoder": decoders.BPEDecoder("</w>"),
+    "ByteFallback": decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()]),
+    "Strip": decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_a_token_inside_a_text_means_what_the_decoder_makes_of_it(kind):
+    tokens = ["a", "▁b", "b▁", "_", "a_b_", "##c", "c##", "d</w>", "</w>d", "<0x41>", "<0x4>", "日"]
+    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, "a"))
+    tokenizer.decoder = DECODERS[kind]
+    texts = TokenTexts(tokenizer.to_str().encode())
+    for id in range(len(tokens)):
+        around = tokenizer.decode([0, id, 0], skip_special_tokens=False)
+        assert around == "a" + (texts.meaning(id) + texts.meaning(0)).decode(), tokens[id]
