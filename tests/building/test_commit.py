@@ -399,6 +399,7 @@ def test_the_limit_of_bad_documents_is_exact(bad, read, used, fraction, refused)
     assert too_many_bad(bad, read, used, fraction) == refused
 
 
+@pytest.mark.long
 def test_the_limit_in_words_names_the_second_limit_where_it_can_help():
     for bad in (1, 99, 100, 101, 1000):
         can_help = not too_many_bad(bad, read=bad, used=10**9, fraction=0.0)
@@ -427,5 +428,6 @@ def test_nothing_of_hosts_times_paths_or_processes_is_in_a_dataset(built):
         ), name
 
 
+@pytest.mark.long
 def test_reasons_are_listed_by_their_counts_and_equal_ones_by_name():
     assert listed_reasons({"b": 1, "too_large": 5, "a": 1}) == "too_large 5, a 1, b 1"

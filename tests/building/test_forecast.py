@@ -393,6 +393,7 @@ def test_a_forecast_of_a_corpus_stays_what_it_is(tmp_path):
         assert (*(found[key] for key in columns), worker, store, fill) == FROZEN[name], name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("share, said", [(0.5, False), (0.4, True)])
 def test_shares_are_warned_of_if_they_do_not_sum_to_1(folder, share, said):
     sources = [{"name": name, "paths": ["a.jsonl"], "share": share} for name in "ab"]

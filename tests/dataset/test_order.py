@@ -100,6 +100,7 @@ def test_steps_until_the_end_cover_it_and_no_step_is_empty_on_all_ranks(
     ) * batch_size * world_size < left <= steps * batch_size * world_size or steps == left == 0
 
 
+@pytest.mark.long
 def test_only_truth_values_and_0_and_1_are_true_or_false():
     for value in (True, False, 0, 1, np.True_, np.False_):
         assert order.true_or_false("shuffle", value) is bool(value)

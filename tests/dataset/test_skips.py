@@ -56,6 +56,7 @@ def test_ranges_join_unless_they_leave_out_what_was_delivered(own, others, rows)
         assert joined == skips_of_steps([*own, *others], 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "stored", [[[3, 3]], [[3, 2]], [[0, 2], [2, 3]], [[4, 5], [0, 1]], [[-1, 2]], [[0.0, 1]]]
 )

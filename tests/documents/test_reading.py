@@ -202,6 +202,7 @@ def test_a_text_key_of_its_own(tmp_path):
     ) == ["found"]
 
 
+@pytest.mark.long
 def test_a_shard_may_have_as_much_as_its_limits_and_no_more():
     refuse_beyond("a", MOST_DOCUMENTS, 10, 10)
     with pytest.raises(SourceError, match=f"^a: .* more than {MOST_DOCUMENTS} documents"):

@@ -86,6 +86,7 @@ def test_answers_without_an_end_are_said(folder, tmp_path):
     assert said.status == 0 and "sampled" not in said.out
 
 
+@pytest.mark.long
 def test_a_sample_warns_above_a_hundredth_of_unknown_tokens_and_half_of_answers_without_an_end():
     notes = SampleNotes(tokens=1000, unknown=10, answers=4, open_ends=2)
     assert notes.warnings() == [] and notes.problem() == ""

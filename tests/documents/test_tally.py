@@ -59,6 +59,7 @@ def test_kinds_of_files_are_joined_by_the_documents_that_they_stand_for():
     assert not tally.is_whole and tally.totals == (1010, 101) and tally.looked_at == 20
 
 
+@pytest.mark.long
 def test_an_example_names_the_document_unless_the_file_has_no_documents():
     for position, place in ((0, ": document at 0"), (-1, "")):
         tally = Tally()

@@ -142,6 +142,7 @@ def test_the_range_of_a_parameter_says_which_bounds_it_accepts(low, high, low_op
             assert inside and accepted == given_value and type(accepted) is type(own)
 
 
+@pytest.mark.long
 def test_a_parameter_of_several_numbers_takes_a_range_in_order_or_shares_that_sum_to_1():
     span = Parameter("r", (0.25, 0.75), "", 0.0, 1.0)
     assert span.accept([0.5, 0.5], "t") == (0.5, 0.5) and span.accept([0, 1], "t") == (0.0, 1.0)

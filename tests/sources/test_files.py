@@ -150,6 +150,7 @@ def test_a_hundred_thousand_files_are_planned_in_little_memory(monkeypatch, endi
     assert sorted(source.order(range(1))[0].tolist()) == list(range(len(source.pieces)))
 
 
+@pytest.mark.long
 def test_paths_are_of_one_file_if_they_resolve_to_it_or_it_has_hard_links(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(b"")

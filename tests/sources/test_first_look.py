@@ -350,6 +350,7 @@ def test_a_first_look_has_the_first_line_and_says_whether_it_has_the_whole_file(
         assert text == content[:BYTES]
 
 
+@pytest.mark.long
 def test_a_file_without_an_end_of_line_is_looked_at_up_to_a_limit(tmp_path):
     content = b"x" * (2 * LINE_BYTES + BYTES)
     path = write(tmp_path / "a", content)
@@ -357,6 +358,7 @@ def test_a_file_without_an_end_of_line_is_looked_at_up_to_a_limit(tmp_path):
     assert LINE_BYTES <= len(begin) < 2 * LINE_BYTES and not is_whole
 
 
+@pytest.mark.long
 def test_keys_inside_objects_are_offered_three_objects_deep():
     document = {"a": {"b": {"c": {"d": {"e": 1}}}}, "x.y": {"z": 2}, "none": {}, "text": "t"}
     assert list(_values(document)) == [

@@ -76,6 +76,7 @@ def test_links_to_files_are_files_of_their_own_that_are_named_twice(tmp_path):
     assert "a.jsonl" in named_twice([source_of("data/**/*.jsonl")], [files])
 
 
+@pytest.mark.long
 def test_advice_lists_six_entries_of_a_folder_and_counts_the_others(tmp_path):
     for count, more in ((5, ""), (6, ""), (7, " and 1 more"), (9, " and 3 more")):
         folder = tmp_path / str(count)

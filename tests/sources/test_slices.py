@@ -447,6 +447,7 @@ def test_a_name_that_is_not_utf8_is_refused(tmp_path):
         find_files(source_of("*.jsonl"), 0, tmp_path, None)
 
 
+@pytest.mark.long
 def test_splits_are_counted_once_per_pass_and_a_pass_counts_as_256_at_least():
     few, many = (
         SimpleNamespace(uses=3, pieces=range(255)),

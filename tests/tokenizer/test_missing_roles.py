@@ -1,5 +1,7 @@
 """The error that lists the special tokens that a tokenizer lacks, and what it advises."""
 
+import pytest
+
 from packprep.tokenizer.file import TokenTable
 from packprep.tokenizer.missing_roles import Missing, listed, looks_special, missing_roles
 
@@ -95,6 +97,7 @@ def test_the_last_spare_sentinels_and_tokens_of_a_well_known_name_fill_roles():
     )
 
 
+@pytest.mark.long
 def test_a_message_lists_five_items_and_counts_the_others():
     for count, more in ((4, ""), (5, ""), (6, " and 1 more"), (9, " and 4 more")):
         items = [f"<{i}>" for i in range(count)]
@@ -102,6 +105,7 @@ def test_a_message_lists_five_items_and_counts_the_others():
     assert listed(items, 8) == ", ".join(items[:8]) + " and 1 more"
 
 
+@pytest.mark.long
 def test_a_token_looks_special_in_brackets_around_something():
     for text in ("<a>", "[a]", "▁<a>", "<|im_end|>"):
         assert looks_special(text)

@@ -164,6 +164,7 @@ def test_a_failure_of_an_engine_is_shown_with_the_begin_of_its_text_and_of_the_r
     assert found.reference_ids == engine.reference.encode([text])[0][:16].tolist()
 
 
+@pytest.mark.long
 def test_texts_of_a_proof_join_each_end_of_an_added_token_to_a_special_and_an_ordinary_one():
     texts = ["<|a|>", "|>b", "|>c", ">>", "b<", "x" * 1001, "a", "<" * 40]
     special = {0, 2, 4, 7}

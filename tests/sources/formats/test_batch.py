@@ -57,6 +57,7 @@ def test_a_batch_is_complete_with_the_document_that_reaches_its_bytes(sizes, lim
         assert sum(own[:-1]) < limit and (sum(own) >= limit) == (number < unfinished)
 
 
+@pytest.mark.long
 def test_rejects_count_as_bytes_of_a_batch_and_their_details_are_cut():
     builder = BatchBuilder(file=0)
     assert list(builder.take()) == []
@@ -94,6 +95,7 @@ def test_a_choice_takes_the_fraction_of_each_size_class_however_it_is_called(fra
     )
 
 
+@pytest.mark.long
 def test_over_many_keys_the_first_document_is_taken_as_often_as_any_other():
     sizes = np.full(8, 100)
     found = [Choice(np.uint64(k), 1 << 30)(0, np.arange(8), sizes) for k in range(2000)]

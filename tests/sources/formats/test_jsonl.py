@@ -15,7 +15,7 @@ from packprep.sources.formats import Decoders
 from packprep.sources.formats import batch as limits
 from packprep.sources.formats.compressed import Block
 from packprep.sources.formats.fields import Fields
-from packprep.sources.formats.jsonl import Cursor, Lines, take_lines
+from packprep.sources.formats.jsonl import Cursor, Lines, line_bytes, take_lines
 from tests.sources.formats.parts import COMPRESS, part_of, pieces_of, read_all, read_cut, write
 
 ENDINGS = {"": "", "gzip": ".gz", "zstd": ".zst"}
@@ -298,3 +298,21 @@ def test_a_file_that_changed_its_size_stops_the_build(tmp_path, ending):
     path.write_bytes(path.read_bytes() + b"\n")
     with pytest.raises(SourceError, match=r"a\.jsonl.*bytes, but had"):
         read_all(part)
+
+
+@pytest.mark.parametrize("ending", ["jsonl.gz", "jsonl"])
+def test_the_bytes_of_the_lines_of_adjacent_parts_are_those_of_the_file(
+    tmp_path, ending, monkeypatch
+):
+    lines = [b'{"text": "%s"}\n' % (b"ab" * n) for n in (3, 40, 500, 7, 0, 90, 2000, 1)]
+    data = b"".join(lines)
+    is_compressed = ending.endswith("gz")
+    path = write(tmp_path, f"a.{ending}", COMPRESS["gzip"](data) if is_compressed else data)
+    for weight in range(1, 12):
+        parts = [part_of(path, 0, i, i + 1, weight, 16) for i in range(weight)]
+        found = list(map(line_bytes, parts))
+        assert sum(found) == path.stat().st_size and min(found) >= 0
+    monkeypatch.setattr(limits, "MAX_LINE_BYTES", 1500)
+    if not is_compressed:
+        expected = sum(min(len(line), 1500) for line in lines)
+        assert line_bytes(part_of(path, 0, 0, 1, 1, 16)) == expected
