@@ -683,3 +683,23 @@ def test_a_source_without_a_name_means_the_only_source_of_a_store():
     for store, i in ((store_of("web"), 1), (store_of("web", "code"), 2)):
         with pytest.raises(RecipeError, match=r"name = 'source2' is not in the token store"):
             _source_in(store, asked, i)
+
+
+@pytest.mark.parametrize(
+    "record, optional",
+    [
+        ({"weight": 0.5}, {"limited", "document_weight"}),
+        ({"loss_spans": [[0, 2]]}, set()),
+        ({}, set()),
+    ],
+)
+def test_a_store_has_the_columns_that_a_document_needs_and_no_others(tmp_path, record, optional):
+    """A document with only a weight does not limit what is trained."""
+    lines = [json.dumps({"text": "abcd", **record}) for _ in range(3)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    table = made.table("a.jsonl", tasks=[{"preset": "causal"}])
+    made.build(table, tmp_path, tmp_path / "store", is_store=True)
+    data = (tmp_path / "store/shards/000/000000.safetensors").read_bytes()
+    found = open_arrays(data, "").keys()
+    assert found & {"limited", "document_weight", "place_first"} == optional
+    same(tmp_path, table)
