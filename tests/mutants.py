@@ -14,6 +14,7 @@ the next run.
 
 import argparse
 import ast
+import builtins
 import contextlib
 import importlib
 import inspect
@@ -606,8 +607,8 @@ class Bench:
             for node in ast.walk(ast.parse(source))
             if isinstance(node, ast.FunctionDef) and file.startswith("packprep/")
         ]
-        users = (f.name for f in functions if not mutant.names.isdisjoint(_words_of(f)))
-        return {*mutant.names, *users}
+        own = mutant.names.difference(dir(builtins))  # a field's annotation may be `int`
+        return {*own, *(f.name for f in functions if not own.isdisjoint(_words_of(f)))}
 
     def found(
         self, tests: Sequence[str], seconds: float, mutant: Mutant, cache: Path

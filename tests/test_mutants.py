@@ -136,7 +136,7 @@ def test_a_mutant_is_called_by_what_uses_its_function_method_or_constant():
     bench = SimpleNamespace(sources=sources, imports={"packprep/b.py": {"packprep/a.py"}})
     bench.imports |= {"packprep/a.py": set(), "packprep/c.py": set()}
     for name, callers in (("LIMIT", {"f"}), ("f", {"m"}), ("m", {"g"})):
-        mutant = mutants.Mutant("packprep/a.py", 1, frozenset({name}), "", "", "")
+        mutant = mutants.Mutant("packprep/a.py", 1, frozenset({name, "int"}), "", "", "")
         assert mutants.Bench.callers(bench, mutant) == {name} | callers
 
 
