@@ -13,7 +13,7 @@ from packprep import messages
 from packprep.errors import VocabularyError
 from packprep.format.digests import digest_of
 from packprep.recipe import Specials
-from packprep.tokenizer.file import load_tokenizer_json
+from packprep.tokenizer.file import _beside, load_tokenizer_json
 from packprep.tokenizer.roles import Needs, bytes_tokenizer_json, resolve_vocabulary
 from tests.tokenizer import tokenizers_made as made
 
@@ -760,3 +760,23 @@ def test_an_id_that_is_none_is_refused(tmp_path, id):
     parsed = made.gpt2_like()
     parsed["model"]["vocab"]["odd"] = id
     assert "an entry of its vocab has an invalid id" in fails(tmp_path, parsed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "declared, roles",
+    [
+        (
+            {"eos_token": "<e>", "sep_token": "<s>", "cls_token": "<c>"},
+            {"eos": "<e>", "bos": "<c>"},
+        ),
+        ({"eos_token": None, "sep_token": {"content": "<s>"}}, {"eos": "<s>"}),
+        ({"pad_token": None, "mask_token": ""}, {"pad": None}),
+        ({"bos_token": 3}, {}),
+    ],
+)
+def test_eos_and_bos_come_before_the_tokens_that_stand_for_them_in_other_models(declared, roles):
+    files = {"tokenizer_config.json": json.dumps(declared).encode()}
+    assert [(one["file"], one["roles"]) for one in _beside(files.get)] == [
+        ("tokenizer_config.json", roles)
+    ]
