@@ -2,6 +2,7 @@ import contextlib
 import json
 import pickle
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -816,3 +817,17 @@ def test_whatever_a_state_says_is_refused_by_name_or_read():
                 for act in (mixed.batches(4, balance=balance).load_state_dict, mixed.delivered):
                     with contextlib.suppress(StateError):
                         act(replaced_at(state, place, value))
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_mixture_that_cannot_be_resampled_is_refused_before_its_first_batch(tmp_path, broken):
+    sound = Path(__file__).parents[1] / "golden/law3/in_place/dataset"
+    folders = [shutil.copytree(sound, tmp_path / str(i)) for i in range(2)]
+    packprep.open_dataset(folders, shares=[1, 1]).batches(2, redraw=True)
+    specials = packprep.open_dataset(sound).manifest["specials"]
+    less = {role: id for role, id in specials.items() if role != "special_ids"}
+    replace_in_manifest(folders[broken], specials=less)
+    mixed = packprep.open_dataset(folders, shares=[1, 1])
+    assert len(next(mixed.batches(2))["tokens"]) == 2
+    with pytest.raises(DatasetError, match="redraw: the manifest's specials have no special_ids"):
+        mixed.batches(2, redraw=True)
