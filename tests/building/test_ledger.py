@@ -1,4 +1,5 @@
 import copy
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -120,3 +121,24 @@ def test_row_padding_is_what_no_segment_holds(built):
     ledger = built.outcome.manifest["ledger"]
     assert padding == ledger["row_padding"] and len(rows) == ledger["rows"]
     assert ledger["last_rows"] == len(built.outcome.manifest["shards"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "function, is_store",
+    [("work.shard_ledger", False), ("work.store_ledger", True), ("commit.add_ledgers", False)],
+)
+def test_a_ledger_that_does_not_balance_ends_a_build(tmp_path, monkeypatch, function, is_store):
+    module, _, name = f"packprep.building.{function}".rpartition(".")
+    own = getattr(import_module(module), name)
+
+    def unbalanced(*arguments):
+        ledger = own(*arguments)
+        ledger["sources"]["source0"]["documents"]["read"] += 1
+        return ledger
+
+    made.write_lines(tmp_path / "a.jsonl", made.texts(9))
+    monkeypatch.setattr(f"{module}.{name}", unbalanced)
+    with pytest.raises(BuildError, match="the ledger does not balance"):
+        made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out", is_store=is_store)
+    assert not (tmp_path / "out/dataset.json").exists()
