@@ -28,6 +28,7 @@ LEVELS = [
     ("building",),
     ("restoring",),
     ("adapters", "exporting", "inspection", "removing", "verification"),
+    ("audit",),
     ("cli", "__main__"),
 ]
 BESIDE = {
