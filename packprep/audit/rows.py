@@ -39,8 +39,9 @@ class PackedRows(NamedTuple):
         row_offsets: int64[rows + 1], index of each row's first token in `ids`, then n. In formats
             without rows, a row is a document, or the next part of a stream of documents.
         document_starts: int64[k], ascending indices of the tokens that start a document. The first
-            token of each row without padding is among them. Padding after the last document starts
-            no document, if `attended` or `segments` marks it.
+            token of each row that is not padding is among them. Padding after the last document
+            may start a further document: the checks remove it, if `attended` marks it or the pad
+            id is known. Not needed if `segments` is given.
         labels: integer[n], IGNORED where no loss is computed.
         trained: bool[n], the loss mask.
         positions: integer[n], position ids.
@@ -99,10 +100,8 @@ class Choices(NamedTuple):
     Attributes:
         dtype: dtype of the ids of files without a header, such as "uint16"; None for the usual
             dtype of the format.
-        row_length: Number of tokens per row of a flat file, or None if the file has no rows.
         batch_tokens: Approximate number of tokens of a batch.
     """
 
     dtype: str | None = None
-    row_length: int | None = None
     batch_tokens: int = BATCH_TOKENS

@@ -1,0 +1,110 @@
+"""Count the copies among 128-bit hashes exactly, in bounded memory.
+
+Up to MOST_IN_MEMORY hashes are kept in memory. Beyond that they are spilled to a temporary folder,
+into one file per leading byte of the hash, and each file is later sorted separately.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+MOST_IN_MEMORY = 2_000_000
+_FILES = 256
+RECORD = np.dtype([("x", "<u8"), ("y", "<u8"), ("row", "<i8"), ("token", "<i8")])
+"""A hash of two halves with the place of its document: row, and first token in the row."""
+
+
+class Copies(NamedTuple):
+    """The result of `HashTable.copies`: the number of copies, and the first copies.
+
+    Attributes:
+        count: Number of records with the hash of an earlier record.
+        most: Largest number of records with one hash.
+        pairs: (place of a copy, place of the first record with its hash), by place of the copy.
+    """
+
+    count: int
+    most: int
+    pairs: list[tuple[tuple[int, int], tuple[int, int]]]
+
+
+class HashTable:
+    """A collection of hashes with their places.
+
+    Attributes:
+        spilled_bytes: Number of bytes in the temporary folder.
+    """
+
+    def __init__(self, most_in_memory: int = MOST_IN_MEMORY):
+        self._most, self._blocks, self._count = most_in_memory, [], 0
+        self._blocks: list[np.ndarray] = []
+        self._folder: tempfile.TemporaryDirectory | None = None
+        self.spilled_bytes = 0
+
+    def add(self, hashes: np.ndarray, row: np.ndarray, token: np.ndarray) -> None:
+        """Add hashes, uint64[k, 2], with the places of their documents, int64[k] each."""
+        records = np.empty(len(hashes), RECORD)
+        records["x"], records["y"] = hashes[:, 0], hashes[:, 1]
+        records["row"], records["token"] = row, token
+        self._blocks.append(records)
+        self._count += len(records)
+        if self._count > self._most:
+            self._spill()
+
+    def _spill(self) -> None:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="packprep-audit-")
+        for block in self._blocks:
+            number = (block["x"] >> np.uint64(56)).astype(np.int64)
+            order = np.argsort(number, kind="stable")
+            bounds = np.searchsorted(number[order], np.arange(_FILES + 1))
+            for f in np.flatnonzero(np.diff(bounds)).tolist():
+                with (Path(self._folder.name) / f"{f:02x}").open("ab") as file:
+                    file.write(block[order[bounds[f] : bounds[f + 1]]].tobytes())
+            self.spilled_bytes += block.nbytes
+        self._blocks, self._count = [], 0
+
+    def groups(self) -> Iterator[np.ndarray]:
+        """Yield all records as sorted arrays. Equal hashes are in the same array, by place.
+
+        Tables that both spilled, or both did not, have their groups in the same order.
+        """
+        if self._folder is None:
+            blocks = [np.concatenate(self._blocks)] if self._blocks else [np.empty(0, RECORD)]
+        else:
+            self._spill()
+            blocks = (self._of_file(Path(self._folder.name) / f"{f:02x}") for f in range(_FILES))
+        for block in blocks:
+            yield block[np.lexsort((block["token"], block["row"], block["y"], block["x"]))]
+
+    @staticmethod
+    def _of_file(path: Path) -> np.ndarray:
+        return np.fromfile(path, RECORD) if path.exists() else np.empty(0, RECORD)
+
+    def copies(self, most: int) -> Copies:
+        """Return the number of copies, and the pairs of the `most` first copies."""
+        count, largest = 0, 0
+        pairs: list[tuple[tuple[int, int], tuple[int, int]]] = []
+        for block in self.groups():
+            if not len(block):
+                continue
+            is_copy = np.zeros(len(block), np.bool_)
+            is_copy[1:] = (block["x"][1:] == block["x"][:-1]) & (block["y"][1:] == block["y"][:-1])
+            count += int(is_copy.sum())
+            firsts = np.flatnonzero(~is_copy)
+            largest = max(largest, int(np.diff(np.append(firsts, len(block))).max()))
+            found = np.flatnonzero(is_copy)
+            order = np.lexsort((block["token"][found], block["row"][found]))[:most]
+            for i in found[order].tolist():
+                first = block[firsts[np.searchsorted(firsts, i, "right") - 1]]
+                pairs.append(
+                    (
+                        (int(block["row"][i]), int(block["token"][i])),
+                        (int(first["row"]), int(first["token"])),
+                    )
+                )
+            pairs = sorted(pairs)[:most]
+        return Copies(count, largest, pairs)

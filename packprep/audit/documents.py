@@ -1,0 +1,357 @@
+"""Find the documents and the padding in packed rows, and compute the figures of each document.
+
+```
+ids          1 11 12  2   1 21  2  0  0         bos 1, eos 2, pad 0
+begin, end   0        4   4        7            the documents, without padding
+row content  0                     7            first and last token that is not padding
+figures      4 tokens 1 bos …   3 tokens …      one line of FIGURES per document
+hash         of 11 12           of 21           without the first bos and the last eos
+```
+
+Documents come from the column that stores them. Without such a column they end with eos, if eos is
+known. Otherwise a row is taken as one document, and documents are not checked.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from packprep.audit.rows import PackedRows
+from packprep.kernel import kernel, read_only
+
+HEAD = 16
+"""Number of tokens at the start of a document that identify a cut document."""
+
+FIGURES = ("tokens", "bos", "inner_eos", "unknown", "padding", "ends_in_eos")
+TOKENS, BOS, INNER_EOS, UNKNOWN, PADDING, ENDS_IN_EOS = range(len(FIGURES))
+"""Columns of a document's figures: numbers of tokens, and whether the last token is eos."""
+
+
+class SpecialIds(NamedTuple):
+    """Ids of special tokens and the size of the vocabulary, each −1 if it is unknown."""
+
+    eos: int = -1
+    bos: int = -1
+    pad: int = -1
+    unk: int = -1
+    vocab_size: int = -1
+
+    @property
+    def own_pad(self) -> int:
+        """Return the id of pad if it is no other special token, otherwise −1."""
+        return -1 if self.pad in (self.eos, self.bos, self.unk) else self.pad
+
+
+class FoundDocuments(NamedTuple):
+    """The documents and the padding of a batch of rows.
+
+    Attributes:
+        begin: int64[d], first token of each document.
+        end: int64[d], the token after each document.
+        row: int64[d], index of each document's row in the batch.
+        row_begin: int64[rows], first token of each row that is not padding before the content.
+        row_end: int64[rows], the token after the content of each row.
+    """
+
+    begin: np.ndarray
+    end: np.ndarray
+    row: np.ndarray
+    row_begin: np.ndarray
+    row_end: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.begin)
+
+
+def find_documents(rows: PackedRows, special: SpecialIds, by_eos: bool) -> FoundDocuments:
+    """Return the documents of a batch.
+
+    Args:
+        rows: The batch.
+        special: The ids of special tokens.
+        by_eos: Whether documents end with eos, because no column stores them.
+    """
+    attended = rows.attended
+    if attended is None and rows.segments is not None:
+        attended = rows.segments != 0
+    first, last = rows.row_offsets[:-1], rows.row_offsets[1:]
+    if attended is not None:
+        begin, end = content_by_mask(attended, rows.row_offsets)
+        is_padding = ~attended
+    else:
+        begin, is_padding = first, None
+        end = last
+        if special.pad >= 0:
+            end = content_by_pad(read_only(rows.ids), rows.row_offsets, special.pad, special.eos)
+    if rows.segments is not None:
+        starts = _starts_of_segments(rows.segments, rows.row_offsets)
+    elif rows.document_starts is not None:
+        starts = rows.document_starts
+    elif by_eos:
+        starts = starts_by_eos(read_only(rows.ids), begin, end, special.eos)
+    else:
+        starts = begin[begin < end]
+    row = np.searchsorted(rows.row_offsets, starts, "right") - 1
+    stops = np.append(starts[1:], len(rows.ids))[: len(starts)]
+    stops = np.minimum(stops, end[row])
+    starts = np.maximum(starts, begin[row])
+    if is_padding is not None and len(starts):
+        stops = _without_last_padding(is_padding, starts, stops)
+    is_filled = starts < stops
+    return FoundDocuments(starts[is_filled], stops[is_filled], row[is_filled], begin, end)
+
+
+def _starts_of_segments(segments: np.ndarray, row_offsets: np.ndarray) -> np.ndarray:
+    """Return where the segment of a token differs from the token before, except at padding."""
+    is_start = np.empty(len(segments), np.bool_)
+    is_start[:1] = True
+    np.not_equal(segments[1:], segments[:-1], out=is_start[1:])
+    is_start[row_offsets[:-1][np.diff(row_offsets) > 0]] = True
+    return np.flatnonzero(is_start & (segments != 0))
+
+
+def _without_last_padding(
+    is_padding: np.ndarray, starts: np.ndarray, stops: np.ndarray
+) -> np.ndarray:
+    """Return the ends of documents without the padding after their last token."""
+    last = np.where(is_padding, -1, np.arange(len(is_padding)))
+    np.maximum.accumulate(last, out=last)
+    return np.maximum(last[np.maximum(stops - 1, 0)] + 1, starts)
+
+
+@kernel
+def content_by_mask(attended, row_offsets):
+    """Return the first attended token of each row and the token after the last, int64[rows]."""
+    n = row_offsets.shape[0] - 1
+    begin, end = np.empty(n, np.int64), np.empty(n, np.int64)
+    for r in range(n):
+        a, b = row_offsets[r], row_offsets[r + 1]
+        while b > a and not attended[b - 1]:
+            b -= 1
+        while a < b and not attended[a]:
+            a += 1
+        begin[r], end[r] = a, b
+    return begin, end
+
+
+@kernel
+def content_by_pad(ids, row_offsets, pad, eos):
+    """Return the token after the content of each row, int64[rows].
+
+    If pad is eos, the first eos of the run at the end of the row belongs to the last document.
+    """
+    n = row_offsets.shape[0] - 1
+    end = np.empty(n, np.int64)
+    for r in range(n):
+        a, b = row_offsets[r], row_offsets[r + 1]
+        while b > a and ids[b - 1] == pad:
+            b -= 1
+        if pad == eos and a < b < row_offsets[r + 1]:
+            b += 1
+        end[r] = b
+    return end
+
+
+@kernel
+def starts_by_eos(ids, begin, end, eos):
+    """Return the first tokens of documents that end with eos or with their row, int64[d]."""
+    count = 0
+    for r in range(begin.shape[0]):
+        is_start = True
+        for i in range(begin[r], end[r]):
+            count += is_start
+            is_start = ids[i] == eos
+    starts = np.empty(count, np.int64)
+    count = 0
+    for r in range(begin.shape[0]):
+        is_start = True
+        for i in range(begin[r], end[r]):
+            if is_start:
+                starts[count] = i
+                count += 1
+            is_start = ids[i] == eos
+    return starts
+
+
+@kernel
+def document_figures(ids, begin, end, special, figures, hashes, heads):
+    """Compute the figures and the hashes of documents.
+
+    The hash is an own one of two 64-bit lanes, because the same document may be stored as uint16
+    in one file and as int64 in another one.
+
+    Args:
+        ids: integer[n], the tokens.
+        begin: int64[d], first token of each document.
+        end: int64[d], the token after each document.
+        special: int64[4]: eos, bos, unk, and a pad that is none of them, each −1 if unknown.
+        figures: int64[d, 6], filled with FIGURES.
+        hashes: uint64[d, 2], filled with the hash of the document without its first token if this
+            is bos, and without its last token if this is eos.
+        heads: uint64[d], filled with the hash of the first HEAD of these tokens, or 0 if it has
+            fewer.
+    """
+    eos, bos, unk, pad = special[0], special[1], special[2], special[3]
+    multiplier, other = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
+    left, right = np.uint64(31), np.uint64(33)
+    for d in range(begin.shape[0]):
+        a, b = begin[d], end[d]
+        first, last = a, b
+        if first < last and ids[first] == bos:
+            first += 1
+        ends_in_eos = last > first and ids[last - 1] == eos
+        if ends_in_eos:
+            last -= 1
+        elif first == last and bos == eos:
+            ends_in_eos = True
+        bos_count, eos_count, unk_count, pad_count = first - a, 0, 0, 0
+        x, y = np.uint64(0x243F6A8885A308D3), np.uint64(0x13198A2E03707344)
+        heads[d] = 0
+        for i in range(first, last):
+            t = np.int64(ids[i])
+            bos_count += t == bos
+            eos_count += t == eos
+            unk_count += t == unk
+            pad_count += t == pad
+            x = (x ^ np.uint64(t)) * multiplier
+            x = (x << left) | (x >> right)
+            y = (y ^ np.uint64(t)) * other
+            y = (y << right) | (y >> left)
+            if i - first == 15:
+                heads[d] = x | np.uint64(1)
+        if bos == eos:
+            bos_count = (first - a) + (first < last and ids[first] == bos)
+        length = np.uint64(last - first)
+        x ^= length
+        y ^= length
+        x = (x ^ (x >> np.uint64(32))) * other
+        y = (y ^ (y >> np.uint64(29))) * multiplier
+        hashes[d, 0] = x ^ (x >> np.uint64(32))
+        hashes[d, 1] = y ^ (y >> np.uint64(29))
+        figures[d, 0] = b - a
+        figures[d, 1] = bos_count
+        figures[d, 2] = eos_count
+        figures[d, 3] = unk_count
+        figures[d, 4] = pad_count
+        figures[d, 5] = ends_in_eos
+
+
+@kernel
+def row_hashes(row, hashes, figures, rows):
+    """Return the hashes of rows, uint64[rows, 2], from the hashes of their documents in order."""
+    out = np.zeros((rows, 2), np.uint64)
+    multiplier, other = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
+    for d in range(row.shape[0]):
+        r = row[d]
+        x = (out[r, 0] ^ hashes[d, 0] ^ np.uint64(figures[d, 0])) * multiplier
+        y = (out[r, 1] ^ hashes[d, 1]) * other
+        out[r, 0] = x ^ (x >> np.uint64(31))
+        out[r, 1] = y ^ (y >> np.uint64(33))
+    return out
+
+
+LOSS_FIGURES = ("trained", "wrong_labels", "crossing", "trained_padding")
+TRAINED, WRONG, CROSSING, TO_PADDING = range(len(LOSS_FIGURES))
+
+
+class LossColumns(NamedTuple):
+    """The columns of a batch that describe its loss.
+
+    Attributes:
+        labels: int64[n], or int64[0] if no labels are stored.
+        loss: bool[n], which positions have loss.
+        is_next: Whether a label belongs to the next token.
+        eos: The id of eos, or −1.
+        pad: The id of a pad that is not eos, or −1.
+    """
+
+    labels: np.ndarray
+    loss: np.ndarray
+    is_next: bool
+    eos: int
+    pad: int
+
+
+@kernel
+def loss_figures(ids, columns, documents):
+    """Count the positions with loss of each document, and the wrong labels among them.
+
+    Args:
+        ids: integer[n], the tokens.
+        columns: The LossColumns.
+        documents: The FoundDocuments.
+
+    Returns:
+        int64[d, 4] with LOSS_FIGURES.
+    """
+    labels, loss, pad = columns.labels, columns.loss, columns.pad
+    has_labels = labels.shape[0] > 0
+    out = np.zeros((documents.begin.shape[0], 4), np.int64)
+    for d in range(documents.begin.shape[0]):
+        a, b = documents.begin[d], documents.end[d]
+        r = documents.row[d]
+        is_first = a == documents.row_begin[r]
+        trained, wrong = 0, 0
+        if columns.is_next:
+            for i in range(a, b - 1):
+                if loss[i]:
+                    trained += 1
+                    if has_labels:
+                        wrong += labels[i] != ids[i + 1]
+            if loss[b - 1]:
+                trained += 1
+                is_inside = b < documents.row_end[r]
+                if not has_labels:
+                    out[d, 2] = is_inside
+                elif pad >= 0 and labels[b - 1] == pad:
+                    out[d, 3] = 1
+                elif is_inside and labels[b - 1] == ids[b]:
+                    # A label of eos ends the document itself, if the document has no eos.
+                    out[d, 2] = labels[b - 1] != columns.eos or ids[b - 1] == columns.eos
+        else:
+            for i in range(a, b):
+                if loss[i]:
+                    trained += i > a or not is_first
+                    if has_labels:
+                        wrong += labels[i] != ids[i]
+            out[d, 2] = loss[a] and not is_first
+        out[d, 0] = trained
+        out[d, 1] = wrong
+    return out
+
+
+@kernel
+def position_figures(positions, begin, end):
+    """Check the position ids of documents.
+
+    Returns:
+        int64[d, 2]: whether the first position is not 0, and the number of positions that are not
+        the one before plus 1.
+    """
+    out = np.zeros((begin.shape[0], 2), np.int64)
+    for d in range(begin.shape[0]):
+        out[d, 0] = positions[begin[d]] != 0
+        for i in range(begin[d] + 1, end[d]):
+            out[d, 1] += positions[i] != positions[i - 1] + 1
+    return out
+
+
+@kernel
+def loss_outside(loss, row_offsets, begin, end, row):
+    """Return the number of positions of each row that have loss outside of documents, int64[rows].
+
+    Documents are in ascending order.
+    """
+    n = row_offsets.shape[0] - 1
+    out = np.zeros(n, np.int64)
+    d = 0
+    for r in range(n):
+        i = row_offsets[r]
+        while i < row_offsets[r + 1]:
+            if d < begin.shape[0] and i == begin[d]:
+                i = end[d]
+                d += 1
+            else:
+                out[r] += loss[i]
+                i += 1
+    return out
