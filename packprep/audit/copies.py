@@ -39,7 +39,7 @@ class HashTable:
     """
 
     def __init__(self, most_in_memory: int = MOST_IN_MEMORY):
-        self._most, self._blocks, self._count = most_in_memory, [], 0
+        self._most, self._count = most_in_memory, 0
         self._blocks: list[np.ndarray] = []
         self._folder: tempfile.TemporaryDirectory | None = None
         self.spilled_bytes = 0
@@ -68,7 +68,7 @@ class HashTable:
         self._blocks, self._count = [], 0
 
     def groups(self) -> Iterator[np.ndarray]:
-        """Yield all records as sorted arrays. Equal hashes are in the same array, by place.
+        """Yield all records as arrays, sorted by `x`. Equal hashes are in the same array, by place.
 
         Tables that both spilled, or both did not, have their groups in the same order.
         """
@@ -78,7 +78,8 @@ class HashTable:
             self._spill()
             blocks = (self._of_file(Path(self._folder.name) / f"{f:02x}") for f in range(_FILES))
         for block in blocks:
-            yield block[np.lexsort((block["token"], block["row"], block["y"], block["x"]))]
+            # Records are added in the order of their places, so a stable sort keeps this order.
+            yield block[np.argsort(np.ascontiguousarray(block["x"]), kind="stable")]
 
     @staticmethod
     def _of_file(path: Path) -> np.ndarray:

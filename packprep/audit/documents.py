@@ -337,7 +337,7 @@ def position_figures(positions, begin, end):
 
 
 @kernel
-def loss_outside(loss, row_offsets, begin, end, row):
+def loss_outside(loss, row_offsets, begin, end):
     """Return the number of positions of each row that have loss outside of documents, int64[rows].
 
     Documents are in ascending order.

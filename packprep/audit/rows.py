@@ -22,7 +22,7 @@ SAME, NEXT = "same", "next"
 """Alignments of `labels` and `trained`: an entry belongs to the token at its own position (the
 model shifts, as in Transformers), or to the next token (already shifted, as in Megatron)."""
 
-BATCH_TOKENS = 1 << 22
+BATCH_TOKENS = 1 << 20
 """Approximate number of tokens of a batch. A reader splits files into batches of this size."""
 
 
@@ -72,8 +72,9 @@ class PackedData(NamedTuple):
     Attributes:
         format: Name of the format for people, such as "Megatron .bin and .idx".
         batches: Function that returns the rows in stored order. Every call starts again.
-        columns: Column of `PackedRows` → where it comes from, such as "seq_lengths" or
-            "position_ids that restart". All batches have exactly these columns.
+        columns: Column of `PackedRows` → where it comes from, such as "seq_lengths". All batches
+            have exactly these columns. If document starts come from positions, this text starts
+            with the text of positions: "position_ids that restart" and "position_ids".
         has_rows: Whether the format stores rows. If False, each row is a document or a part of a
             stream, and the trainer cuts rows later.
         labels_at: SAME or NEXT, if the format defines it; None to detect it from the labels.
@@ -81,6 +82,8 @@ class PackedData(NamedTuple):
         row_length: Number of tokens of a full row, if the format stores it.
         special_ids: Name among eos, bos, pad, unk and vocab_size → (id, its place, such as
             "metadata.json"), where the data's own notes contain it.
+        impossible: Kind of `kinds.KINDS` → why the format does not allow this check, such as a format
+            whose documents never have eos.
         notes: Sentences for the report, such as ignored columns or files that were not read.
     """
 
@@ -91,6 +94,7 @@ class PackedData(NamedTuple):
     labels_at: str | None = None
     row_length: int | None = None
     special_ids: Mapping[str, tuple[int, str]] = {}
+    impossible: Mapping[str, str] = {}
     notes: tuple[str, ...] = ()
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from packprep.audit.readers import flat_ids, megatron, own_rows
 from packprep.audit.rows import Choices, PackedData
 from packprep.errors import SourceError
 
@@ -26,7 +27,20 @@ class Reader(NamedTuple):
     open: Callable[[Path, Choices], PackedData]
 
 
-READERS: dict[str, Reader] = {}
+READERS: dict[str, Reader] = {
+    "packprep": Reader("datasets of packprep", own_rows.recognizes, own_rows.open_rows),
+    "megatron": Reader(
+        "Megatron's .bin and .idx files, by prefix or folder",
+        megatron.recognizes,
+        megatron.open_pairs,
+    ),
+    "npy": Reader(".npy files of ids", flat_ids.recognizes_npy, flat_ids.open_npy),
+    "bin": Reader(
+        ".bin files of ids, as nanoGPT and llm.c write them",
+        flat_ids.recognizes_bin,
+        flat_ids.open_bin,
+    ),
+}
 """Name → reader. The first reader that recognizes a path opens it."""
 
 
@@ -36,10 +50,10 @@ def open_packed(path: Path, choices: Choices) -> PackedData:
     Raises:
         SourceError: If the path does not exist, or if no reader recognizes it.
     """
-    if not path.exists():
-        raise SourceError(f"{path}: no such file or directory\nhint: give a packed dataset")
     for reader in READERS.values():
         if reader.recognizes(path):
             return reader.open(path, choices)
+    if not path.exists():
+        raise SourceError(f"{path}: no such file or directory\nhint: give a packed dataset")
     titles = "; ".join(reader.title for reader in READERS.values())
     raise SourceError(f"{path}: not a packed dataset of a known format\nhint: audit reads {titles}")

@@ -67,7 +67,7 @@ _LEAST_IDS = 1 << 14
 """Number of ids that are read at once, at most and at least."""
 
 
-class _Array(NamedTuple):
+class IdArray(NamedTuple):
     """The location of the ids in a file."""
 
     dtype: np.dtype
@@ -82,7 +82,7 @@ class _Array(NamedTuple):
 def bytes_per_token(part: Slice, text_key: str) -> float:
     """Return the bytes of an id. Each document's eos is among its ids."""
     with open_source(part.path, part.size) as file:
-        return float(_array_of(part, file).dtype.itemsize)
+        return float(array_of(part, file).dtype.itemsize)
 
 
 def read(
@@ -99,7 +99,7 @@ def read(
     if low == high:
         return
     with open_source(part.path, part.size) as file:
-        array = _array_of(part, file)
+        array = array_of(part, file)
         own = array.first_id(first + low)
         begin = array.first_id(first) if isinstance(keep, Choice) else own
         documents = _Documents(part, file, array, array.first_id(first + high))
@@ -145,7 +145,7 @@ class _Documents(NamedTuple):
 
     part: Slice
     file: BinaryIO
-    array: _Array
+    array: IdArray
     stop: int
 
     def starting_from(self, first: int) -> Iterator[_Found]:
@@ -207,8 +207,8 @@ def _eos(part: Slice) -> int:
     return part.stream.eos
 
 
-def _array_of(part: Slice, file: Any) -> _Array:
-    """Return the location of the ids in an open file.
+def array_of(part: Slice, file: Any) -> IdArray:
+    """Return the location of the ids in an open file, a work range of which is `part`.
 
     Raises:
         SourceError: If the file is damaged, or is not an array of ids.
@@ -232,7 +232,7 @@ def _array_of(part: Slice, file: Any) -> _Array:
             )
         if magic_and_version in _LLM_C:
             count = struct.unpack("<i", begin[8:12])[0]
-            return _checked(part, _Array(np.dtype(_LLM_C[magic_and_version]), _HEADER_BYTES, count))
+            return _checked(part, IdArray(np.dtype(_LLM_C[magic_and_version]), _HEADER_BYTES, count))
     return _raw(part, begin)
 
 
@@ -240,8 +240,26 @@ def _begin_of(part: Slice, file: Any) -> bytes:
     return array_at(file, part.path, 0, "u1", min(part.size, _HEADER_BYTES)).tobytes()
 
 
-def _of_numpy(part: Slice, begin: bytes) -> _Array:
+def _of_numpy(part: Slice, begin: bytes) -> IdArray:
     """Return the location of the ids in a file with NumPy's header."""
+    shape, dtype, offset = numpy_header(part.path, begin)
+    if len(shape) != 1 or dtype.kind not in "ui":
+        raise SourceError(
+            f"{part.path}: a NumPy array of shape {shape} and dtype {dtype.str}, but token ids are"
+            " a one-dimensional array of integers\n"
+            "hint: write the documents one after the other, each with eos, or as lists in Parquet"
+        )
+    return _checked(part, IdArray(dtype, offset, shape[0]))
+
+
+def numpy_header(path: str, begin: bytes) -> tuple[tuple[int, ...], np.dtype, int]:
+    """Return the shape, the dtype and the header's size of a file that `numpy.save` wrote.
+
+    `begin` has the first bytes of the file at `path`.
+
+    Raises:
+        SourceError: If the header is damaged.
+    """
     header = io.BytesIO(begin)
     try:
         version = np.lib.format.read_magic(header)
@@ -251,17 +269,11 @@ def _of_numpy(part: Slice, begin: bytes) -> _Array:
         }[version]
         shape, _, dtype = read_header(header)
     except (ValueError, KeyError) as error:
-        raise damaged(part.path, f"its NumPy header is not readable: {error}") from None
-    if len(shape) != 1 or dtype.kind not in "ui":
-        raise SourceError(
-            f"{part.path}: a NumPy array of shape {shape} and dtype {dtype.str}, but token ids are"
-            " a one-dimensional array of integers\n"
-            "hint: write the documents one after the other, each with eos, or as lists in Parquet"
-        )
-    return _checked(part, _Array(dtype, header.tell(), shape[0]))
+        raise damaged(path, f"its NumPy header is not readable: {error}") from None
+    return shape, dtype, header.tell()
 
 
-def _raw(part: Slice, begin: bytes) -> _Array:
+def _raw(part: Slice, begin: bytes) -> IdArray:
     """Return the location of the ids in a file without a header.
 
     Raises:
@@ -291,7 +303,7 @@ def _raw(part: Slice, begin: bytes) -> _Array:
             f"{part.path}: read as {dtype.name}, every second id is 0, so the ids are probably"
             f" wider\n{advice}"
         )
-    return _Array(dtype, 0, part.size // dtype.itemsize)
+    return IdArray(dtype, 0, part.size // dtype.itemsize)
 
 
 def _is_wider(begin: bytes, dtype: np.dtype) -> bool:
@@ -303,7 +315,7 @@ def _is_wider(begin: bytes, dtype: np.dtype) -> bool:
     return len(ids) >= 16 and not ids[1::2].any() and bool(ids[::2].any())
 
 
-def _checked(part: Slice, array: _Array) -> _Array:
+def _checked(part: Slice, array: IdArray) -> IdArray:
     """Return `array`, which comes from a header.
 
     Raises:

@@ -1,0 +1,147 @@
+"""Read files that are one array of token ids: nanoGPT's .bin, llm.c's .bin, and NumPy's .npy.
+
+A one-dimensional array is a stream of documents, which end with eos. A two-dimensional .npy has one
+row per line.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from packprep.audit.rows import Choices, PackedData, PackedRows
+from packprep.errors import SourceError
+from packprep.sources.formats.batch import IdStream, Slice, open_source
+from packprep.sources.formats.flat_ids import array_at
+from packprep.sources.formats.token_stream import IdArray, array_of, numpy_header
+
+_NUMPY = b"\x93NUMPY"
+_BEGIN = 1024
+_LARGEST_U2 = 1 << 16
+
+
+def files_at(path: Path, suffix: str) -> list[Path]:
+    """Return the files with a suffix: the path itself, or those in the folder, sorted by name."""
+    if path.is_dir():
+        return sorted(p for p in path.iterdir() if p.suffix.lower() == suffix and p.is_file())
+    return [path] if path.suffix.lower() == suffix and path.is_file() else []
+
+
+def _begin_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(_BEGIN)
+
+
+def recognizes_bin(path: Path) -> bool:
+    """Return whether a path has .bin files that are no Megatron pairs."""
+    files = files_at(path, ".bin")
+    return bool(files) and not any(file.with_suffix(".idx").exists() for file in files)
+
+
+def recognizes_npy(path: Path) -> bool:
+    """Return whether a path has .npy files that are arrays of integers, or have no header."""
+    files = files_at(path, ".npy")
+    if not files:
+        return False
+    begin = _begin_of(files[0])
+    if not begin.startswith(_NUMPY):
+        return True
+    try:
+        shape, dtype, _ = numpy_header(str(files[0]), begin)
+    except SourceError:
+        return True  # `open_npy` says what is wrong.
+    return dtype.kind in "ui" and len(shape) in (1, 2)
+
+
+def open_bin(path: Path, choices: Choices) -> PackedData:
+    """Open .bin files as streams of ids.
+
+    Raises:
+        SourceError: If a file is damaged.
+    """
+    files = files_at(path, ".bin")
+    for file in files:
+        _array_in(file, choices)
+    notes = [
+        f"{meta} was not read, because a pickled file can run code. Give ids with --eos-id or"
+        " --tokenizer"
+        for meta in {file.with_name("meta.pkl") for file in files}
+        if meta.exists()
+    ]
+    return PackedData(
+        "ids in .bin files, as nanoGPT and llm.c write them",
+        lambda: _stream_batches(files, choices),
+        columns={},
+        has_rows=False,
+        notes=tuple(sorted(notes)),
+    )
+
+
+def open_npy(path: Path, choices: Choices) -> PackedData:
+    """Open .npy files as streams of ids, or as rows if they have two dimensions.
+
+    Raises:
+        SourceError: If a file is damaged, or if the files have different dimensions.
+    """
+    files = files_at(path, ".npy")
+    shapes = {file: _shape_of(file) for file in files}
+    if not any(shapes.values()):
+        for file in files:
+            _array_in(file, choices)
+        return PackedData(
+            "ids in .npy files", lambda: _stream_batches(files, choices), {}, has_rows=False
+        )
+    lengths = {shape[1] if shape else None: file for file, shape in shapes.items()}
+    if len(lengths) > 1:
+        (one, first), (other, second), *_ = lengths.items()
+        raise SourceError(
+            f"{path}: {first} has rows of {one} ids, but {second} has {other or 'no rows'}\n"
+            "hint: audit files of one length at a time"
+        )
+    return PackedData(
+        "rows of ids in .npy files",
+        lambda: _row_batches(files, choices),
+        {},
+        row_length=next(iter(lengths)),
+    )
+
+
+def _shape_of(file: Path) -> tuple[int, int] | None:
+    """Return the shape of a two-dimensional array; None for other files."""
+    begin = _begin_of(file)
+    if not begin.startswith(_NUMPY):
+        return None
+    shape, _, _ = numpy_header(str(file), begin)
+    return (shape[0], shape[1]) if len(shape) == 2 else None
+
+
+def _array_in(file: Path, choices: Choices) -> IdArray:
+    """Return the location of the ids in a file."""
+    size = file.stat().st_size
+    stream = IdStream(choices.dtype or "auto", _LARGEST_U2, None)
+    part = Slice(str(file), 0, size, "token_stream", "", 0, 0, 1, 1, 1, stream=stream)
+    with open_source(str(file), size) as opened:
+        return array_of(part, opened)
+
+
+def _stream_batches(files: list[Path], choices: Choices) -> Iterator[PackedRows]:
+    for file in files:
+        array = _array_in(file, choices)
+        with open_source(str(file), file.stat().st_size) as opened:
+            for first in range(0, array.ids, choices.batch_tokens):
+                count = min(choices.batch_tokens, array.ids - first)
+                at = array.begin + first * array.dtype.itemsize
+                ids = array_at(opened, str(file), at, array.dtype, count)
+                yield PackedRows(ids, np.array([0, count], np.int64), continued=first > 0)
+
+
+def _row_batches(files: list[Path], choices: Choices) -> Iterator[PackedRows]:
+    for file in files:
+        (rows, length), dtype, begin = numpy_header(str(file), _begin_of(file))
+        at_once = max(choices.batch_tokens // max(length, 1), 1)
+        with open_source(str(file), file.stat().st_size) as opened:
+            for first in range(0, rows, at_once):
+                count = min(at_once, rows - first)
+                at = begin + first * length * dtype.itemsize
+                ids = array_at(opened, str(file), at, dtype, count * length)
+                yield PackedRows(ids, np.arange(count + 1, dtype=np.int64) * length)

@@ -1,0 +1,87 @@
+"""Read packprep's own datasets with its loader."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from packprep.audit.rows import NEXT, Choices, PackedData, PackedRows
+from packprep.building.ledger import add_ledgers
+from packprep.dataset.loader import Dataset, open_dataset
+from packprep.dataset.manifest import Manifest, encoder_length
+from packprep.dataset.shard import CAN_PREAD
+from packprep.errors import DatasetError
+from packprep.format.json_files import MANIFEST_NAME, TOKENIZER_NAME
+from packprep.tokenizer.file import unknown_id
+
+
+def recognizes(path: Path) -> bool:
+    """Return whether a path is the folder of a dataset of packprep."""
+    return (path / MANIFEST_NAME).is_file()
+
+
+def open_rows(path: Path, choices: Choices) -> PackedData:
+    """Open a dataset of packprep.
+
+    Raises:
+        DatasetError: If the dataset cannot be read, or is a mixture.
+    """
+    dataset = open_dataset(path, io="pread" if CAN_PREAD else "mmap")
+    if not isinstance(dataset, Dataset):
+        raise DatasetError(f"{path}: a mixture\nhint: audit each of its datasets")
+    manifest = dataset.manifest
+    specials, where = manifest["specials"], MANIFEST_NAME
+    ids = {role: specials[role] for role in ("eos", "bos") if isinstance(specials.get(role), int)}
+    ids |= {"pad": manifest["pad_id"], "vocab_size": manifest["vocab_size"]}
+    unknown = unknown_id((path / TOKENIZER_NAME).read_bytes())
+    special = {name: (id, where) for name, id in ids.items()}
+    if unknown is not None:
+        special["unk"] = (unknown, TOKENIZER_NAME)
+    columns = {
+        "segments": "segment_ids",
+        "positions": "position_ids",
+        "labels": "labels",
+        "trained": "loss_mask",
+    }
+    return PackedData(
+        "packprep",
+        lambda: _batches(dataset, choices),
+        columns=columns,
+        labels_at=NEXT,
+        row_length=manifest["seq_length"],
+        special_ids=special,
+        impossible=_impossible(dataset, manifest),
+    )
+
+
+def _impossible(dataset: Dataset, manifest: Manifest) -> dict[str, str]:
+    """Return the checks that the dataset's objectives or settings do not allow."""
+    reasons = {}
+    if any(dataset.facts.in_place) or encoder_length(manifest):
+        reason = "the objective does not predict the next token. `packprep verify` checks it"
+        kinds = ("wrong_labels", "crossing_labels", "trained_padding", "broken_positions")
+        reasons |= dict.fromkeys((*kinds, "unreset_positions"), reason)
+    total = add_ledgers(manifest["ledger"]["sources"].values())
+    if not manifest["recipe"].get("documents", {}).get("append_eos", True):
+        reasons["no_eos"] = "the recipe appends no eos"
+    elif total["segments"] != total["documents"]["used"]:
+        reasons["no_eos"] = "documents were cut into chunks, and only the last chunk has eos"
+    return reasons
+
+
+def _batches(dataset: Dataset, choices: Choices) -> Iterator[PackedRows]:
+    length = dataset.facts.seq_length
+    at_once = max(choices.batch_tokens // length, 1)
+    names = ("tokens", "labels", "segment_ids", "position_ids", "loss_mask")
+    for first in range(0, len(dataset), at_once):
+        count = min(at_once, len(dataset) - first)
+        batch = dataset.batch(range(first, first + count), columns=names)
+        columns = {name: batch[name].reshape(-1) for name in names}
+        yield PackedRows(
+            columns["tokens"],
+            np.arange(count + 1, dtype=np.int64) * length,
+            labels=columns["labels"],
+            trained=columns["loss_mask"] != 0,
+            positions=columns["position_ids"],
+            segments=columns["segment_ids"],
+        )
