@@ -8,7 +8,7 @@ PackedData ─ batches ─► whole_documents ─► find_documents ─► docum
 A check that the data do not allow is listed with its reason, so no kind is ever left out silently.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from packprep.audit.documents import (
     find_documents,
 )
 from packprep.audit.kinds import KINDS
+from packprep.audit.markup import Search
 from packprep.audit.rows import IGNORED, NEXT, SAME, PackedData, PackedRows
 from packprep.kernel import read_only
 
@@ -156,8 +157,8 @@ class Audit:
         self,
         data: PackedData,
         special: SpecialIds,
-        searches: "dict[str, Callable[[PackedRows, FoundDocuments, np.ndarray | None], np.ndarray]]",
-        table: HashTable | None = None,
+        searches: Mapping[str, Search],
+        heads: HashTable | None = None,
     ):
         """Start the checks.
 
@@ -166,9 +167,9 @@ class Audit:
             special: The ids of special tokens.
             searches: Kind → a function of (rows, documents, loss by token) that returns which
                 documents have a finding, bool[d]. `markup.py` makes them.
-            table: Collects the heads of documents, for a comparison with a source.
+            heads: Collects the hashes of the first tokens of documents, for a comparison with a source.
         """
-        self.data, self.special, self._searches, self.heads = data, special, searches, table
+        self.data, self.special, self._searches, self.heads = data, special, searches, heads
         has_starts = "document_starts" in data.columns or "segments" in data.columns
         self.by_eos = not has_starts and special.eos >= 0
         self.has_documents = has_starts or self.by_eos
@@ -272,7 +273,7 @@ class Audit:
         )
         self._check_tokens(batch)
         if self.has_documents:
-            self._check_documents(batch, hashes, heads)
+            self._check_documents(batch, heads)
         self._check_copies(batch, hashes)
         loss = self._loss(rows)
         if loss is not None:
@@ -281,7 +282,7 @@ class Audit:
             self._check_positions(batch, rows.positions)
         by_token = None if loss is None else self._by_token(rows, loss)
         for kind, search in self._searches.items():
-            if kind not in self.unchecked:
+            if kind not in self.unchecked and by_token is not None:
                 self._add_documents(kind, batch, search(rows, documents, by_token))
         self.row_lengths.add(np.diff(rows.row_offsets))
         self.per_row.add(np.bincount(documents.row, minlength=len(rows.row_offsets) - 1))
@@ -346,7 +347,7 @@ class Audit:
                     "unknown_tokens", batch, np.flatnonzero(rows.ids == self.special.unk)
                 )
 
-    def _check_documents(self, batch: "_Batch", hashes: np.ndarray, heads: np.ndarray) -> None:
+    def _check_documents(self, batch: "_Batch", heads: np.ndarray) -> None:
         figures, documents = batch.figures, batch.documents
         tokens = figures[:, found.TOKENS]
         content_end = documents.row_end[documents.row]
@@ -371,8 +372,9 @@ class Audit:
         if "two_bos" not in self.unchecked:
             self._add_documents("two_bos", batch, figures[:, found.BOS] > 1)
         if self.heads is not None:
-            whole = np.column_stack((heads, np.zeros_like(heads)))
-            self.heads.add(whole, batch.row_numbers(), batch.positions())
+            chosen = np.flatnonzero(heads)
+            keys = np.column_stack((heads[chosen], np.zeros_like(heads[chosen])))
+            self.heads.add(keys, batch.row_numbers()[chosen], batch.positions()[chosen])
 
     def _check_copies(self, batch: "_Batch", hashes: np.ndarray) -> None:
         figures, documents = batch.figures, batch.documents

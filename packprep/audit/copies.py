@@ -13,8 +13,9 @@ import numpy as np
 
 MOST_IN_MEMORY = 2_000_000
 _FILES = 256
-RECORD = np.dtype([("x", "<u8"), ("y", "<u8"), ("row", "<i8"), ("token", "<i8")])
-"""A hash of two halves with the place of its document: row, and first token in the row."""
+RECORD = np.dtype([("x", "<u8"), ("y", "<u8"), ("row", "<i8"), ("token", "<i8"), ("head", "<u8")])
+"""A hash of two halves, the place of its document (row, and first token in the row), and the hash of
+the document's first tokens."""
 
 
 class Copies(NamedTuple):
@@ -44,11 +45,14 @@ class HashTable:
         self._folder: tempfile.TemporaryDirectory | None = None
         self.spilled_bytes = 0
 
-    def add(self, hashes: np.ndarray, row: np.ndarray, token: np.ndarray) -> None:
-        """Add hashes, uint64[k, 2], with the places of their documents, int64[k] each."""
+    def add(
+        self, hashes: np.ndarray, row: np.ndarray, token: np.ndarray, heads: np.ndarray | int = 0
+    ) -> None:
+        """Add hashes, uint64[k, 2], with the fields of RECORD, [k] each."""
         records = np.empty(len(hashes), RECORD)
         records["x"], records["y"] = hashes[:, 0], hashes[:, 1]
         records["row"], records["token"] = row, token
+        records["head"] = heads
         self._blocks.append(records)
         self._count += len(records)
         if self._count > self._most:
@@ -84,6 +88,19 @@ class HashTable:
     @staticmethod
     def _of_file(path: Path) -> np.ndarray:
         return np.fromfile(path, RECORD) if path.exists() else np.empty(0, RECORD)
+
+    def divided_by(self, other: "HashTable") -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the records whose hashes are not in `other`, and those whose hashes are in it."""
+        if self._folder is not None or other._folder is not None:
+            self._spill()
+            other._spill()
+        for own, others in zip(self.groups(), other.groups(), strict=True):
+            if not len(others):
+                yield own, own[:0]
+                continue
+            at = np.minimum(np.searchsorted(others["x"], own["x"]), len(others) - 1)
+            is_in = (others["x"][at] == own["x"]) & (others["y"][at] == own["y"])
+            yield own[~is_in], own[is_in]
 
     def copies(self, most: int) -> Copies:
         """Return the number of copies, and the pairs of the `most` first copies."""

@@ -8,6 +8,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from packprep import messages
 from packprep.cli.arguments import PRINTING_PANEL
+from packprep.cli.auditing import audit
 from packprep.cli.building import build, doctor, init, plan, schema, slurm, status, tokenize, warm
 from packprep.cli.datasets import export, inspect, remove, verify
 from packprep.cli.tracing import trace
@@ -97,6 +98,7 @@ _WANTED = {
     "--array": "give --array N, the number of array tasks",
     "RECIPE.toml | INPUT...": "name a RECIPE.toml, or files and patterns",
     "DIR": "name the folder of a dataset",
+    "PATH": "name a packed dataset",
 }
 
 
@@ -194,6 +196,12 @@ packprep inspect packed --source web --doc 4096"""
 packprep trace packed --step 812 --batch-size 8 --world-size 16 --seed 1
 packprep trace packed --losses losses.jsonl --batch-size 8 --world-size 16 --out worst.jsonl
 packprep trace packed --document a.jsonl:4096 --state run.json --batch-size 8 --world-size 16"""
+    ),
+    audit: (
+        """\
+packprep audit megatron/web_text_document --tokenizer tokenizer/
+packprep audit packed.parquet --tokenizer tokenizer/ --fail-on padding=0.05 --html audit.html
+packprep audit train.bin --eos-id 50256 --source 'web/*.jsonl' --tokenizer gpt2"""
     ),
     export: (
         """\

@@ -1,0 +1,354 @@
+"""Audit a packed dataset, and describe the result as values and as text."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from packprep.audit.checks import Audit, Place
+from packprep.audit.copies import HashTable
+from packprep.audit.documents import SpecialIds
+from packprep.audit.kinds import KINDS
+from packprep.audit.markup import Search, prompt_search, reasoning_search
+from packprep.audit.readers import open_packed
+from packprep.audit.rows import Choices, PackedData
+from packprep.audit.source_documents import compare_source
+from packprep.audit.special_ids import ChosenIds, read_vocabulary
+from packprep.conversations.chat_template import find_template
+from packprep.errors import RecipeError
+from packprep.inspection.terminal import DIM, Page, page
+from packprep.messages import counted, visible
+from packprep.tokenizer.file import texts_of_ids
+from packprep.tokenizer.roles import Vocabulary
+
+FINDING, CLEAN, BELOW, UNCHECKED = "finding", "clean", "below_threshold", "not_checked"
+"""States of a check. BELOW has findings, but not more than sound data have too."""
+
+
+class Request(NamedTuple):
+    """What to audit, and what is known about it.
+
+    Attributes:
+        path: The dataset.
+        tokenizer: The tokenizer of the data, or None.
+        chat_template: File of the chat template, or None for the template next to the tokenizer.
+        source: Path or pattern of the documents that the data should contain, or None.
+        special_ids: Name among eos, bos, pad, unk and vocab_size → id.
+        choices: How to read the data.
+        limits: Kind → the share that it must not exceed.
+    """
+
+    path: Path
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    source: str | None = None
+    special_ids: Mapping[str, int] = {}
+    choices: Choices = Choices()
+    limits: Mapping[str, float] = {}
+
+
+def describe_audit(request: Request) -> dict[str, Any]:
+    """Audit a packed dataset.
+
+    Returns:
+        JSON-compatible values: the format, the counts, the ids with their places, one entry of
+        `checks` per kind, and `failed`, the kinds that exceed their limits.
+
+    Raises:
+        RecipeError: If an option lacks another one, or a limit names an unknown kind.
+        SourceError: If the data cannot be read.
+        VocabularyError: If the tokenizer cannot be read.
+    """
+    _check(request)
+    data = open_packed(request.path, request.choices)
+    vocabulary = None if request.tokenizer is None else read_vocabulary(request.tokenizer)
+    chosen = ChosenIds(request.special_ids, data.special_ids, vocabulary)
+    searches, reasons, template = _searches(request, vocabulary)
+    heads = None if request.source is None else HashTable()
+    audit = Audit(data, chosen.ids, searches, heads)
+    audit.unchecked |= reasons | audit.unchecked
+    notes = [*data.notes, *chosen.notes]
+    if _ends_turns(template, vocabulary, chosen.ids):
+        reason = "the chat template writes eos after a turn, so eos is expected inside"
+        audit.unchecked.setdefault("inner_eos", reason)
+    audit.add_all()
+    audit.finish()
+    wholes = {"tokens": audit.tokens, "documents": audit.documents, "rows": audit.rows}
+    if request.source is not None and request.tokenizer is not None and audit.has_documents:
+        assert heads is not None
+        found = compare_source(
+            request.source,
+            request.tokenizer,
+            request.chat_template or "",
+            chosen.ids,
+            audit.of_documents,
+            heads,
+        )
+        wholes["source documents"] = found.documents
+        for kind, count, places in (
+            ("missing_documents", found.missing, found.missing_places),
+            ("cut_documents", found.cut, found.cut_places),
+        ):
+            audit.tallies[kind].count = count
+            audit.tallies[kind].places = [Place(-1, -1, place) for place in places]
+        if found.rejected:
+            notes.append(
+                f"{counted(found.rejected, 'document')} of the source cannot be tokenized and were"
+                " not looked up"
+            )
+    checks = [_described(kind, audit, wholes, request.limits) for kind in KINDS]
+    return {
+        "path": str(request.path),
+        "format": data.format,
+        "columns": dict(data.columns),
+        "tokens": audit.tokens,
+        "rows": audit.rows if data.has_rows else None,
+        "documents": audit.documents if audit.has_documents else None,
+        "documents_from": _origin_of_documents(audit, data),
+        "labels": _origin_of_labels(audit, data),
+        "special_ids": {
+            name: {"id": id, "from": place} for name, (id, place) in chosen.places.items()
+        },
+        "lengths": _lengths(audit),
+        "trained_tokens": audit.loss_tokens if _has_loss(data) else None,
+        "checks": checks,
+        "failed": [check["kind"] for check in checks if check["failed"]],
+        "notes": [*notes, *_notes(audit)],
+    }
+
+
+def _check(request: Request) -> None:
+    """Check the options.
+
+    Raises:
+        RecipeError: If an option lacks another one, or a limit names an unknown kind.
+    """
+    for option, value in (
+        ("--source", request.source),
+        ("--chat-template", request.chat_template),
+    ):
+        if value is not None and request.tokenizer is None:
+            raise RecipeError(f"{option} needs --tokenizer\nhint: give the tokenizer of the data")
+    for kind in request.limits:
+        if kind not in KINDS:
+            raise RecipeError(
+                f"--fail-on {kind}: no such kind\nhint: the kinds are {', '.join(KINDS)}"
+            )
+
+
+def _searches(
+    request: Request, vocabulary: Vocabulary | None
+) -> tuple[dict[str, Search], dict[str, str], str | None]:
+    """Return the searches in texts, the reasons for absent ones, and the chat template."""
+    no_source = "no --source is given"
+    reasons = dict.fromkeys(("missing_documents", "cut_documents"), no_source)
+    if request.source is not None:
+        reasons = {}
+    if vocabulary is None or request.tokenizer is None:
+        needed = dict.fromkeys(("trained_prompts", "empty_reasoning"), "no --tokenizer is given")
+        return {}, reasons | needed, None
+    name = "" if request.chat_template is None else str(Path(request.chat_template).resolve())
+    template = find_template(name, Path.cwd(), request.tokenizer)
+    found: dict[str, Search | str] = {
+        "trained_prompts": "no chat template is known. Give --chat-template"
+        if template is None
+        else prompt_search(template, vocabulary),
+        "empty_reasoning": reasoning_search(vocabulary),
+    }
+    searches = {kind: one for kind, one in found.items() if not isinstance(one, str)}
+    return searches, reasons | {k: v for k, v in found.items() if isinstance(v, str)}, template
+
+
+def _ends_turns(template: str | None, vocabulary: Vocabulary | None, ids: SpecialIds) -> bool:
+    """Return whether a chat template writes eos."""
+    if template is None or vocabulary is None or ids.eos < 0:
+        return False
+    text = texts_of_ids(vocabulary.tokenizer_json, [ids.eos]).get(ids.eos)
+    return text is not None and text in template
+
+
+def _has_loss(data: PackedData) -> bool:
+    return "labels" in data.columns or "trained" in data.columns
+
+
+def _origin_of_documents(audit: Audit, data: PackedData) -> str | None:
+    """Return where the boundaries of documents come from."""
+    if audit.by_eos:
+        return "eos"
+    return data.columns.get("segments") or data.columns.get("document_starts")
+
+
+def _origin_of_labels(audit: Audit, data: PackedData) -> dict[str, Any] | None:
+    """Return the alignment of labels, and whether it was detected."""
+    if not _has_loss(data) or audit.labels_at is None:
+        return None
+    return {"predict": audit.labels_at, "detected": data.labels_at is None}
+
+
+def _lengths(audit: Audit) -> dict[str, Any]:
+    known = {"documents": audit.document_lengths if audit.has_documents else None}
+    if audit.data.has_rows:
+        known["rows"] = audit.row_lengths
+        known["documents_per_row"] = audit.per_row if audit.has_documents else None
+    return {name: one.described() for name, one in known.items() if one is not None}
+
+
+def _notes(audit: Audit) -> list[str]:
+    """Return sentences about how the checks were made."""
+    notes = []
+    if "duplicate_documents" not in audit.unchecked:
+        spilled = audit.of_documents.spilled_bytes + audit.of_rows.spilled_bytes
+        how = f"with {spilled:,} bytes in a temporary folder" if spilled else "in memory"
+        notes.append(f"copies were counted exactly, by hashes of 128 bits, {how}")
+    if audit.uncompared:
+        notes.append(
+            f"{counted(audit.uncompared, 'document')} of less than 16 tokens were not compared,"
+            " because short texts repeat"
+        )
+    if audit.cut_at_end:
+        notes.append(
+            f"{counted(audit.cut_at_end, 'document')} without eos end with a full row, so they are"
+            " cut"
+        )
+    if audit.divided:
+        notes.append(
+            f"{counted(audit.divided, 'document')} of more than 8,388,608 tokens were divided for"
+            " the audit"
+        )
+    return notes
+
+
+def _described(
+    kind: str, audit: Audit, wholes: Mapping[str, int], limits: Mapping[str, float]
+) -> dict[str, Any]:
+    """Return the entry of a kind in `checks`."""
+    about, tally = KINDS[kind], audit.tallies[kind]
+    limit = limits.get(kind)
+    common = {"kind": kind, "unit": about.unit, "title": about.title, "limit": limit}
+    if kind in audit.unchecked:
+        # A limit that cannot be checked fails, so that a script does not pass without the check.
+        why = audit.unchecked[kind]
+        return {**common, "state": UNCHECKED, "why": why, "failed": limit is not None}
+    whole = wholes[about.unit]
+    share = tally.count / whole if whole else 0.0
+    state = CLEAN if not tally.count else FINDING if share > about.most else BELOW
+    return {
+        **common,
+        "state": state,
+        "count": tally.count,
+        "of": whole,
+        "share": share,
+        "threshold": about.most,
+        "means": about.means,
+        "places": [_place(place, audit.data.has_rows) for place in tally.places],
+        "failed": limit is not None and share > limit,
+    }
+
+
+def _place(place: Place, has_rows: bool) -> dict[str, Any]:
+    if place.row < 0:
+        return {"document": place.detail}
+    name = "row" if has_rows else "document"
+    return {name: place.row, "position": place.position, "detail": place.detail}
+
+
+def print_audit(described: Mapping[str, Any]) -> None:
+    """Print an audit as text."""
+    with page() as drawn:
+        drawn.facts(facts_of(described))
+        drawn.put()
+        _print_checks(drawn, described["checks"])
+        unchecked = [check for check in described["checks"] if check["state"] == UNCHECKED]
+        if unchecked:
+            drawn.put()
+            drawn.put("Not checked:")
+            for why, kinds in unchecked_by_reason(described["checks"]):
+                drawn.wrap(f"  {', '.join(kinds)}: {why}", indent=4)
+        for note in described["notes"]:
+            drawn.wrap(f"note: {visible(note)}", DIM, indent=6)
+        drawn.put()
+        for line in verdict_of(described):
+            drawn.wrap(line)
+
+
+def facts_of(described: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return (name, text) pairs about the data as a whole."""
+    counts = [
+        counted(described[name], name[:-1])
+        for name in ("rows", "documents", "tokens")
+        if described[name] is not None
+    ]
+    facts = [("data", described["format"]), ("content", ", ".join(counts))]
+    names = {
+        "rows": "row lengths",
+        "documents_per_row": "documents per row",
+        "documents": "document lengths",
+    }
+    for name, title in names.items():
+        if one := described["lengths"].get(name):
+            facts.append((title, f"{one['min']:,} … {one['max']:,}, mean {one['mean']:,.1f}"))
+    if described["documents_from"]:
+        facts.append(("documents from", described["documents_from"]))
+    if labels := described["labels"]:
+        meaning = {"same": "the token at their own position", "next": "the next token"}
+        how = "detected" if labels["detected"] else "defined by the format"
+        facts.append(("labels", f"for {meaning[labels['predict']]} ({how})"))
+    if described["trained_tokens"] is not None and described["tokens"]:
+        share = described["trained_tokens"] / described["tokens"]
+        facts.append(("trained", f"{described['trained_tokens']:,} tokens, {share:.2%}"))
+    ids = [f"{name} {one['id']} ({one['from']})" for name, one in described["special_ids"].items()]
+    facts.append(("ids", ", ".join(ids) or "none known: give --tokenizer, or --eos-id and others"))
+    return facts
+
+
+def _print_checks(drawn: Page, checks: list[dict[str, Any]]) -> None:
+    lines = [
+        (
+            check["kind"],
+            STATE_WORDS[check["state"]] + (" ✗" if check["failed"] else ""),
+            ", ".join(place_in_words(place) for place in check["places"][:2]),
+            f"{check['count']:,}",
+            f"{check['of']:,}",
+            share_in_words(check["share"]),
+        )
+        for check in checks
+        if check["state"] != UNCHECKED
+    ]
+    if lines:
+        drawn.table(("kind", "result", "first places", "count", "of", "share"), lines, 3)
+
+
+STATE_WORDS = {FINDING: "FOUND", CLEAN: "ok", BELOW: "ok, few", UNCHECKED: "not checked"}
+
+
+def share_in_words(share: float) -> str:
+    """Return a share as text, such as "0.25%" or "< 0.01%"."""
+    return "< 0.01%" if 0 < share < 0.0001 else f"{share:.2%}"
+
+
+def place_in_words(place: Mapping[str, Any]) -> str:
+    """Return a place as text, such as "row 3, 17 (label 5 for token 6)"."""
+    if "row" not in place and "position" not in place:
+        return str(place["document"])
+    where = f"row {place['row']:,}" if "row" in place else f"document {place['document']:,}"
+    at = f":{place['position']:,}" if place["position"] else ""
+    return f"{where}{at}" + (f" ({place['detail']})" if place["detail"] else "")
+
+
+def unchecked_by_reason(checks: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
+    """Return (reason, kinds) pairs of the checks that were not possible."""
+    reasons: dict[str, list[str]] = {}
+    for check in checks:
+        if check["state"] == UNCHECKED:
+            reasons.setdefault(check["why"], []).append(check["kind"])
+    return list(reasons.items())
+
+
+def verdict_of(described: Mapping[str, Any]) -> list[str]:
+    """Return sentences that sum up the audit."""
+    found = [check for check in described["checks"] if check["state"] == FINDING]
+    lines = [f"{check['kind']}: {check['title']}. {check['means']}" for check in found]
+    checked = sum(check["state"] != UNCHECKED for check in described["checks"])
+    total = f"{counted(len(found), 'finding')} in {counted(checked, 'check')}"
+    if described["failed"]:
+        total += f"; over the limits of --fail-on: {', '.join(described['failed'])}"
+    return [*lines, total]
