@@ -112,12 +112,15 @@ def whole_documents(
             yield rows, 0
         return
     rest: np.ndarray | None = None
+    eos_is_first: bool | None = None
     for rows in data.batches():
+        if eos_is_first is None and len(rows.ids):
+            eos_is_first = int(rows.ids[0]) == special.eos
         if rest is not None and not rows.continued:
             yield _stream(rest), 0
             rest = None
         ids = rows.ids if rest is None or not len(rest) else np.concatenate((rest, rows.ids))
-        cut = last_after(ids, special.eos)
+        cut = max(last_after(ids, special.eos) - bool(eos_is_first), 0)
         if not cut and len(ids) >= MOST_UNFINISHED:
             yield _stream(ids), 1
             rest = ids[:0]
@@ -151,6 +154,8 @@ class Audit:
         documents: Number of documents so far.
         unchecked: Kind → the reason why it is not checked.
         labels_at: SAME or NEXT, once it is known.
+        after_eos: Number of tokens that may follow the last eos of a document, because the chat
+            template writes them.
     """
 
     def __init__(
@@ -167,7 +172,8 @@ class Audit:
             special: The ids of special tokens.
             searches: Kind → a function of (rows, documents, loss by token) that returns which
                 documents have a finding, bool[d]. `markup.py` makes them.
-            heads: Collects the hashes of the first tokens of documents, for a comparison with a source.
+            heads: Collects the hashes of the first tokens of documents, for a comparison with a
+                source.
         """
         self.data, self.special, self._searches, self.heads = data, special, searches, heads
         has_starts = "document_starts" in data.columns or "segments" in data.columns
@@ -177,6 +183,7 @@ class Audit:
         self.divided = self.uncompared = self.cut_at_end = self.padded_tokens = 0
         self.loss_tokens = 0
         self.labels_at = data.labels_at
+        self.after_eos = 0
         self.tallies = {kind: Tally() for kind in KINDS}
         self.of_documents, self.of_rows = HashTable(), HashTable()
         self.document_lengths, self.row_lengths, self.per_row = Lengths(), Lengths(), Lengths()
@@ -360,6 +367,11 @@ class Audit:
             self._add_documents("empty_documents", batch, is_empty)
         if "no_eos" not in self.unchecked:
             lacks = figures[:, found.ENDS_IN_EOS] == 0
+            if self.after_eos:
+                last = documents.end - 1 - self.after_eos
+                is_inside = last >= documents.begin
+                ids = batch.rows.ids[np.where(is_inside, last, 0)]
+                lacks &= ~(is_inside & (ids == self.special.eos))
             at_end = lacks & (documents.end == content_end) & self.data.has_rows
             self._add_documents("no_eos", batch, lacks & ~at_end)
             length = content_end - batch.rows.row_offsets[documents.row]

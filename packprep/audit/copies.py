@@ -14,8 +14,8 @@ import numpy as np
 MOST_IN_MEMORY = 2_000_000
 _FILES = 256
 RECORD = np.dtype([("x", "<u8"), ("y", "<u8"), ("row", "<i8"), ("token", "<i8"), ("head", "<u8")])
-"""A hash of two halves, the place of its document (row, and first token in the row), and the hash of
-the document's first tokens."""
+"""A hash of two halves, the place of its document (row, and first token in the row), and the hash
+of the document's first tokens."""
 
 
 class Copies(NamedTuple):

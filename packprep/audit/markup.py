@@ -6,11 +6,11 @@ marker   ^^^^^^^^^^^^^^^^^           user          ^^^^^^^^^^^^^^^^^^^^^^    ass
 loss                            ×                                            ×        ×
 ```
 
-A made-up conversation shows whether the markers of the template are visible in ids. If they are not,
-for example because tokens join markup and text, trained prompts are not checked.
+A made-up conversation shows whether the markers of the template are visible in ids. If they
+are not, for example because tokens join markup and text, trained prompts are not checked.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -76,24 +76,54 @@ def prompt_search(source: str, vocabulary: Vocabulary) -> Search | str:
         return "the chat template writes no markup before its messages"
     engine = engine_of(vocabulary)
     marks = _marks(engine, texts)
-    if not _are_visible(partial(template.render, go_on=True), engine, marks):
+    if not _are_visible(source, engine, marks):
         return "the markup of the chat template is not visible in token ids"
     return partial(_search, marks, False)
 
 
-def _are_visible(render: Callable[..., str], engine: Engine, marks: _Marks) -> bool:
+def _are_visible(source: str, engine: Engine, marks: _Marks) -> bool:
     """Return whether the markers give the roles of a made-up conversation."""
+    for ids, roles in _made_up(source, engine):
+        found = found_roles(read_only(ids), marks).tolist()
+        expected = [_ASSISTANT if role == "assistant" else _PROMPT for role in roles]
+        # Some templates write the system message into the user's, or always write one.
+        return found in (expected, expected[1:], [_PROMPT, *expected])
+    return False
+
+
+def _made_up(source: str, engine: Engine) -> Iterator[tuple[np.ndarray, list[str]]]:
+    """Yield the ids, int64[n], and the roles of made-up conversations that a template accepts."""
+    template = compile_template(source)
     for messages in (_CONVERSATION, _CONVERSATION[1:]):
         made_up = [{"role": role, "content": content} for role, content in messages]
         try:
-            ids, _ = engine.encode([render(made_up)])
+            ids, _ = engine.encode([template.render(made_up)])
         except Exception:  # For example, the template refuses a system message.
             continue
-        roles = found_roles(read_only(ids.astype(np.int64)), marks).tolist()
-        expected = [_ASSISTANT if role == "assistant" else _PROMPT for role, _ in messages]
-        # Some templates write the system message into the user's, or always write one.
-        return roles in (expected, expected[1:], [_PROMPT, *expected])
-    return False
+        yield ids.astype(np.int64), [role for role, _ in messages]
+
+
+class ChatSpecials(NamedTuple):
+    """Where a chat template writes special tokens.
+
+    Attributes:
+        inner_eos: Whether eos stands inside conversations.
+        several_bos: Whether conversations have more than one bos.
+        after_eos: Number of tokens after the last eos, or 0 if conversations have no eos.
+    """
+
+    inner_eos: bool
+    several_bos: bool
+    after_eos: int
+
+
+def chat_specials(source: str, vocabulary: Vocabulary, eos: int, bos: int) -> ChatSpecials:
+    """Return where a chat template writes eos and bos, by a made-up conversation of two turns."""
+    for ids, _ in _made_up(source, engine_of(vocabulary)):
+        places = np.flatnonzero(ids == eos)
+        after = len(ids) - 1 - int(places[-1]) if len(places) else 0
+        return ChatSpecials(len(places) > 1, int((ids == bos).sum()) > 1, after)
+    return ChatSpecials(False, False, 0)
 
 
 def reasoning_search(vocabulary: Vocabulary) -> Search | str:

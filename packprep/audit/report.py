@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 from packprep.audit.checks import Audit, Place
 from packprep.audit.copies import HashTable
-from packprep.audit.documents import SpecialIds
 from packprep.audit.kinds import KINDS
-from packprep.audit.markup import Search, prompt_search, reasoning_search
+from packprep.audit.markup import Search, chat_specials, prompt_search, reasoning_search
 from packprep.audit.readers import open_packed
 from packprep.audit.rows import Choices, PackedData
 from packprep.audit.source_documents import compare_source
@@ -17,7 +16,6 @@ from packprep.conversations.chat_template import find_template
 from packprep.errors import RecipeError
 from packprep.inspection.terminal import DIM, Page, page
 from packprep.messages import counted, visible
-from packprep.tokenizer.file import texts_of_ids
 from packprep.tokenizer.roles import Vocabulary
 
 FINDING, CLEAN, BELOW, UNCHECKED = "finding", "clean", "below_threshold", "not_checked"
@@ -67,9 +65,14 @@ def describe_audit(request: Request) -> dict[str, Any]:
     audit = Audit(data, chosen.ids, searches, heads)
     audit.unchecked |= reasons | audit.unchecked
     notes = [*data.notes, *chosen.notes]
-    if _ends_turns(template, vocabulary, chosen.ids):
-        reason = "the chat template writes eos after a turn, so eos is expected inside"
-        audit.unchecked.setdefault("inner_eos", reason)
+    if template is not None and vocabulary is not None:
+        chat = chat_specials(template, vocabulary, chosen.ids.eos, chosen.ids.bos)
+        audit.after_eos = chat.after_eos
+        reason = "the chat template writes {} more than once per conversation"
+        if chat.inner_eos:
+            audit.unchecked.setdefault("inner_eos", reason.format("eos"))
+        if chat.several_bos:
+            audit.unchecked.setdefault("two_bos", reason.format("bos"))
     audit.add_all()
     audit.finish()
     wholes = {"tokens": audit.tokens, "documents": audit.documents, "rows": audit.rows}
@@ -156,14 +159,6 @@ def _searches(
     }
     searches = {kind: one for kind, one in found.items() if not isinstance(one, str)}
     return searches, reasons | {k: v for k, v in found.items() if isinstance(v, str)}, template
-
-
-def _ends_turns(template: str | None, vocabulary: Vocabulary | None, ids: SpecialIds) -> bool:
-    """Return whether a chat template writes eos."""
-    if template is None or vocabulary is None or ids.eos < 0:
-        return False
-    text = texts_of_ids(vocabulary.tokenizer_json, [ids.eos]).get(ids.eos)
-    return text is not None and text in template
 
 
 def _has_loss(data: PackedData) -> bool:

@@ -82,8 +82,8 @@ class PackedData(NamedTuple):
         row_length: Number of tokens of a full row, if the format stores it.
         special_ids: Name among eos, bos, pad, unk and vocab_size → (id, its place, such as
             "metadata.json"), where the data's own notes contain it.
-        impossible: Kind of `kinds.KINDS` → why the format does not allow this check, such as a format
-            whose documents never have eos.
+        impossible: Kind of `kinds.KINDS` → why the format does not allow this check, such as a
+            format whose documents never have eos.
         notes: Sentences for the report, such as ignored columns or files that were not read.
     """
 

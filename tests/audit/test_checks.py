@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from packprep.audit.checks import MOST_UNFINISHED, Audit, whole_documents
-from packprep.audit.copies import HashTable
+from packprep.audit.checks import Audit
 from packprep.audit.documents import SpecialIds
 from packprep.audit.kinds import KINDS
 from packprep.audit.rows import NEXT, SAME, PackedData, PackedRows

@@ -53,7 +53,9 @@ def _two_bos(arrays, row, begin, end):
 
 
 def _no_eos(arrays, row, begin, end):
-    d = next(d for d in range(len(row)) if end[d] < ROW and d + 1 < len(row) and row[d + 1] == row[d])
+    d = next(
+        d for d in range(len(row)) if end[d] < ROW and d + 1 < len(row) and row[d + 1] == row[d]
+    )
     arrays["tokens"][row[d], end[d] - 1] = 97
 
 
@@ -82,7 +84,10 @@ def _same_rows(arrays, row, begin, end):
     counts = np.diff(arrays["row_offsets"])
     like = np.flatnonzero(counts == counts[0])[:4]
     for r in like[1:]:
-        own, first = (slice(arrays["row_offsets"][i] + i, arrays["row_offsets"][i + 1] + i + 1) for i in (r, 0))
+        own, first = (
+            slice(arrays["row_offsets"][i] + i, arrays["row_offsets"][i + 1] + i + 1)
+            for i in (r, 0)
+        )
         arrays["cu_seqlens"][own] = arrays["cu_seqlens"][first]
         for name in ("tokens", "segment_ids", "loss_mask"):
             arrays[name][r] = arrays[name][0]
