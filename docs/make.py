@@ -97,6 +97,17 @@ def keys(section: str) -> str:
     return _table(("key", "type and range", "default", "meaning"), rows)
 
 
+def audit_kinds() -> str:
+    """The table of what an audit looks for, from audit/kinds.py."""
+    from packprep.audit.kinds import KINDS
+
+    rows = [
+        (f"`{name}`", f"{kind.title}. {kind.means}", f"{kind.most:.0%} of {kind.unit}")
+        for name, kind in KINDS.items()
+    ]
+    return _table(("kind", "meaning", "finding above"), rows)
+
+
 def parameters(objective: str) -> str:
     """The table of the keys of `[[tasks]]` that an objective reads."""
     from packprep.objectives import REGISTRY
@@ -657,6 +668,7 @@ PARTS: dict[str, Callable[[], str]] = {
             "verify",
             "inspect",
             "trace",
+            "audit",
             "export",
             "remove",
             "slurm",
@@ -664,6 +676,7 @@ PARTS: dict[str, Callable[[], str]] = {
             "schema",
         )
     },
+    "audit kinds": audit_kinds,
     "slurm script": slurm_script,
     "schedulers": schedulers,
     **{

@@ -592,4 +592,6 @@ def _as_known_dtype(ids: np.ndarray) -> np.ndarray:
     native = ids.dtype.newbyteorder("=")
     if native in (np.dtype("u2"), np.dtype("i4"), np.dtype("i8")):
         return np.ascontiguousarray(ids, native)
+    if native == np.dtype("u4"):  # An id beyond int32 becomes negative, so it is still invalid.
+        return np.ascontiguousarray(ids, native).view(np.int32)
     return ids.astype(np.int32 if native.itemsize < 4 else np.int64)

@@ -300,7 +300,7 @@ def _print_checks(drawn: Page, checks: list[dict[str, Any]]) -> None:
         (
             check["kind"],
             STATE_WORDS[check["state"]] + (" ✗" if check["failed"] else ""),
-            ", ".join(place_in_words(place) for place in check["places"][:2]),
+            "".join(place_in_words(place) for place in check["places"][:1]),
             f"{check['count']:,}",
             f"{check['of']:,}",
             share_in_words(check["share"]),
@@ -309,7 +309,7 @@ def _print_checks(drawn: Page, checks: list[dict[str, Any]]) -> None:
         if check["state"] != UNCHECKED
     ]
     if lines:
-        drawn.table(("kind", "result", "first places", "count", "of", "share"), lines, 3)
+        drawn.table(("kind", "result", "first place", "count", "of", "share"), lines, 3)
 
 
 STATE_WORDS = {FINDING: "FOUND", CLEAN: "ok", BELOW: "ok, few", UNCHECKED: "not checked"}

@@ -2,7 +2,7 @@
 
 Each command parses its arguments, calls one function, and prints the result. The exit status is 0
 for success, 2 for an error, and 75 if a signal stopped the command. It is 1 if `verify` found
-faults, `status` found missing shards, or `doctor` found a failing check.
+faults, `status` found missing shards, `doctor` found a failing check, or `audit` exceeded a limit.
 """
 
 import gc

@@ -116,12 +116,22 @@ def _shape_of(file: Path) -> tuple[int, int] | None:
 
 
 def _array_in(file: Path, choices: Choices) -> IdArray:
-    """Return the location of the ids in a file."""
+    """Return the location of the ids in a file.
+
+    Raises:
+        SourceError: If the file is damaged, or if its ids have another dtype.
+    """
     size = file.stat().st_size
     stream = IdStream(choices.dtype or "auto", _LARGEST_U2, None)
     part = Slice(str(file), 0, size, "token_stream", "", 0, 0, 1, 1, 1, stream=stream)
-    with open_source(str(file), size) as opened:
-        return array_of(part, opened)
+    try:
+        with open_source(str(file), size) as opened:
+            return array_of(part, opened)
+    except SourceError as error:
+        what, _, advice = str(error).partition("\n")
+        if "token_dtype" in advice:
+            advice = "hint: give --token-dtype with the dtype of the ids, such as uint32"
+        raise SourceError(f"{what}\n{advice}") from None
 
 
 def _stream_batches(files: list[Path], choices: Choices) -> Iterator[PackedRows]:

@@ -232,7 +232,9 @@ def array_of(part: Slice, file: Any) -> IdArray:
             )
         if magic_and_version in _LLM_C:
             count = struct.unpack("<i", begin[8:12])[0]
-            return _checked(part, IdArray(np.dtype(_LLM_C[magic_and_version]), _HEADER_BYTES, count))
+            return _checked(
+                part, IdArray(np.dtype(_LLM_C[magic_and_version]), _HEADER_BYTES, count)
+            )
     return _raw(part, begin)
 
 

@@ -1,0 +1,73 @@
+"""What an audit says, and the command."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from packprep.audit.kinds import KINDS
+from tests.audit import faults_made as made
+from tests.command_line import inside, refused
+
+IDS = [f"--{name}-id={id}" for name, id in (("eos", 1), ("bos", 2), ("pad", 0), ("unk", 3))]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """Rows in which three documents have two bos."""
+    packed = made.packed()
+    for row in packed[4:7]:
+        row[1].ids[1] = made.BOS
+    path = tmp_path_factory.mktemp("rows") / "rows.npy"
+    np.save(path, made.columns(packed).ids.astype(np.uint16))
+    return path
+
+
+def test_a_limit_that_is_exceeded_or_not_checked_gives_exit_status_1(rows):
+    assert inside("audit", rows, *IDS).status == 0
+    assert inside("audit", rows, *IDS, "--fail-on", "two_bos=0.1").status == 0
+    said = inside("audit", rows, *IDS, "--fail-on", "two_bos=0.01")
+    assert said.status == 1 and "over the limits of --fail-on: two_bos" in said.out
+    assert inside("audit", rows, *IDS, "--fail-on", "wrong_labels=0").status == 1
+    for limit, words in (
+        ("two_bos", "expected KIND=SHARE"),
+        ("two_bos=2", "expected KIND=SHARE"),
+        ("two_boss=0", "no such kind"),
+    ):
+        assert words in refused("audit", rows, "--fail-on", limit)
+    assert "needs --tokenizer" in refused("audit", rows, "--source", rows)
+
+
+def test_every_kind_is_reported_with_its_places_or_the_reason_why_it_is_not_checked(rows, tmp_path):
+    html = tmp_path / "audit.html"
+    said = inside("audit", rows, *IDS, "--json", "--html", html)
+    described = json.loads(said.out)
+    checks = {check["kind"]: check for check in described["checks"]}
+    assert list(checks) == list(KINDS)
+    assert all(("why" in one) == (one["state"] == "not_checked") for one in checks.values())
+    two = checks["two_bos"]
+    assert (two["state"], two["count"], two["of"]) == ("finding", 3, described["documents"])
+    assert [place["row"] for place in two["places"]] == [4, 5, 6]
+    assert checks["padding"]["state"] == "below_threshold" and checks["padding"]["count"] > 0
+    text = inside("audit", rows, *IDS).out
+    assert all(kind in text for kind in KINDS)
+    written = html.read_text()
+    assert all(kind in written for kind in KINDS) and "http" not in written
+    assert "default-src &#39;none&#39;" in written or "default-src 'none'" in written
+
+
+def test_the_ids_of_an_option_win_over_those_of_a_tokenizer_and_the_report_says_so(rows):
+    said = inside("audit", rows, "--tokenizer", "bytes", "--eos-id", 1, "--json")
+    described = json.loads(said.out)
+    assert described["special_ids"]["eos"] == {"id": 1, "from": "--eos-id"}
+    assert described["special_ids"]["pad"]["from"] == "the tokenizer"
+    assert any("eos is 1 in --eos-id" in note for note in described["notes"])
+
+
+def test_a_file_of_wider_ids_than_expected_names_the_option(tmp_path):
+    path = tmp_path / "train.bin"
+    np.arange(400, dtype=np.uint32).tofile(path)
+    assert re.search("every second id is 0.*hint: give --token-dtype", refused("audit", path), re.S)
+    assert inside("audit", path, "--token-dtype", "uint32").status == 0
+    assert "not a dtype of ids" in refused("audit", path, "--token-dtype", "float32")
