@@ -10,6 +10,7 @@ A check that the data do not allow is listed with its reason, so no kind is ever
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -378,7 +379,7 @@ class Audit:
             for n in np.unique(length[at_end]).tolist():
                 tally = self._ends_without_eos.setdefault(n, Tally())
                 chosen = np.flatnonzero(at_end & (length == n))
-                tally.add(len(chosen), lambda most, own=chosen: batch.places(own[:most]))
+                tally.add(len(chosen), partial(batch.places, chosen))
         if "inner_eos" not in self.unchecked:
             self._add_documents("inner_eos", batch, figures[:, found.INNER_EOS] > 0)
         if "two_bos" not in self.unchecked:
@@ -496,12 +497,12 @@ class Audit:
         if "broken_positions" not in self.unchecked:
             broken = of_positions[:, 1]
             self.tallies["broken_positions"].add(
-                int(broken.sum()), lambda most: batch.places(np.flatnonzero(broken)[:most])
+                int(broken.sum()), partial(batch.places, np.flatnonzero(broken))
             )
 
     def _add_documents(self, kind: str, batch: "_Batch", has_finding: np.ndarray) -> None:
         chosen = np.flatnonzero(has_finding)
-        self.tallies[kind].add(len(chosen), lambda most: batch.places(chosen[:most]))
+        self.tallies[kind].add(len(chosen), partial(batch.places, chosen))
 
     def _add_tokens(self, kind: str, batch: "_Batch", tokens: np.ndarray) -> None:
         rows = batch.rows
@@ -519,7 +520,7 @@ class Audit:
             if length >= full:
                 self.cut_at_end += tally.count
             else:
-                self.tallies["no_eos"].add(tally.count, lambda most, own=tally: iter(own.places))
+                self.tallies["no_eos"].add(tally.count, partial(_first, tally.places))
         for kind, table in (
             ("duplicate_documents", self.of_documents),
             ("duplicate_rows", self.of_rows),
@@ -530,12 +531,12 @@ class Audit:
             noun = "row" if kind == "duplicate_rows" else "document at row"
             if not self.data.has_rows:
                 noun = "document"
-            self.tallies[kind].add(
-                copies.count,
-                lambda most, pairs=copies.pairs, noun=noun: (
-                    Place(*place, f"as {noun} {first[0]:,}") for place, first in pairs[:most]
-                ),
-            )
+            places = [Place(*at, f"as {noun} {first[0]:,}") for at, first in copies.pairs]
+            self.tallies[kind].add(copies.number, partial(_first, places))
+
+
+def _first(places: list[Place], most: int) -> Iterator[Place]:
+    return iter(places[:most])
 
 
 class _Batch(NamedTuple):
@@ -566,9 +567,9 @@ class _Batch(NamedTuple):
             return np.zeros(len(self.documents), np.int64)
         return self.documents.begin - self.rows.row_offsets[self.documents.row]
 
-    def places(self, chosen: np.ndarray) -> Iterator[Place]:
-        """Yield the places of documents, int64[k]."""
-        for d in chosen.tolist():
+    def places(self, chosen: np.ndarray, most: int) -> Iterator[Place]:
+        """Yield the places of the first documents among `chosen`, int64[k]."""
+        for d in chosen[:most].tolist():
             begin = int(self.documents.begin[d])
             count = counted_tokens(int(self.figures[d, found.TOKENS]))
             yield Place(self.row_number(d), self.position(begin, d), count)

@@ -22,13 +22,11 @@ class Copies(NamedTuple):
     """The result of `HashTable.copies`: the number of copies, and the first copies.
 
     Attributes:
-        count: Number of records with the hash of an earlier record.
-        most: Largest number of records with one hash.
+        number: Number of records with the hash of an earlier record.
         pairs: (place of a copy, place of the first record with its hash), by place of the copy.
     """
 
-    count: int
-    most: int
+    number: int
     pairs: list[tuple[tuple[int, int], tuple[int, int]]]
 
 
@@ -76,18 +74,18 @@ class HashTable:
 
         Tables that both spilled, or both did not, have their groups in the same order.
         """
-        if self._folder is None:
-            blocks = [np.concatenate(self._blocks)] if self._blocks else [np.empty(0, RECORD)]
-        else:
-            self._spill()
-            blocks = (self._of_file(Path(self._folder.name) / f"{f:02x}") for f in range(_FILES))
-        for block in blocks:
+        for block in self._unsorted():
             # Records are added in the order of their places, so a stable sort keeps this order.
             yield block[np.argsort(np.ascontiguousarray(block["x"]), kind="stable")]
 
-    @staticmethod
-    def _of_file(path: Path) -> np.ndarray:
-        return np.fromfile(path, RECORD) if path.exists() else np.empty(0, RECORD)
+    def _unsorted(self) -> Iterator[np.ndarray]:
+        if self._folder is None:
+            yield np.concatenate([np.empty(0, RECORD), *self._blocks])
+            return
+        self._spill()
+        for f in range(_FILES):
+            path = Path(self._folder.name) / f"{f:02x}"
+            yield np.fromfile(path, RECORD) if path.exists() else np.empty(0, RECORD)
 
     def divided_by(self, other: "HashTable") -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the records whose hashes are not in `other`, and those whose hashes are in it."""
@@ -104,7 +102,7 @@ class HashTable:
 
     def copies(self, most: int) -> Copies:
         """Return the number of copies, and the pairs of the `most` first copies."""
-        count, largest = 0, 0
+        count = 0
         pairs: list[tuple[tuple[int, int], tuple[int, int]]] = []
         for block in self.groups():
             if not len(block):
@@ -113,7 +111,6 @@ class HashTable:
             is_copy[1:] = (block["x"][1:] == block["x"][:-1]) & (block["y"][1:] == block["y"][:-1])
             count += int(is_copy.sum())
             firsts = np.flatnonzero(~is_copy)
-            largest = max(largest, int(np.diff(np.append(firsts, len(block))).max()))
             found = np.flatnonzero(is_copy)
             order = np.lexsort((block["token"][found], block["row"][found]))[:most]
             for i in found[order].tolist():
@@ -125,4 +122,4 @@ class HashTable:
                     )
                 )
             pairs = sorted(pairs)[:most]
-        return Copies(count, largest, pairs)
+        return Copies(count, pairs)

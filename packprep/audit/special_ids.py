@@ -47,7 +47,8 @@ class ChosenIds:
         """
         of_tokenizer: dict[str, tuple[int, str]] = {}
         if vocabulary is not None:
-            ids = {n: vocabulary.roles[n] for n in ("eos", "bos", "pad") if n in vocabulary.roles}
+            roles = vocabulary.roles
+            ids = {name: roles[name] for name in roles if name in ("eos", "bos", "pad")}
             unknown = unknown_id(vocabulary.tokenizer_json)
             ids |= {} if unknown is None else {"unk": unknown}
             ids["vocab_size"] = vocabulary.vocab_size

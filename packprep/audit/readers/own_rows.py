@@ -56,11 +56,12 @@ def open_rows(path: Path, choices: Choices) -> PackedData:
 
 def _impossible(dataset: Dataset, manifest: Manifest) -> dict[str, str]:
     """Return the checks that the dataset's objectives or settings do not allow."""
-    reasons = {}
+    reasons: dict[str, str] = {}
     if any(dataset.facts.in_place) or encoder_length(manifest):
         reason = "the objective does not predict the next token. `packprep verify` checks it"
-        kinds = ("wrong_labels", "crossing_labels", "trained_padding", "broken_positions")
-        reasons |= dict.fromkeys((*kinds, "unreset_positions"), reason)
+        kinds = ("wrong_labels", "crossing_labels", "trained_padding", "untrained_documents")
+        others = ("broken_positions", "unreset_positions", "inner_eos", "empty_documents")
+        reasons |= dict.fromkeys((*kinds, *others), reason)
     total = add_ledgers(manifest["ledger"]["sources"].values())
     if not manifest["recipe"].get("documents", {}).get("append_eos", True):
         reasons["no_eos"] = "the recipe appends no eos"

@@ -1,0 +1,38 @@
+import numpy as np
+import pytest
+
+from packprep.audit.copies import HashTable
+
+
+def table(hashes: np.ndarray, most_in_memory: int, first_row: int = 0) -> HashTable:
+    made = HashTable(most_in_memory)
+    for first in range(0, len(hashes), 100):
+        own = hashes[first : first + 100]
+        rows = np.arange(first, first + len(own)) + first_row
+        made.add(own, rows, np.zeros_like(rows), own[:, 0])
+    return made
+
+
+def hashes(count: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 1 << 64, (count, 2), np.uint64)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("most_in_memory", [10_000, 350])
+def test_copies_are_counted_and_placed_the_same_in_memory_and_on_disk(most_in_memory):
+    some = hashes(1000)
+    some[500], some[900], some[901] = some[3], some[3], some[2]
+    made = table(some, most_in_memory)
+    copies = made.copies(2)
+    assert copies.number == 3
+    assert copies.pairs == [((500, 0), (3, 0)), ((900, 0), (3, 0))]
+    assert (made.spilled_bytes > 0) == (most_in_memory < 1000)
+
+
+def test_records_that_another_table_lacks_are_found_if_only_one_of_both_spilled():
+    some = hashes(1000)
+    other = table(some[:990], 350)
+    absent = present = 0
+    for lost, kept in table(some[980:], 10_000).divided_by(other):
+        absent, present = absent + len(lost), present + len(kept)
+    assert (absent, present) == (10, 10)
