@@ -38,6 +38,21 @@ _LEAST_COMPARED = 16
 _BINS = 40
 
 
+OF_DOCUMENTS = (
+    "duplicate_documents",
+    "empty_documents",
+    "no_eos",
+    "inner_eos",
+    "two_bos",
+    "crossing_labels",
+    "untrained_documents",
+    "unreset_positions",
+    "missing_documents",
+    "cut_documents",
+)
+"""Kinds that need the boundaries of documents."""
+
+
 class Place(NamedTuple):
     """Where a finding is.
 
@@ -165,6 +180,7 @@ class Audit:
         special: SpecialIds,
         searches: Mapping[str, Search],
         heads: HashTable | None = None,
+        eos_ends_documents: bool = True,
     ):
         """Start the checks.
 
@@ -175,10 +191,12 @@ class Audit:
                 documents have a finding, bool[d]. `markup.py` makes them.
             heads: Collects the hashes of the first tokens of documents, for a comparison with a
                 source.
+            eos_ends_documents: Whether eos ends documents, if the data store no boundaries. False
+                if it also ends the turns of a chat.
         """
         self.data, self.special, self._searches, self.heads = data, special, searches, heads
         has_starts = "document_starts" in data.columns or "segments" in data.columns
-        self.by_eos = not has_starts and special.eos >= 0
+        self.by_eos = not has_starts and special.eos >= 0 and eos_ends_documents
         self.has_documents = has_starts or self.by_eos
         self.tokens = self.rows = self.documents = 0
         self.divided = self.uncompared = self.cut_at_end = self.padded_tokens = 0
@@ -202,13 +220,17 @@ class Audit:
                 reasons.update(dict.fromkeys(kinds, reason) | reasons)
 
         without(
-            not self.has_documents,
+            not self.has_documents and special.eos < 0,
             "the data store no document boundaries, and eos is unknown. Give --eos-id or"
             " --tokenizer",
-            "duplicate_documents", "empty_documents", "no_eos", "inner_eos", "two_bos",
-            "crossing_labels", "untrained_documents", "unreset_positions", "trained_prompts",
-            "empty_reasoning", "missing_documents", "cut_documents",
-        )  # fmt: skip
+            *OF_DOCUMENTS,
+        )
+        without(
+            not self.has_documents,
+            "the data store no document boundaries, and the chat template writes eos after each"
+            " turn. If eos ends documents, give --eos-id",
+            *OF_DOCUMENTS,
+        )
         without(
             not self.data.has_rows, "the format has no rows", "duplicate_rows", "untrained_rows"
         )
@@ -218,6 +240,11 @@ class Audit:
             "no_eos", "inner_eos", "empty_documents",
         )  # fmt: skip
         without(self.by_eos, "documents are found by their eos", "no_eos", "inner_eos")
+        without(
+            self.by_eos,
+            "the data store no document boundaries, so a row is trained as one text",
+            "crossing_labels",
+        )
         without(special.bos < 0, "bos is unknown, or the tokenizer has none", "two_bos")
         without(special.unk < 0, "unk is unknown, or the tokenizer has none", "unknown_tokens")
         without(

@@ -62,11 +62,14 @@ def describe_audit(request: Request) -> dict[str, Any]:
     chosen = ChosenIds(request.special_ids, data.special_ids, vocabulary)
     searches, reasons, template = _searches(request, vocabulary)
     heads = None if request.source is None else HashTable()
-    audit = Audit(data, chosen.ids, searches, heads)
-    audit.unchecked |= reasons | audit.unchecked
-    notes = [*data.notes, *chosen.notes]
+    chat = None
     if template is not None and vocabulary is not None:
         chat = chat_specials(template, vocabulary, chosen.ids.eos, chosen.ids.bos)
+    ends = chat is None or not chat.inner_eos or "eos" in request.special_ids
+    audit = Audit(data, chosen.ids, searches, heads, ends)
+    audit.unchecked |= reasons | audit.unchecked
+    notes = [*data.notes, *chosen.notes]
+    if chat is not None:
         audit.after_eos = chat.after_eos
         reason = "the chat template writes {} more than once per conversation"
         if chat.inner_eos:

@@ -55,6 +55,9 @@ class ChosenIds:
             of_tokenizer = {name: (id, "the tokenizer") for name, id in ids.items()}
         options = {name: (id, _OPTIONS[name]) for name, id in given.items()}
         self.places: dict[str, tuple[int, str]] = {**of_tokenizer, **of_data, **options}
+        others = {self.places[n][0] for n in ("eos", "bos", "pad") if n in self.places}
+        if "unk" in self.places and self.places["unk"][0] in others:
+            del self.places["unk"]  # As in GPT-2. Such a token does not show unknown text.
         self.ids = SpecialIds(**{name: id for name, (id, _) in self.places.items()})
         self.notes = [
             f"{name} is {self.places[name][0]} in {self.places[name][1]}, but {id} in {place}"

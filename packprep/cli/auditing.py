@@ -70,8 +70,12 @@ def audit(
     from packprep.audit.html import write_audit
     from packprep.audit.report import Request, describe_audit, print_audit
     from packprep.audit.rows import Choices
+    from packprep.errors import RecipeError
     from packprep.inspection.report import check_file
+    from packprep.storage import expanded, is_url
 
+    if is_url(path):
+        raise RecipeError(f"{path}: a URL, but audit reads local files\nhint: fetch the data first")
     if html is not None:
         check_file(html)
     names = {
@@ -82,7 +86,7 @@ def audit(
         "vocab_size": vocab_size,
     }
     request = Request(
-        Path(path).expanduser(),
+        Path(expanded(path)),
         tokenizer,
         chat_template,
         source,
