@@ -9,6 +9,7 @@ A check that the data do not allow is listed with its reason, so no kind is ever
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -123,13 +124,14 @@ def whole_documents(
     Yields:
         (rows, number of divided documents in the batch), which is 0 or 1.
     """
+    batches = read_ahead(data.batches())
     if data.has_rows or not by_eos:
-        for rows in data.batches():
+        for rows in batches:
             yield rows, 0
         return
     rest: np.ndarray | None = None
     eos_is_first: bool | None = None
-    for rows in data.batches():
+    for rows in batches:
         if eos_is_first is None and len(rows.ids):
             eos_is_first = int(rows.ids[0]) == special.eos
         if rest is not None and not rows.continued:
@@ -146,6 +148,15 @@ def whole_documents(
             rest = ids[cut:]
     if rest is not None:
         yield _stream(rest), 0
+
+
+def read_ahead(batches: Iterator[PackedRows]) -> Iterator[PackedRows]:
+    """Yield the batches, while a thread reads the next one."""
+    with ThreadPoolExecutor(1) as thread:
+        following = thread.submit(next, batches, None)
+        while (rows := following.result()) is not None:
+            following = thread.submit(next, batches, None)
+            yield rows
 
 
 def _stream(ids: np.ndarray) -> PackedRows:

@@ -96,7 +96,7 @@ def find_documents(rows: PackedRows, special: SpecialIds, by_eos: bool) -> Found
     stops = np.minimum(stops, end[row])
     starts = np.maximum(starts, begin[row])
     if is_padding is not None and len(starts):
-        stops = _without_last_padding(is_padding, starts, stops)
+        stops = ends_of_content(is_padding, starts, stops)
     is_filled = starts < stops
     return FoundDocuments(starts[is_filled], stops[is_filled], row[is_filled], begin, end)
 
@@ -110,13 +110,16 @@ def _starts_of_segments(segments: np.ndarray, row_offsets: np.ndarray) -> np.nda
     return np.flatnonzero(is_start & (segments != 0))
 
 
-def _without_last_padding(
-    is_padding: np.ndarray, starts: np.ndarray, stops: np.ndarray
-) -> np.ndarray:
-    """Return the ends of documents without the padding after their last token."""
-    last = np.where(is_padding, -1, np.arange(len(is_padding)))
-    np.maximum.accumulate(last, out=last)
-    return np.maximum(last[np.maximum(stops - 1, 0)] + 1, starts)
+@kernel
+def ends_of_content(is_padding, starts, stops):
+    """Return the ends of documents without the padding after their last token, int64[d]."""
+    ends = np.empty_like(stops)
+    for d in range(stops.shape[0]):
+        end = stops[d]
+        while end > starts[d] and is_padding[end - 1]:
+            end -= 1
+        ends[d] = end
+    return ends
 
 
 @kernel

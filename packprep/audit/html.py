@@ -22,7 +22,7 @@ from packprep.audit.report import (
     verdict_of,
 )
 from packprep.inspection.report import check_file
-from packprep.messages import counted, visible
+from packprep.messages import visible
 from packprep.storage import LocalFolder
 
 
@@ -55,8 +55,7 @@ def _page(described: Mapping[str, Any]) -> bytes:
             style_hash=f"sha256-{style_hash}",
             kind="bad" if found else "good",
             sign="✗" if found else "✓",
-            title=counted(len(found), "finding") if found else "No finding",
-            total=total,
+            title=total,
             meanings=meanings,
             facts=facts_of(described),
             rows=[
