@@ -1,0 +1,334 @@
+"""Parse the text of an expression into a tree of literals, fields and calls.
+
+Python's parser reads the text. Only the forms below are accepted, and nothing is ever executed.
+
+```
+score >= 3 and lang in ('de', 'fr')       comparisons, chains (0 < a < 3), and, or, not, in, not in
+meta.quality is not null                  b in a is a.b; field('a b') for any other name
+2 if lang == 'de' else 1                  a choice
+clip(score - 1, 0, 4)                     + - * / % and the functions in FUNCTIONS
+```
+"""
+
+import ast
+import difflib
+import io
+import math
+import tokenize
+import unicodedata
+import warnings
+from collections.abc import Iterator
+from typing import NamedTuple, NoReturn
+
+MAX_CHARACTERS = 64 << 10
+MAX_TOKENS = 500
+"""Maximum tokens of an expression, without the texts, numbers and commas of its lists.
+
+It limits the nesting that Python's parser has to follow.
+"""
+MAX_DEPTH = 60  # maximum depth of the tree
+FUNCTIONS = {
+    "abs": (1, 1),
+    "ceil": (1, 1),
+    "clip": (3, 3),
+    "coalesce": (1, 99),
+    "floor": (1, 1),
+    "max": (1, 99),
+    "min": (1, 99),
+}
+"""Maps the name of a function to its minimum and maximum number of arguments."""
+
+
+class Literal(NamedTuple):
+    """A number, a text or a truth value in an expression. `at` is its first character."""
+
+    value: int | float | str | bool
+    at: int
+
+
+class Field(NamedTuple):
+    """A field of the record, such as "a.b" for b in a. `at` is its first character."""
+
+    name: str
+    at: int
+
+
+class Call(NamedTuple):
+    """An operator or a function with its arguments.
+
+    Attributes:
+        function: "and", "or", "not", "in", "is null", "if", a comparison such as "<=", an
+            arithmetic operator, "negative", or a name of FUNCTIONS. "if" has the condition, the
+            value where it is true, and the other value.
+        arguments: The arguments. Those of "in" are the value, then the literals of the list.
+        at: First character of the call in the text.
+    """
+
+    function: str
+    arguments: tuple["Node", ...]
+    at: int
+
+
+Node = Literal | Field | Call
+COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
+ARITHMETIC = ("+", "-", "*", "/", "%")
+_COMPARISONS = dict(
+    zip((ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE), COMPARISONS, strict=True)
+)
+_ARITHMETIC = dict(zip((ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Mod), ARITHMETIC, strict=True))
+_WORDS = {"AND": "and", "OR": "or", "NOT": "not", "IN": "in", "IS": "is", "NULL": "null"}
+_SIGNS = {"=": "==", "&": "and", "|": "or", "<>": "!=", "&&": "and", "||": "or", "!": "not"}
+_UNCOUNTED = (
+    tokenize.NUMBER,
+    tokenize.STRING,
+    tokenize.NEWLINE,
+    tokenize.NL,
+    tokenize.ENDMARKER,
+)
+
+
+class ExpressionFault(Exception):
+    """A part of an expression that cannot be used.
+
+    Attributes:
+        message: What is wrong.
+        at: Index of the first wrong character, or None.
+        advice: An action for the hint, or "".
+    """
+
+    def __init__(self, message: str, at: int | None = None, advice: str = "") -> None:
+        super().__init__(message)
+        self.message, self.at, self.advice = message, at, advice
+
+
+def parse(text: str) -> Node:
+    """Return the tree of an expression.
+
+    Raises:
+        ExpressionFault: If the text is not an expression.
+    """
+    _check_tokens(text)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # for example for the escape "\d"
+            tree = ast.parse(text.strip(" \t"), mode="eval").body
+    except SyntaxError as error:
+        at = max((error.offset or 1) - 1, 0) + len(text) - len(text.lstrip(" \t"))
+        _refuse("this is not an expression", min(at, len(text)) if error.lineno == 1 else None)
+    except (Warning, ValueError, MemoryError, RecursionError):
+        _refuse("this is not an expression")
+    parser = _Parser(text)
+    parser.check_depth(tree)
+    return parser.node(tree)
+
+
+def fields_of(node: Node) -> Iterator[Field]:
+    """Yield the fields of a tree, from left to right."""
+    if isinstance(node, Field):
+        yield node
+    elif isinstance(node, Call):
+        for argument in node.arguments:
+            yield from fields_of(argument)
+
+
+def _refuse(message: str, at: int | None = None, advice: str = "") -> NoReturn:
+    raise ExpressionFault(message, at, advice)
+
+
+def _check_tokens(text: str) -> None:
+    """Check the size of an expression, and refuse what Python reads in a surprising way."""
+    if len(text) > MAX_CHARACTERS:
+        _refuse(f"the expression has {len(text)} characters; at most {MAX_CHARACTERS} are read")
+    if not text.strip():
+        _refuse("the expression is empty")
+    if "\n" in text or "\r" in text:
+        _refuse("the expression has a line break", None, "write it in one line")
+    counted, last = 0, None
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text.strip(" \t")).readline):
+            at = token.start[1] + len(text) - len(text.lstrip(" \t"))
+            if token.type == tokenize.COMMENT:
+                _refuse("the expression has a comment", at, "remove it")
+            if token.type == tokenize.STRING == last:
+                _refuse("a comma is missing between two texts", at, "write a comma")
+            if token.string in _SIGNS:
+                _refuse(f"unknown operator {token.string}", at, f"write {_SIGNS[token.string]}")
+            if token.type == tokenize.NAME and token.string in _WORDS:
+                word = _WORDS[token.string]
+                _refuse(f"{token.string} is not an operator", at, f"write {word}")
+            counted += token.type not in _UNCOUNTED and token.string != ","
+            last = token.type
+    except (tokenize.TokenError, SyntaxError):
+        _refuse("a bracket or a quotation mark is not closed")
+    if counted > MAX_TOKENS:
+        _refuse(
+            f"the expression has {counted} names and operators; at most {MAX_TOKENS} are read",
+            None,
+            "write a column with the result to the records",
+        )
+
+
+class _Parser:
+    """The translation of Python's tree of an expression."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.indent = len(text) - len(text.lstrip(" \t"))
+        self.stripped = text.strip(" \t").encode()
+
+    def at(self, tree: ast.expr) -> int:
+        """Return the index of a tree's first character in the text."""
+        return self.indent + len(self.stripped[: tree.col_offset].decode())
+
+    def check_depth(self, tree: ast.expr) -> None:
+        level: list[ast.AST] = [tree]
+        for _ in range(2 * MAX_DEPTH):
+            level = [inner for node in level for inner in ast.iter_child_nodes(node)]
+            if not level:
+                return
+        _refuse("the expression is nested too deeply", None, "write a column with the result")
+
+    def node(self, tree: ast.expr) -> Node:
+        """Return the tree of one part of the expression."""
+        at = self.at(tree)
+        if isinstance(tree, ast.Constant):
+            return self.literal(tree)
+        if isinstance(tree, ast.Name | ast.Attribute):
+            return self.named(tree)
+        if isinstance(tree, ast.BoolOp):
+            word = "and" if isinstance(tree.op, ast.And) else "or"
+            return Call(word, tuple(map(self.node, tree.values)), at)
+        if isinstance(tree, ast.UnaryOp):
+            return self.unary(tree)
+        if isinstance(tree, ast.BinOp):
+            if type(tree.op) not in _ARITHMETIC:
+                _refuse("this operator is unknown", at, f"use one of {' '.join(ARITHMETIC)}")
+            sides = self.node(tree.left), self.node(tree.right)
+            return Call(_ARITHMETIC[type(tree.op)], sides, at)
+        if isinstance(tree, ast.IfExp):
+            parts = tree.test, tree.body, tree.orelse
+            return Call("if", tuple(map(self.node, parts)), at)
+        if isinstance(tree, ast.Compare):
+            return self.comparison(tree)
+        if isinstance(tree, ast.Call):
+            return self.call(tree)
+        if isinstance(tree, ast.List | ast.Tuple | ast.Set):
+            _refuse("a list stands only after in", at, "write x in ('a', 'b')")
+        _refuse("an expression has no such part", at, "see the recipe's docs for all forms")
+
+    def literal(self, tree: ast.Constant) -> Literal:
+        value, at = tree.value, self.at(tree)
+        if value is None:
+            _refuse("None is unknown", at, "write x is null")
+        if not isinstance(value, bool | int | float | str):
+            _refuse(f"a literal of type {type(value).__name__} is unknown", at)
+        if isinstance(value, str) and any(0xD800 <= ord(c) < 0xE000 for c in value):
+            _refuse("a text has a lone surrogate", at)
+        is_large = isinstance(value, int) and value >= 1 << 64
+        if is_large or isinstance(value, float) and not math.isfinite(value):
+            _refuse("a number is too large", at, "write a number below 2**64")
+        return Literal(value, at)
+
+    def named(self, tree: ast.Name | ast.Attribute) -> Literal | Field:
+        """Return a field, or the literal of true and false."""
+        at, parts = self.at(tree), []
+        inner: ast.expr = tree
+        while isinstance(inner, ast.Attribute):
+            parts.append(inner.attr)
+            inner = inner.value
+        if isinstance(inner, ast.Call) and (base := self.quoted_field(inner)) is not None:
+            parts.append(base)
+        elif isinstance(inner, ast.Name):
+            parts.append(inner.id)
+        else:
+            _refuse("only a field has fields", at, "write a.b for field b of a")
+        name = ".".join(reversed(parts))
+        if name in ("true", "false"):
+            return Literal(name == "true", at)
+        if name == "null":
+            _refuse("null is not a value", at, "write x is null, or x is not null")
+        written = self.stripped[tree.col_offset : tree.end_col_offset].decode()
+        if unicodedata.normalize("NFKC", written) != written:
+            # Python's parser changes such a name.
+            _refuse("a field's name has characters of another form", at, "write field('…')")
+        return Field(name, at)
+
+    def quoted_field(self, tree: ast.Call) -> str | None:
+        """Return NAME of field('NAME'), or None for another call."""
+        if not isinstance(tree.func, ast.Name) or tree.func.id != "field":
+            return None
+        given = tree.args[0] if len(tree.args) == 1 and not tree.keywords else None
+        if not isinstance(given, ast.Constant) or not isinstance(given.value, str):
+            _refuse("field takes one text", self.at(tree), "write field('a name')")
+        return str(given.value)
+
+    def unary(self, tree: ast.UnaryOp) -> Node:
+        inner, at = self.node(tree.operand), self.at(tree)
+        if isinstance(tree.op, ast.Not):
+            return Call("not", (inner,), at)
+        if isinstance(tree.op, ast.Invert):
+            _refuse("~ is unknown", at, "write not")
+        if isinstance(tree.op, ast.UAdd):
+            return inner
+        if isinstance(inner, Literal) and not isinstance(inner.value, bool | str):
+            if inner.value > 1 << 63:
+                _refuse("a number is too small", at, "write a number of at least -2**63")
+            return Literal(-inner.value, at)
+        return Call("negative", (inner,), at)
+
+    def comparison(self, tree: ast.Compare) -> Call:
+        """Return a comparison. A chain becomes an "and" of its pairs."""
+        pairs = []
+        for left, operator, right in zip(
+            (tree.left, *tree.comparators), tree.ops, tree.comparators, strict=False
+        ):
+            pairs.append(self.pair(left, operator, right))
+        return pairs[0] if len(pairs) == 1 else Call("and", tuple(pairs), self.at(tree))
+
+    def pair(self, left: ast.expr, operator: ast.cmpop, right: ast.expr) -> Call:
+        at = self.at(left)
+        is_null = isinstance(right, ast.Name) and right.id == "null"
+        if isinstance(operator, ast.Is | ast.IsNot):
+            if not is_null:
+                _refuse("is compares only with null", at, "write == or !=")
+            call = Call("is null", (self.node(left),), at)
+            return call if isinstance(operator, ast.Is) else Call("not", (call,), at)
+        if is_null:
+            _refuse("a comparison with null is never true", at, "write x is null")
+        if isinstance(operator, ast.In | ast.NotIn):
+            call = Call("in", (self.node(left), *self.entries(right)), at)
+            return call if isinstance(operator, ast.In) else Call("not", (call,), at)
+        return Call(_COMPARISONS[type(operator)], (self.node(left), self.node(right)), at)
+
+    def entries(self, tree: ast.expr) -> list[Literal]:
+        """Return the literals of a list after "in". ('a') is a list of one text."""
+        at = self.at(tree)
+        if isinstance(tree, ast.Tuple | ast.List):
+            parts = tree.elts
+        elif self.stripped[: tree.col_offset].rstrip().endswith(b"("):
+            parts = [tree]
+        else:
+            _refuse("in needs a list", at, "write x in ('a', 'b')")
+        if not parts:
+            _refuse("the list after in is empty", at)
+        entries = [self.node(part) for part in parts]
+        for entry in entries:
+            if not isinstance(entry, Literal):
+                _refuse("a list holds only numbers and texts", entry.at, "write x == y or …")
+        return [entry for entry in entries if isinstance(entry, Literal)]
+
+    def call(self, tree: ast.Call) -> Node:
+        at = self.at(tree)
+        if (name := self.quoted_field(tree)) is not None:
+            return Field(name, at)
+        known = ", ".join(FUNCTIONS)
+        if not isinstance(tree.func, ast.Name) or tree.func.id not in FUNCTIONS:
+            name = tree.func.id if isinstance(tree.func, ast.Name) else "this"
+            near = difflib.get_close_matches(name, FUNCTIONS, 1)
+            advice = f"write {near[0]}" if near else f"use one of {known}"
+            _refuse(f"{name} is not a function", at, advice)
+        least, most = FUNCTIONS[tree.func.id]
+        if tree.keywords or not least <= len(tree.args) <= most:
+            count = least if least == most else f"{least} to {most}"
+            _refuse(f"{tree.func.id} takes {count} arguments, not {len(tree.args)}", at)
+        return Call(tree.func.id, tuple(map(self.node, tree.args)), at)
