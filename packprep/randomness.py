@@ -50,6 +50,7 @@ REDRAWN_NOISE_SPANS = 28
 REDRAWN_TEXT_SPANS = 29
 REDRAWN_CUT_POINTS = 30
 BALANCED_GROUPS = 31  # order of a window's groups of rows, if steps are balanced
+PASSES = 32  # whether a document is in the pass of a fraction, if `repeat` is an expression
 
 _MUL_0, _MUL_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _KEY_STEP_0, _KEY_STEP_1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)

@@ -315,7 +315,7 @@ def publish(out: Folder, plan: Plan) -> dict[str, Any] | None:
         entries.append({"file": shard_name(b), **entry, "receipt_digest": digest_of(data)})
         ledgers.append(receipt["ledger"])
     total = add_ledgers(ledgers)
-    check(total, str(out))
+    check(total, str(out), is_total=True)
     plan.max_bad_fraction = _limit_of_published(out, plan)
     _refuse_unused_sources(out, plan, total)
     _refuse_too_many_bad(out, plan, total)
@@ -432,7 +432,7 @@ def _refuse_without_rows(out: Folder, plan: Plan, total: Ledger) -> None:
     why = (
         "none has a trained token"
         if read
-        else "sample and repeat select none, or the files contain none"
+        else "sample, where and repeat select none, or the files contain none"
     )
     raise BuildError(
         f"{out}: the dataset would have no rows. {read} documents were read: {why}\n"

@@ -1,6 +1,7 @@
 """Account for every token in a ledger. A build fails unless these identities hold exactly.
 
     per source   documents read = used + rejected (by reason)
+                 documents read = Σ k · documents in k passes (if `repeat` is an expression)
                  tokens read = used + truncated + dropped (by reason)
                  slots = tokens used + added + padding inside segments (pad_seq_to_mult)
     in total     rows · seq_length = Σ slots + row padding
@@ -24,7 +25,7 @@ from packprep.documents.store import StoredDocuments
 from packprep.errors import BuildError, PlanError
 from packprep.format.json_files import newer_version
 from packprep.objectives.objective import Task, TaskTable
-from packprep.recipe import Recipe
+from packprep.recipe import Recipe, Source
 
 Ledger = Mapping[str, Any]
 """For a shard or a dataset: the counts of documents, tokens and slots, by source and by task."""
@@ -45,6 +46,17 @@ The key is written only if the count is not 0.
 """
 ENCODER = "encoder_slots"
 """The key that counts slots of prefixes. It exists if rows have two sequences."""
+FILTERED = "filtered"
+"""The key that counts documents of a source that `where` or `repeat` uses in no pass.
+
+These documents are neither read nor rejected. The key is written only if the count is not 0.
+"""
+PASSES = "passes"
+"""The key that maps a number of passes, as text, to the number of documents with this many passes.
+
+It is written only if `repeat` is an expression. Documents count where pass 0 reads them, even if
+they are rejected. Filtered documents are not included.
+"""
 WEIGHTED, MEDIA = "weighted", "media"
 """The keys that count slots of a source. A key is written only if its count is not 0.
 
@@ -97,7 +109,12 @@ def shard_ledger(
         used = int(segments.tokens[in_source].sum())
         total = int(padded[in_source].sum())
         sources[name] = {
-            "documents": {"read": read, "used": read - sum(reasons.values()), "rejected": reasons},
+            "documents": {
+                "read": read,
+                "used": read - sum(reasons.values()),
+                "rejected": reasons,
+                **_of_passes(documents.passes.get(name, {}), recipe.sources[s]),
+            },
             "tokens": {
                 "read": int(lengths[was_read].sum())
                 + sum(dropped[reason] for reason in before_tokenization),
@@ -123,6 +140,16 @@ def shard_ledger(
         "last_row_padding": last_row_padding,
     }
     return add_ledgers((of_rows, segment_counts(names, tasks, segments, recipe)))
+
+
+def _of_passes(counts: Mapping[int, int], source: Source) -> dict[str, Any]:
+    """Return the keys FILTERED and PASSES of a source. Keys without a count are left out.
+
+    `counts` maps a number of passes to a number of documents, as `Documents.passes`.
+    """
+    found: dict[str, Any] = {FILTERED: counts[0]} if counts.get(0) else {}
+    of_used = {str(number): counts[number] for number in sorted(counts) if number}
+    return found | ({PASSES: of_used} if of_used and isinstance(source.repeat, str) else {})
 
 
 def _sums(counts: Mapping[str, np.ndarray], chosen: np.ndarray) -> dict[str, int]:
@@ -270,10 +297,11 @@ def _add(total: dict[str, Any], part: Ledger, sign: int = 1) -> None:
             total[key] = total.get(key, 0) + sign * value
 
 
-def imbalances(ledger: Ledger) -> list[str]:
+def imbalances(ledger: Ledger, is_total: bool = False) -> list[str]:
     """Return a text for each identity of the ledger that does not hold; [] if the ledger balances.
 
-    For example "rows · seq_length = Σ slots + row padding: 512 ≠ 504".
+    For example "rows · seq_length = Σ slots + row padding: 512 ≠ 504". `is_total` says whether this
+    is the sum of the ledgers of all shards. One shard does not have all passes of its documents.
     """
     pairs = []
     for name, source in ledger["sources"].items():
@@ -287,6 +315,9 @@ def imbalances(ledger: Ledger) -> list[str]:
             (f"{name}: slots = used + added + padding", slots["total"], filled),
             (f"{name}: tokens used = tokens in slots", tokens["used"], slots["used"]),
         ]
+        if is_total and PASSES in documents:
+            in_passes = sum(int(k) * count for k, count in documents[PASSES].items())
+            pairs.append((f"{name}: documents read = Σ passes", documents["read"], in_passes))
     total = sum(source["slots"]["total"] for source in ledger["sources"].values())
     pairs.append(
         (
@@ -306,7 +337,7 @@ def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
     Raises:
         PlanError: If a newer version wrote a count that this version does not know.
     """
-    reasons = ("documents", "rejected"), ("tokens", "dropped")
+    reasons = ("documents", "rejected"), ("tokens", "dropped"), ("documents", PASSES)
     source = {
         "documents": {"read": 0, "used": 0, "rejected": {}},
         "tokens": {"read": 0, "used": 0, "truncated": 0, "dropped": {}},
@@ -334,20 +365,22 @@ def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
             "added": ADDED_LATER,
             "slots": (WEIGHTED, MEDIA),
             "tokens": (APART, HISTORY),
+            "documents": (FILTERED, PASSES),
         }.get(path[0] if path[:1] == ("tasks",) else path[-1] if path else "", ())
         unknown = set() if path[-2:] in reasons else part.keys() - form.keys() - set(later)
         if unknown and path not in (("sources",), ("tasks",)):
             raise PlanError(f"ledger: {newer_version('.'.join((*path, min(unknown))))}")
         if unknown:
             return False
-        return all(fits(part[key], form.get(key, 0), (*path, key)) for key in part)
+        forms = {PASSES: {}, **form}
+        return all(fits(part[key], forms.get(key, 0), (*path, key)) for key in part)
 
     return fits(value, form, ())
 
 
-def check(ledger: Ledger, where: str) -> None:
+def check(ledger: Ledger, where: str, is_total: bool = False) -> None:
     """Raise a BuildError if a ledger does not balance. The message lists the `imbalances`."""
-    wrong = imbalances(ledger)
+    wrong = imbalances(ledger, is_total)
     if wrong:
         raise BuildError(
             f"{where}: the ledger does not balance ({'; '.join(wrong)})\n"

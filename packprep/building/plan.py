@@ -43,6 +43,7 @@ from packprep.objectives.tasks import (
 from packprep.recipe import Recipe, Source, from_normalised
 from packprep.sources.files import Files, absolute_prefix
 from packprep.sources.formats import IdStream, check_format
+from packprep.sources.passes import Passes
 from packprep.sources.slices import (
     IN_STORE,
     MOST_PIECES,
@@ -68,6 +69,7 @@ def recipe_of(stored: Mapping[str, Any]) -> Recipe:
         recipe = from_normalised(stored["recipe"], stored["engine"]["name"], stored["made_with"])
         for i, source in enumerate(recipe.sources):
             check_format(source.format, i)
+            Passes.of(source, i)
         recipe = complete(recipe, stored["made_with"])
     except RecipeError as error:
         raise PlanError(f"plan.json: recipe: {error}") from error

@@ -91,6 +91,7 @@ class SourceForm(_Part):
     estimates: list[dict[str, Any]] | None = None
     patterns: Annotated[list[RelativeName], msgspec.Meta(min_length=1)] | None = None
     store: Digest | None = None
+    pass_shares: list[Annotated[float, msgspec.Meta(ge=0, le=1)]] | None = None
 
 
 class FileForm(_Part):

@@ -62,10 +62,11 @@ from packprep.objectives.tasks import (
     task_table,
     whole_recipe,
 )
-from packprep.recipe import DocumentKeys, Recipe, fingerprint, normalised, without_places
+from packprep.recipe import DocumentKeys, Recipe, Source, fingerprint, normalised, without_places
 from packprep.sources.files import Files, find_files
 from packprep.sources.first_look import first_look
 from packprep.sources.formats import FORMATS
+from packprep.sources.passes import Passes
 from packprep.sources.slices import (
     IN_STORE,
     MOST_PIECES,
@@ -122,7 +123,7 @@ class Inputs:
                     files.sizes * np.array(list(starmap(_text_per_byte, files.kinds)))[files.kind]
                 )
                 low, high = source.sample
-                total += float(text_bytes.sum()) * source.repeat * float(high - low)
+                total += float(text_bytes.sum()) * most_passes(source) * float(high - low)
         return round(total)
 
     @cached_property
@@ -202,6 +203,7 @@ def look_up(recipe: Recipe, moved: Mapping[str, str], is_store: bool = False) ->
             found.append((files.root, files))
         else:
             found.append(find_files(source, i, recipe.base, moved.get(source.name)))
+        _refuse_without_fields(source, i, found[-1][1])
     if not any(files.sizes.any() for _, files in found):
         first = next(
             (os.path.join(files.root, files.names[0]) for _, files in found if len(files)),
@@ -223,6 +225,28 @@ def look_up(recipe: Recipe, moved: Mapping[str, str], is_store: bool = False) ->
     template = template_of(template, stores)
     prefixes, of_sources = tuple(p for p, _ in found), tuple(files for _, files in found)
     return Inputs(recipe, vocabulary, prefixes, of_sources, template, stores, is_store)
+
+
+def _refuse_without_fields(source: Source, i: int, files: Files) -> None:
+    """Raise RecipeError if an expression of source `i` reads fields, but a file has none."""
+    if Passes.of(source, i) is None:
+        return
+    key = "where" if source.where is not None else "repeat"
+    if files.root.startswith(IN_STORE):
+        raise RecipeError(
+            f"sources[{i}].{key}: the token store of source {source.name!r} has no fields\n"
+            "hint: build this source from its files",
+            ("sources", i, key),
+        )
+    for kind, (format, _) in enumerate(files.kinds):
+        if not FORMATS[format].has_fields:
+            name = files.names[int(np.flatnonzero(files.kind == kind)[0])]
+            raise RecipeError(
+                f"sources[{i}].{key}: {os.path.join(files.root, name)} is read as {format}, whose"
+                " documents have no fields\n"
+                f"hint: leave {key} out, or make the file a source of its own",
+                ("sources", i, key),
+            )
 
 
 def look_up_each(
@@ -312,7 +336,7 @@ def make_plan(
     if inputs.chat_template is not None and is_chat:
         _warn_of_template(inputs, inputs.chat_template, say)
     for source, estimate in zip(sources, estimates, strict=True):
-        source.ratios = estimate.ratios
+        source.ratios, source.pass_shares = estimate.ratios, estimate.pass_shares
     # Verification computes these values again from the other values of the plan.
     rates = [estimate.tokens_per_byte for estimate in estimates]
     has_chats = recipe.output.shard_text_bytes == "auto" and is_chat
@@ -653,6 +677,7 @@ def stored_estimates(
         ),
         "relative_error": estimates.error_of(source),
         **({"estimates": known} if known else {}),
+        **({} if estimates.pass_shares is None else {"pass_shares": estimates.pass_shares}),
     }
 
 
@@ -690,7 +715,8 @@ def made_with() -> dict[str, str]:
 def repeats(recipe: Recipe, once: Sequence[int], tokens_per_byte: Sequence[float]) -> list[float]:
     """Return the repeat of each source: the recipe's value, or the value that its share requires.
 
-    Repeats that follow from shares are rounded to six digits.
+    Repeats that follow from shares are rounded to six digits. For an expression, the result is its
+    upper limit.
 
     Args:
         recipe: The recipe.
@@ -702,7 +728,7 @@ def repeats(recipe: Recipe, once: Sequence[int], tokens_per_byte: Sequence[float
     """
     shares = [source.share for source in recipe.sources]
     if shares[0] is None:
-        return [source.repeat for source in recipe.sources]
+        return [most_passes(source, i) for i, source in enumerate(recipe.sources)]
     whole = sum(share for share in shares if share is not None)
     tokens = []
     for source, size, of_byte in zip(recipe.sources, once, tokens_per_byte, strict=True):
@@ -726,6 +752,18 @@ def repeats(recipe: Recipe, once: Sequence[int], tokens_per_byte: Sequence[float
                 "hint: ask for fewer tokens, or give the source more text"
             )
     return found
+
+
+def most_passes(source: Source, index: int = 0) -> float:
+    """Return the recipe's `repeat` of a source without a share. For an expression, its upper limit.
+
+    `index` is the index of the source, for messages.
+    """
+    if not isinstance(source.repeat, str):
+        return source.repeat
+    passes = Passes.of(source, index)
+    assert passes is not None
+    return passes.most
 
 
 CHATS_PART = 8

@@ -36,7 +36,9 @@ _FIXED = (
     "train_empty_reasoning",
 )
 _FIXED_OF_TOKENS = ("append_eos", "prepend_bos")
-_OF_USE = ("name", "paths", "format", "repeat", "share", "sample", "tasks")
+_OF_USE = (
+    *("name", "paths", "format", "where", "repeat", "max_repeat", "share", "sample", "tasks"),
+)
 
 
 def of_store(recipe: Recipe) -> Recipe:
@@ -45,7 +47,10 @@ def of_store(recipe: Recipe) -> Recipe:
     It is the dataset's recipe, but with each document used once.
     """
     sources = tuple(
-        replace(s, repeat=1.0, share=None, sample=(0.0, 1.0), tasks=None) for s in recipe.sources
+        replace(
+            s, where=None, repeat=1.0, max_repeat=None, share=None, sample=(0.0, 1.0), tasks=None
+        )
+        for s in recipe.sources
     )
     whole = replace(recipe, total_tokens=0, sources=sources)
     if not recipe.seq_lengths:
@@ -132,8 +137,9 @@ KEYS_OF_FILES = tuple(key for key in Source.__dataclass_fields__ if key not in _
 def _source_in(store: TokenStore, source: Source, i: int) -> Source:
     """In a token store, find the source with the name of `source`, and return it.
 
-    Without a name, `source` means the only source of the store. The `repeat`, `share`, `sample` and
-    `tasks` of the result are taken from `source`. `i` is the index of `source`, for messages.
+    Without a name, `source` means the only source of the store. The keys of the result that say how
+    documents are used, such as `repeat`, are taken from `source`. `i` is the index of `source`, for
+    messages.
 
     Raises:
         RecipeError: If the store has no source of this name.

@@ -176,9 +176,11 @@ def recipe_of(
         _refuse_secrets(recipe)
         from packprep.objectives.tasks import complete
         from packprep.sources.formats import check_format
+        from packprep.sources.passes import Passes
 
         for i, source in enumerate(recipe.sources):
             check_format(source.format, i)
+            Passes.of(source, i)
         return complete(recipe)
     except RecipeError as error:
         raise RecipeError(f"{_place(error.key, typed, recipes)}{error}", error.key) from None

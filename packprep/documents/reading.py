@@ -5,6 +5,7 @@ remains after this step.
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -39,8 +40,10 @@ from packprep.sources.formats import (
     Keep,
     Reject,
     Slice,
+    by_fields,
     position_of,
 )
+from packprep.sources.passes import ByFields
 from packprep.sources.slices import ALL, PlannedSource
 from packprep.tokenizer.encoding import TEXT_REASONS, Tokens, tokenize
 from packprep.tokenizer.engines.engine import Engine, EngineFault
@@ -233,6 +236,9 @@ class Documents:
         training: Trained spans and weights. None if no document has spans or weights.
         rejected: The rejected documents.
         read: Number of documents read per source.
+        passes: For each source with an expression in `where` or `repeat`, maps a number of passes
+            to the number of documents with this many passes. Documents count in pass 0. Entry 0
+            counts the filtered documents.
         dropped_tokens: Number of tokens in documents that were dropped after tokenization, by
             source and reason.
         text_digests: Digest per source: xxh3-128 of the text bytes that were read. For sources of
@@ -253,6 +259,7 @@ class Documents:
     # Maps source → reason → number of tokens.
     dropped_tokens: dict[str, dict[str, int]] = field(default_factory=dict)
     text_digests: dict[str, str] = field(default_factory=dict)  # source → digest
+    passes: dict[str, Counter[int]] = field(default_factory=dict)
 
 
 def is_bad(reason: str) -> bool:
@@ -284,28 +291,37 @@ def in_sample(source: PlannedSource, file: int, positions: np.ndarray) -> np.nda
     return (u >= low) & (u < high)
 
 
+def file_key(source: PlannedSource, file: int) -> np.uint64:
+    """Return the random key of a file. `file` is an index into the plan's files."""
+    return text_key(source.seed, source.name, source.files.names[file - source.first_file])
+
+
 def keeps_all(source: PlannedSource, use: int) -> bool:
     """Return whether pass `use` reads all documents of a source.
 
-    The hash split (`sample`) or a fractional `repeat` may leave out documents.
+    The hash split (`sample`), a fractional `repeat` or an expression in `where` or `repeat` may
+    leave out documents.
     """
-    return source.sample == ALL and source.kept_of_use(use) == 1
+    return source.passes is None and source.sample == ALL and source.kept_of_use(use) == 1
 
 
 def keeper(source: PlannedSource, use: int, piece: int) -> Keep | None:
     """Return the selector of the documents that a pass keeps from a split, or None to keep all.
 
-    The hash split (`sample`) and a fractional `repeat` leave out documents. With a fractional
-    `repeat`, the selector of the last pass is a `Choice`. For a split of text files, the plan
-    contains the sizes of the documents. Therefore `keeper` calls this Choice itself, and returns a
-    function that looks up the results.
+    The hash split (`sample`), the expressions of the source and a fractional `repeat` leave out
+    documents. With expressions, the selector is a `ByFields`. With a fractional `repeat`, the
+    selector of the last pass is a `Choice`. For a split of text files, the plan contains the sizes
+    of the documents. Therefore `keeper` calls this Choice itself, and returns a function that looks
+    up the results.
 
     Args:
         source: The planned source.
         use: Number of the pass.
         piece: Index of the split in the source.
     """
-    sample = None if source.sample == ALL else partial(in_sample, source)
+    sample: Keep | None = None if source.sample == ALL else partial(in_sample, source)
+    if source.passes is not None:
+        sample = ByFields(source.passes, use, partial(file_key, source), sample)
     part = source.kept_of_use(use)
     if part == 1:
         return sample
@@ -349,24 +365,25 @@ def kept_by_plan(source: PlannedSource, use: int, file: int, positions: np.ndarr
     """Return which documents of a file pass `use` may keep, bool[n]. The file is not read.
 
     The hash split (`sample`) and the sizes of text files are known from the plan. If
-    `chosen_by_size` returns True for the file, the pass keeps only some of the documents that have
-    True in the result. The sizes of the documents, which are not in the plan, determine which.
+    `chosen_by_content` returns True for the file, the pass keeps only some of the documents that
+    have True in the result. Their sizes and fields, which are not in the plan, determine which.
     """
     piece = next(iter(source.pieces.of_file(file - source.first_file)), None)
     keep = None if piece is None else keeper(source, use, piece)
-    if isinstance(keep, Choice):
+    while isinstance(keep, Choice | ByFields):
         keep = keep.sample
     return np.ones(len(positions), np.bool_) if keep is None else keep(file, positions)
 
 
-def chosen_by_size(source: PlannedSource, use: int, file: int) -> bool:
+def chosen_by_content(source: PlannedSource, use: int, file: int) -> bool:
     """Return whether the file must be read to know which of its documents pass `use` keeps.
 
-    In the last pass of a fractional `repeat`, the sizes of the documents determine the selection.
-    The plan contains these sizes only for text files.
+    The expressions of a source select by fields. In the last pass of a fractional `repeat`, the
+    sizes of the documents determine the selection. The plan contains these sizes only for text
+    files.
     """
     is_text = position_of(*source.formats[file - source.first_file]) == "whole"
-    return not is_text and source.kept_of_use(use) < 1
+    return source.passes is not None or (not is_text and source.kept_of_use(use) < 1)
 
 
 @dataclass(frozen=True)
@@ -405,8 +422,7 @@ class TextReader:
         if source.in_store:
             yield from self._read_store(source, part, keep, digest)
             return
-        name = source.files.names[part.file - source.first_file]
-        place = source, part.file, part.use, text_key(source.seed, source.name, name)
+        place = source, part.file, part.use, file_key(source, part.file)
         how = self.settings, self.template, keep
         batches = read_supervised(
             part, source.source, *how, decoders=self.decoders, kinds=source.kinds
@@ -601,6 +617,9 @@ class DocumentsBuilder:
         self.read = {source.name: 0 for source in sources}
         self.dropped: dict[str, dict[str, int]] = {source.name: {} for source in sources}
         self.text_bytes = 0
+        self._passes: dict[str, Counter[int]] = {
+            source.name: Counter() for source in sources if source.passes is not None
+        }
 
     def digest(self, source: PlannedSource) -> xxhash.xxh3_128:
         """Return the running digest of the data that was read from a source."""
@@ -634,6 +653,10 @@ class DocumentsBuilder:
         if self._most_bytes is not None:
             n_read = sum(self.read.values())
             refuse_beyond(part.path, n_read, self.text_bytes, self._most_bytes)
+
+    def add_passes(self, source: PlannedSource, counts: Mapping[int, int]) -> None:
+        """Add the `ByFields.counts` of a work range."""
+        self._passes[source.name].update(counts)
 
     def _unused(
         self, source: PlannedSource, batch: ReadDocuments, lengths: np.ndarray, used: np.ndarray
@@ -693,8 +716,7 @@ class DocumentsBuilder:
         """
         ids = batch.tokens.ids if used.all() else batch.tokens.ids[np.repeat(used, lengths)]
         if part.file not in self._file_keys:
-            name = source.files.names[part.file - source.first_file]
-            self._file_keys[part.file] = text_key(source.seed, source.name, name)
+            self._file_keys[part.file] = file_key(source, part.file)
         numbers = np.cumsum(used) - 1
         trained = {int(numbers[i]): own for i, own in batch.trained.items() if used[i]}
         same = part.file, source.index, part.use, self._file_keys[part.file]
@@ -733,6 +755,7 @@ class DocumentsBuilder:
             self.read,
             self.dropped,
             {source.name: _said(self._digests[source.name], source) for source in self._sources},
+            self._passes,
         )
 
 
@@ -792,6 +815,9 @@ def read_into(
             tokens = int(batch.tokens.offsets[-1] - batch.tokens.offsets[0])
             n_bytes = int(batch.text_bytes.sum())
             progress(count, n_bytes, tokens, len(first.rejected) - before)
+    if (chosen := by_fields(keep)) is not None:
+        for builder in builders:
+            builder.add_passes(source, chosen.counts)
 
 
 def _marked(

@@ -154,7 +154,9 @@ class _Noted(Choice):
         self.positions: list[np.ndarray] = []
         self.sizes: list[np.ndarray] = []
 
-    def __call__(self, file: int, positions: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    def __call__(
+        self, file: int, positions: np.ndarray, sizes: np.ndarray, *others: Any
+    ) -> np.ndarray:
         self.positions.append(np.array(positions, np.int64))
         self.sizes.append(np.array(sizes, np.int64))
         return np.ones(len(positions), np.bool_)

@@ -22,7 +22,7 @@ from packprep.conversations.training import tokenize_supervised
 from packprep.dataset.segments import Segments
 from packprep.documents.reading import (
     ReadDocuments,
-    chosen_by_size,
+    chosen_by_content,
     in_sample,
     kept_by_plan,
     take_tokens,
@@ -272,7 +272,7 @@ class _Found:
                 " this document"
             )
             return {**described, "outcome": "not sampled", "why": why}
-        if not kept_by_plan(self._source, use, file, at)[0] or chosen_by_size(
+        if not kept_by_plan(self._source, use, file, at)[0] or chosen_by_content(
             self._source, use, file
         ):
             why = (

@@ -168,6 +168,13 @@ Side = Annotated[
     ),
 ]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
+Passes = Annotated[
+    float | str,
+    Meta(
+        title="a number, 1e-9 … 1000, or an expression over the fields of a record",
+        extra={"given": Annotated[float, Meta(ge=1e-9, le=1000)] | Text},
+    ),
+]
 Interval = Annotated[
     tuple[Fraction, Fraction],
     Meta(
@@ -304,16 +311,39 @@ class Source:
             later=True,
         ),
     ] = "auto"
+    where: (
+        Annotated[
+            Text,
+            _key(
+                'a condition on the fields of a record, such as "score >= 3"; other documents are'
+                " left out and counted as filtered",
+                later=True,
+            ),
+        ]
+        | None
+    ) = None
     repeat: Annotated[
-        float,
+        Passes,
         _key(
             "number of passes per document, each with its own order and randomness; 2.5:"
-            " all twice, half of them a third time",
-            "a number, 1e-9 … 1000",
-            ge=1e-9,
-            le=1000,
+            ' all twice, half of them a third time; an expression such as "clip(score - 1, 0, 4)":'
+            " by the fields of each record",
         ),
     ] = 1.0
+    max_repeat: (
+        Annotated[
+            float,
+            _key(
+                "upper limit for a repeat that is an expression; necessary if no limit follows"
+                " from the expression",
+                "a number, 1e-9 … 1000",
+                later=True,
+                ge=1e-9,
+                le=1000,
+            ),
+        ]
+        | None
+    ) = None
     share: (
         Annotated[
             float,

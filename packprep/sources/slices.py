@@ -29,6 +29,7 @@ from packprep.randomness import PIECE_ORDER, bits64, permute, text_key
 from packprep.recipe import Source
 from packprep.sources.files import Files, Pieces
 from packprep.sources.formats import FORMATS, PIECE_BYTES, IdStream, Slice, position_of
+from packprep.sources.passes import Passes
 from packprep.storage import is_url
 
 _WEIGHT_BITS = 16  # The kept fraction of a split is an integer in units of 2⁻¹⁶.
@@ -57,7 +58,8 @@ def _chunks(size: int) -> Iterator[slice]:
 class PlannedSource:
     """A source with the values that the plan resolved: files, ratios, passes and hash split.
 
-    A ratio is the estimated number of text bytes per 1024 bytes of a format's splits.
+    A ratio is the estimated number of text bytes per 1024 bytes of a format's splits. Only the
+    documents that `where` and `repeat` keep in pass 0 count.
     """
 
     def __init__(
@@ -82,8 +84,8 @@ class PlannedSource:
             prefix: Folder or URL of the files, UNREAD, or IN_STORE followed by a store's location.
             files: The files of the source.
             first_file: Index of the source's first file among all files of the plan.
-            resolved: The plan's record of the source, with `ratios`, `repeat`, `step_bytes`,
-                `prefix` and `store`.
+            resolved: The plan's record of the source, with `ratios`, `repeat`, `pass_shares`,
+                `step_bytes`, `prefix` and `store`.
             seed: Random seed of the build.
             in_order: Whether passes read the splits in file order instead of a keyed order. This is
                 the case when a token store is written.
@@ -106,6 +108,9 @@ class PlannedSource:
         self.planned_at_url = is_url(resolved.get("prefix", prefix))
         self.ratios: Mapping[str, int] = resolved["ratios"]
         self.repeat: float = resolved["repeat"]
+        self.pass_shares: Sequence[float] | None = resolved.get("pass_shares")
+        """For each pass, the estimated text bytes relative to pass 0. None if each pass reads all
+        documents, except a partial last pass. It is set if `repeat` is an expression."""
         self.step_bytes: int = resolved.get("step_bytes", 1 << 20)
         self._store_digest: str | None = resolved.get("store")
         self.formats = files.formats
@@ -133,6 +138,11 @@ class PlannedSource:
             )
         return found
 
+    @cached_property
+    def passes(self) -> Passes | None:
+        """Return the expressions that determine the passes of each document, or None."""
+        return Passes.of(self.source, self.index)
+
     @property
     def uses(self) -> int:
         """Return the number of passes over the documents. The last pass may be partial."""
@@ -142,9 +152,16 @@ class PlannedSource:
     def kept_of_use(self, use: int) -> Fraction:
         """Return the fraction of all documents to read in pass number `use`.
 
-        The fraction is 1, except in the last pass if `repeat` is not an integer.
+        The fraction is 1, except in the last pass if `repeat` is not an integer. It is also 1 if
+        `repeat` is an expression, because a `ByFields` then selects the documents of each pass.
         """
+        if isinstance(self.source.repeat, str):
+            return Fraction(1)
         return min(Fraction(1), Fraction(self.repeat) - use)
+
+    def _share_of_use(self, use: int) -> Fraction:
+        """Return the estimated text bytes of pass `use`, relative to a whole pass."""
+        return self.kept_of_use(use) if self.pass_shares is None else Fraction(self.pass_shares[use])
 
     @cached_property
     def pieces(self) -> Pieces:
@@ -211,7 +228,7 @@ class PlannedSource:
         for first in range(0, self.uses if size else 0, at_once):
             uses = range(first, min(first + at_once, self.uses))
             some = slice(uses.start, uses.stop)
-            kept = [int(self.kept_of_use(use) * sampled * (1 << _WEIGHT_BITS)) for use in uses]
+            kept = [int(self._share_of_use(use) * sampled * (1 << _WEIGHT_BITS)) for use in uses]
             pieces[some] = order = self.order(uses)
             weights = own[order]
             weights *= np.array(kept, np.int64)[:, None]

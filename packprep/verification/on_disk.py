@@ -383,9 +383,11 @@ def sound_ledgers(
 
 
 def check_sum(manifest: Manifest, total: Ledger, faults: Faults) -> None:
-    """Check P16: the manifest's ledger is the sum of the receipts' ledgers."""
+    """Check P16: the manifest's ledger is the sum of the receipts' ledgers, and balances."""
     if total != manifest["ledger"]:
         faults.add("P16", MANIFEST_NAME, "the ledger is not the sum of the receipts' ledgers")
+    for wrong in imbalances(total, is_total=True):
+        faults.add("P16", MANIFEST_NAME, wrong)
 
 
 TOLERANCE = 4e-9

@@ -42,6 +42,7 @@ from packprep.sources.formats.batch import (
     Reject,
     Slice,
     Supervision,
+    by_fields,
 )
 from packprep.sources.formats.compressed import Decoders
 from packprep.sources.formats.fields import Fields
@@ -61,6 +62,7 @@ __all__ = [
     "Keep",
     "Reject",
     "Slice",
+    "by_fields",
     "bytes_of_pieces",
     "bytes_per_token",
     "check_format",
@@ -186,6 +188,11 @@ class Format:
         pyarrow takes 0.3 s to import, and most corpora are line files, which do not need it.
         """
         return cast(FormatModule, import_module(f"{__name__}.{self.file}"))
+
+    @property
+    def has_fields(self) -> bool:
+        """Return whether documents are records with fields: JSON objects or rows of a table."""
+        return self.json or (self.position == "number" and not self.indexed)
 
     def counts(
         self, sizes: np.ndarray, compression: str, piece_bytes: int = PIECE_BYTES

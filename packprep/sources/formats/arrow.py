@@ -23,9 +23,12 @@ from packprep.sources.formats.batch import Batch, BatchBuilder, Choice, Keep, Sl
 from packprep.sources.formats.compressed import Decoders
 from packprep.sources.formats.fields import Fields
 from packprep.sources.formats.table import (
+    Column,
     arrow_errors,
     check_block,
+    field_values,
     find_columns,
+    find_field_columns,
     find_token_columns,
     list_lengths,
     read_lists,
@@ -77,18 +80,19 @@ def read(
                 )
         # The file is mapped, so only the pages of the needed columns are loaded.
         with pa.PythonFile(file, "r") if is_url(part.path) else pa.memory_map(part.path) as source:
-            columns = _columns(part, source, index, text_key, fields)
+            every = _columns(part, source, index, text_key, fields, keep)
             low = 0 if isinstance(keep, Choice) else begin
-            columns = {key: column.slice(low, end - low) for key, column in columns.items()}
+            columns, chosen_by = (
+                {key: column.slice(low, end - low) for key, column in some.items()}
+                for some in every
+            )
             batch = BatchBuilder(part.file)
             first = sum(index.rows[: part.piece])
+            how = first + low, keep, batch_bytes, first + begin, chosen_by
             if part.format == "arrow_tokens":
-                rows_of = columns, text_key, first + low, keep, batch_bytes, first + begin
-                yield from read_lists(part.file, *rows_of)
+                yield from read_lists(part.file, columns, text_key, *how)
                 return
-            yield from read_rows(
-                batch, columns, text_key, fields, first + low, keep, batch_bytes, first + begin
-            )
+            yield from read_rows(batch, columns, text_key, fields, *how)
             yield from batch.take()
 
 
@@ -111,18 +115,25 @@ def bytes_per_token(part: Slice, text_key: str) -> float | None:
     with _opened(part.path, part.size) as file:
         index = _index(file, part.size)
         with pa.PythonFile(file, "r") if is_url(part.path) else pa.memory_map(part.path) as source:
-            lengths = list_lengths(_columns(part, source, index, text_key, None)[text_key])
+            columns, _ = _columns(part, source, index, text_key, None, None)
+            lengths = list_lengths(columns[text_key])
     begin = index.offsets[part.piece]
     end = min((offset for offset in index.offsets if offset > begin), default=part.size)
     return (end - begin) / int(lengths.sum()) if lengths.any() else None
 
 
 def _columns(
-    part: Slice, source: pa.NativeFile, index: BatchIndex, text_key: str, fields: Fields | None
-) -> dict[str, pa.Array]:
-    """Return key → values for the record batch that the work range `part` belongs to.
+    part: Slice,
+    source: pa.NativeFile,
+    index: BatchIndex,
+    text_key: str,
+    fields: Fields | None,
+    keep: Keep | None,
+) -> tuple[dict[str, pa.Array], dict[str, pa.Array]]:
+    """Return values of the record batch that the work range `part` belongs to.
 
-    `find_columns` or `find_token_columns` selects the keys.
+    The first dict maps the keys that `find_columns` or `find_token_columns` selects to their
+    values. The second dict maps the fields that `keep` reads to their values.
     """
     source.seek(0)  # At a URL, this is the same file object that the index was read from.
     schema = (pa.ipc.open_stream if index.is_stream else pa.ipc.open_file)(source).schema
@@ -141,9 +152,17 @@ def _columns(
             ]
 
         columns = find_columns(part.path, schema, text_key, fields, sizes_of)
-    wanted = sorted({column.number for column in columns.values()})
+    chosen_by = find_field_columns(part.path, schema, keep)
+    wanted = sorted({column.number for column in (*columns.values(), *chosen_by.values())})
     arrays = [_validated(array) for array in _arrays(part.piece, source, index, schema, wanted)]
-    return {key: column.of(arrays[wanted.index(column.number)]) for key, column in columns.items()}
+
+    def values_of(column: Column) -> pa.Array:
+        return column.of(arrays[wanted.index(column.number)])
+
+    return {key: values_of(column) for key, column in columns.items()}, {
+        name: field_values(values_of(column), column.type_in(schema))
+        for name, column in chosen_by.items()
+    }
 
 
 def _arrays(

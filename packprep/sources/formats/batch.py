@@ -29,6 +29,7 @@ import numpy as np
 
 from packprep.errors import SourceError
 from packprep.randomness import REPEAT, words
+from packprep.sources.passes import ByFields, ReadFields
 from packprep.storage import is_url, locate
 
 _CLASSES = 64
@@ -44,11 +45,16 @@ class Choice:
     Args:
         key: Random key of the split in this pass.
         fraction: Fraction of the documents to take, in units of 2⁻³², below 2³².
-        sample: Function (file, positions) → bool[n] that gives the documents to choose from. None
-            means all documents.
+        sample: Function (file, positions) → bool[n] or `ByFields` that gives the documents to
+            choose from. None means all documents.
     """
 
-    def __init__(self, key: np.uint64, fraction: int, sample=None):
+    def __init__(
+        self,
+        key: np.uint64,
+        fraction: int,
+        sample: "Callable[[int, np.ndarray], np.ndarray] | ByFields | None" = None,
+    ):
         self.key, self.fraction, self.sample = key, np.uint64(fraction), sample
         self.seen = np.zeros(_CLASSES, np.int64)
         """int64[classes], the number of documents so far in each size class.
@@ -57,20 +63,27 @@ class Choice:
         """
         self._shift = words(key, REPEAT, np.arange(_CLASSES)).astype(np.uint64)
 
-    def __call__(self, file: int, positions: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    def __call__(
+        self,
+        file: int,
+        positions: np.ndarray,
+        sizes: np.ndarray,
+        read_fields: ReadFields | None = None,
+        own: np.ndarray | None = None,
+    ) -> np.ndarray:
         """Return which of the next documents are taken, bool[n].
 
         Args:
             file: Index of the documents' file.
             positions: int64[n], positions of the documents.
             sizes: int64[n], sizes of the documents, at least 0.
+            read_fields: As in `kept`.
+            own: bool[n], which documents are in the work range, or None if all are. A `ByFields`
+                counts only these.
         """
         taken = np.zeros(len(positions), np.bool_)
-        among = (
-            np.arange(len(positions))
-            if self.sample is None
-            else np.flatnonzero(self.sample(file, positions))
-        )
+        own = np.ones(len(positions), np.bool_) if own is None else own
+        among = np.flatnonzero(_selected(self.sample, file, positions, read_fields, own))
         of_class = np.frexp(sizes[among].astype(np.float64))[1]
         order = np.argsort(of_class, kind="stable")
         sorted_class, count = of_class[order], np.bincount(of_class, minlength=_CLASSES)
@@ -83,6 +96,22 @@ class Choice:
         before = number.astype(np.uint64) * self.fraction + self._shift[sorted_class]
         taken[among[order]] = (before + self.fraction) >> _32 > before >> _32
         return taken
+
+
+def _selected(
+    keep: "Callable[[int, np.ndarray], np.ndarray] | ByFields | None",
+    file: int,
+    positions: np.ndarray,
+    read_fields: ReadFields | None,
+    own: np.ndarray,
+) -> np.ndarray:
+    """Return which documents a selector that is not a `Choice` selects, bool[n]."""
+    if keep is None:
+        return np.ones(len(positions), np.bool_)
+    if isinstance(keep, ByFields):
+        assert read_fields is not None, "planning refuses expressions for formats without fields"
+        return keep(file, positions, read_fields, own)
+    return np.asarray(keep(file, positions), np.bool_)
 
 
 PIECE_BYTES = 4 << 20  # bytes per split of an uncompressed line file
@@ -130,10 +159,17 @@ BAD_REASONS = (
     "bad_mask",
 )
 
-Keep = Callable[[int, np.ndarray], np.ndarray] | Choice
-"""Function (file, positions int64[n]) → bool[n] that selects the documents to decode. A `Choice`
-also takes the sizes of the documents, and is called with all documents from the start of a split.
+Keep = Callable[[int, np.ndarray], np.ndarray] | ByFields | Choice
+"""Function (file, positions int64[n]) → bool[n] that selects the documents to decode. A `ByFields`
+also takes the fields of the records. A `Choice` also takes the sizes of the documents, and is
+called with all documents from the start of a split.
 """
+
+
+def by_fields(keep: Keep | None) -> ByFields | None:
+    """Return the `ByFields` that a selector consists of or contains, or None."""
+    keep = keep.sample if isinstance(keep, Choice) else keep
+    return keep if isinstance(keep, ByFields) else None
 
 
 class Reject(NamedTuple):
@@ -336,7 +372,12 @@ def slices(sizes: np.ndarray, n_bytes: int) -> Iterator[slice]:
 
 
 def kept(
-    keep: Keep | None, file: int, positions: np.ndarray, sizes: Callable[[], np.ndarray]
+    keep: Keep | None,
+    file: int,
+    positions: np.ndarray,
+    sizes: Callable[[], np.ndarray],
+    read_fields: ReadFields | None = None,
+    wanted_from: int = 0,
 ) -> np.ndarray:
     """Return which documents `keep` selects, bool[n].
 
@@ -346,12 +387,17 @@ def kept(
         positions: int64[n], positions of the documents.
         sizes: Function that returns the sizes of the documents, int64[n]. It is called only if
             `keep` is a Choice.
+        read_fields: Function that returns fields of the documents. It is called only if `keep` is a
+            ByFields or contains one. None if the format has no fields.
+        wanted_from: Position of the first document of the work range. The documents before it are
+            not selected, and are passed to `keep` only because a Choice counts them.
     """
-    if keep is None or not len(positions):
-        return np.ones(len(positions), bool)
+    own = positions >= wanted_from
+    if not len(positions):
+        return own
     if isinstance(keep, Choice):
-        return keep(file, positions, sizes())
-    return np.asarray(keep(file, positions), bool)
+        return keep(file, positions, sizes(), read_fields, own) & own
+    return _selected(keep, file, positions, read_fields, own) & own
 
 
 def too_large(n_bytes: int | None = None) -> tuple[str, str]:

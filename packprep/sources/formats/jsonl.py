@@ -47,6 +47,7 @@ from packprep.sources.formats.batch import (
 )
 from packprep.sources.formats.compressed import AT_ONCE_BYTES, Block, Cursor, Decoders
 from packprep.sources.formats.fields import Fields, field_at, refused
+from packprep.sources.passes import Records
 
 # The nesting limit of decoders depends on the version of Python and on the caller's stack depth. A
 # separate, much lower limit gives each line the same result everywhere.
@@ -439,7 +440,9 @@ def read(
     for lines in part_lines(part, keep, decoders):
         all_wanted = keep is None
         if not all_wanted:
-            wanted = kept(keep, part.file, lines.positions, lines.stored_sizes)
+            wanted = kept(
+                keep, part.file, lines.positions, lines.stored_sizes, partial(fields_of, lines)
+            )
             if not wanted.any():
                 continue
             all_wanted = bool(wanted.all())
@@ -451,6 +454,14 @@ def read(
         else:
             yield from _add_one_by_one(batch, lines, line(text_key, fields), batch_bytes)
     yield from batch.take()
+
+
+def fields_of(lines: Lines, names: Sequence[str]) -> Sequence[Records]:
+    """Return the values of some fields of the lines, as `read_line_fields` does."""
+    # line_fields imports this module, and loads pyarrow, which most line files do not need.
+    from packprep.sources.formats.line_fields import read_line_fields
+
+    return read_line_fields(lines, names)
 
 
 def _add_one_by_one(
@@ -520,7 +531,8 @@ def _choose(choice: Choice, file: int, some: Iterator[Lines]) -> None:
     The result is ignored, because the Choice only has to count these lines.
     """
     for lines in some:
-        choice(file, lines.positions, lines.stored_sizes())
+        none = np.zeros(len(lines.positions), np.bool_)
+        choice(file, lines.positions, lines.stored_sizes(), partial(fields_of, lines), none)
 
 
 def byte_blocks(path: str, size: int, begin: int, end: int) -> Iterator[Block]:

@@ -1,10 +1,12 @@
 """Read Parquet files. A split is a row group."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import BinaryIO, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -24,14 +26,19 @@ from packprep.sources.formats.table import (
     REPEATED_BYTES,
     SLICE_LISTS,
     SLICE_ROWS,
+    Column,
     arrow_errors,
     check_block,
+    field_values,
     find_columns,
+    find_field_columns,
     find_token_columns,
     read_lists,
     read_rows,
+    rows_of,
 )
 from packprep.sources.formats.token_rows import COLUMNS
+from packprep.sources.passes import ByFields
 from packprep.storage import is_url
 
 # Bytes of a column that are buffered. Without this limit, pyarrow reads a row group's whole column.
@@ -88,47 +95,120 @@ def read(
                 return [sum(chunk.total_uncompressed_size for chunk in of_key) for of_key in chunks]
 
             columns = find_columns(part.path, file.schema_arrow, text_key, fields, sizes_of)
-        names = list(dict.fromkeys(column.name(file.schema_arrow) for column in columns.values()))
+        chosen_by = find_field_columns(part.path, file.schema_arrow, keep)
         groups = _groups(file, part.piece + 1)
         first = sum(group.num_rows for group in groups[:-1])
         begin, end = part.range(groups[-1].num_rows)
         if begin == end:
             return
+        group = _Group(part, source, file, first, groups[-1].num_rows, batch_bytes)
+        if isinstance(keep, ByFields):
+            # The other columns are not read if no row is left.
+            wanted = group.wanted(keep, chosen_by, begin, end)
+            if not len(wanted):
+                return
+            keep, chosen_by = partial(_is_wanted, wanted), {}
+            begin, end = int(wanted[0]) - first, int(wanted[-1]) + 1 - first
+        batch = BatchBuilder(part.file)
+        low = 0 if isinstance(keep, Choice) else begin
+        for at, values, by in group.rows(columns, chosen_by, low, end, tokens):
+            how = at, keep, batch_bytes, first + begin, by
+            if tokens:
+                yield from read_lists(part.file, values, text_key, *how)
+            else:
+                yield from read_rows(batch, values, text_key, fields, *how)
+        yield from batch.take()
+
+
+class _Group(NamedTuple):
+    """An open row group, and the settings for reading it.
+
+    Attributes:
+        part: A work range of the row group.
+        source: The opened file.
+        file: The opened file, as pyarrow reads it.
+        first: Row number in the file of the group's first row.
+        n_rows: Number of rows of the group, as the footer says.
+        batch_bytes: Approximate content size of the rows that are read at once, in bytes.
+    """
+
+    part: Slice
+    source: "_Source"
+    file: pq.ParquetFile
+    first: int
+    n_rows: int
+    batch_bytes: int
+
+    def rows(
+        self,
+        columns: Mapping[str, Column],
+        chosen_by: Mapping[str, Column],
+        begin: int,
+        end: int,
+        tokens: bool,
+    ) -> Iterator[tuple[int, dict[str, pa.Array], dict[str, pa.Array]]]:
+        """Yield (row number, values, fields) of consecutive rows of the group.
+
+        Args:
+            columns: The columns of `values`.
+            chosen_by: The columns of `fields`, which a selector reads.
+            begin: First row in the group.
+            end: Row in the group after the last row.
+            tokens: Whether `columns` has lists of token ids.
+        """
+        schema, (part, source, file, *_) = self.file.schema_arrow, self
+        every = (*columns.values(), *chosen_by.values())
+        names = list(dict.fromkeys(column.name(schema) for column in every))
         (chunks,) = _chunks(source, file, [part.piece], names)
         if not is_url(part.path):  # At a URL, each page would need a request.
             _check_pages(part.path, source, part.size, chunks)
-        batch = BatchBuilder(part.file)
         row = 0
-        rows_at_once = _rows_at_once(source, chunks, groups[-1].num_rows, batch_bytes, tokens)
+        rows_at_once = _rows_at_once(source, chunks, self.n_rows, self.batch_bytes, tokens)
         for rows in file.iter_batches(
             rows_at_once, row_groups=[part.piece], columns=names, use_threads=False
         ):
-            low, high = (
-                0 if isinstance(keep, Choice) else max(begin - row, 0),
-                min(end - row, rows.num_rows),
-            )
+            low, high = max(begin - row, 0), min(end - row, rows.num_rows)
             if low < high:
                 table = rows.slice(low, high - low)
-                values = {
-                    key: c.of(table.column(file.schema_arrow.names[c.number]))
-                    for key, c in columns.items()
-                }
-                at = first + row + low
-                if tokens:
-                    rows_of = values, text_key, at, keep, batch_bytes, first + begin
-                    yield from read_lists(part.file, *rows_of)
-                else:
-                    yield from read_rows(
-                        batch, values, text_key, fields, at, keep, batch_bytes, first + begin
-                    )
+                values, fields = (
+                    {key: c.of(table.column(schema.names[c.number])) for key, c in some.items()}
+                    for some in (columns, chosen_by)
+                )
+                yield (
+                    self.first + row + low,
+                    values,
+                    {
+                        name: field_values(of_name, chosen_by[name].type_in(schema))
+                        for name, of_name in fields.items()
+                    },
+                )
             row += rows.num_rows
             if row >= end:
                 break
         if row < end:
             raise pa.ArrowInvalid(
-                f"row group {part.piece} has {row} rows, but its footer says {groups[-1].num_rows}"
+                f"row group {part.piece} has {row} rows, but its footer says {self.n_rows}"
             )
-        yield from batch.take()
+
+    def wanted(
+        self, keep: ByFields, chosen_by: Mapping[str, Column], begin: int, end: int
+    ) -> np.ndarray:
+        """Return the row numbers in the file of the rows that a selector takes, int64[k].
+
+        The other arguments are as in `rows`. Only the columns in `chosen_by` are read.
+        """
+        found = [np.zeros(0, np.int64)]
+        for at, _, fields in self.rows({}, chosen_by, begin, end, False):
+            positions = np.arange(at, at + len(next(iter(fields.values()))), dtype=np.int64)
+            read_fields = rows_of(fields, 0, len(positions))
+            own = np.ones(len(positions), np.bool_)
+            found.append(positions[keep(self.part.file, positions, read_fields, own)])
+        return np.concatenate(found)
+
+
+def _is_wanted(wanted: np.ndarray, file: int, positions: np.ndarray) -> np.ndarray:
+    """Return which of some ascending positions are in `wanted`, bool[n]."""
+    return np.isin(positions, wanted, assume_unique=True)
 
 
 def numbers(part: Slice, decoders: Decoders) -> range:

@@ -7,6 +7,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
+from itertools import islice
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +29,7 @@ from packprep.sources.formats.batch import (
     Keep,
     Supervision,
     are_too_long,
+    by_fields,
     invalid_utf8,
     kept,
     slices,
@@ -54,6 +57,7 @@ from packprep.sources.formats.token_rows import (
     not_as_long,
     row_weights,
 )
+from packprep.sources.passes import ReadFields, Records
 
 SLICE_ROWS = 1 << 14  # rows processed at once
 REPEATED_BYTES = 128 << 20  # maximum text bytes processed at once, after a dictionary is expanded
@@ -83,6 +87,13 @@ class Column(NamedTuple):
         for name in self.inside:
             values = pc.struct_field(values, [name])
         return values
+
+    def type_in(self, schema: pa.Schema) -> pa.DataType:
+        """Return the type of this key's values in a schema."""
+        kind = schema.field(self.number).type
+        for name in self.inside:
+            kind = kind.field(name).type
+        return kind
 
 
 SizesOf = Callable[[Sequence[str]], Sequence[int]]
@@ -250,9 +261,7 @@ def _text_column(path: str, schema: pa.Schema, text_key: str, sizes_of: SizesOf)
         raise _text_missing(
             path, schema, text_key, f"{count} columns" if count else "no column", sizes_of
         )
-    kind = schema.field(place.number).type
-    for name in place.inside:
-        kind = kind.field(name).type
+    kind = place.type_in(schema)
     if not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
         raise SourceError(
             f"{path}: the column {text_key!r} holds {kind}, not strings\n"
@@ -398,6 +407,7 @@ def read_rows(
     keep: Keep | None,
     batch_bytes: int,
     wanted_from: int = 0,
+    chosen_by: Mapping[str, pa.Array] = MappingProxyType({}),
 ) -> Iterator[Batch]:
     """Add rows of columns to a batch, and yield the batch each time it contains `batch_bytes`.
 
@@ -411,6 +421,7 @@ def read_rows(
         batch_bytes: Content size in bytes at which a batch is complete.
         wanted_from: Row number in the file of the first row to add. The rows before it are only
             passed to `keep`.
+        chosen_by: Maps the fields that `keep` reads to their values.
     """
     n_rows = len(next(iter(columns.values())))
     text = columns.get(text_key)
@@ -425,9 +436,8 @@ def read_rows(
         others = {key: columns[key].slice(begin, at_once) for key in needed}
         positions = np.arange(first + begin, first + begin + len(rows), dtype=np.int64)
         counted = [others[key] for key in fields.counted(others)] if fields else []
-        wanted = kept(keep, batch.file, positions, partial(_sizes, rows, counted)) & (
-            positions >= wanted_from
-        )
+        sizes, read_fields = partial(_sizes, rows, counted), rows_of(chosen_by, begin, at_once)
+        wanted = kept(keep, batch.file, positions, sizes, read_fields, wanted_from)
         rows, *values = map(_without_views, (rows, *others.values()))
         if not wanted.all():
             mask = pa.array(wanted)
@@ -444,6 +454,54 @@ def read_rows(
         yield from _add_rows(
             batch, rows.cast(pa.large_binary()), beside, fields, positions, batch_bytes
         )
+
+
+def find_field_columns(path: str, schema: pa.Schema, keep: Keep | None) -> dict[str, Column]:
+    """Return name → column for the fields of records that a selector reads.
+
+    The result is {} if `keep` selects without fields.
+
+    Raises:
+        SourceError: If the file does not have a field, or has several columns with its name.
+    """
+    chosen = by_fields(keep)
+    found: dict[str, Column] = {}
+    for name in chosen.passes.fields if chosen is not None else ():
+        column, count = _place(schema, name), len(schema.get_all_field_indices(name))
+        if column is None:
+            fields = [f"{key} ({kind})" for key, kind in islice(_leaves(schema), _MOST_TEXT_KEYS)]
+            raise SourceError(
+                f"{path}: {f'{count} fields' if count else 'no field'} {name!r}, which where or"
+                f" repeat reads; its fields are {', '.join(fields) or 'none'}\n"
+                "hint: correct the name, or make the file a source of its own"
+            )
+        found[name] = column
+    return found
+
+
+def field_values(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return the values of a field in a form that an expression can compute with.
+
+    Args:
+        values: The values. Texts may be stored as binary data or in a dictionary.
+        kind: The type of the field in the file's schema.
+    """
+    if pa.types.is_dictionary(kind):
+        values, kind = values.dictionary_decode(), kind.value_type
+    if kind == pa.string_view() or kind == pa.binary_view():
+        kind = pa.large_string() if kind == pa.string_view() else pa.large_binary()
+        values = values.cast(pa.large_binary())
+    return values.view(kind) if values.type != kind else values
+
+
+def rows_of(columns: Mapping[str, pa.Array], begin: int, count: int) -> ReadFields:
+    """Return a function that returns the fields of `count` rows, as the argument of `kept`."""
+
+    def read(names: Sequence[str]) -> list[Records]:
+        values = {name: columns[name].slice(begin, count) for name in names}
+        return [Records(np.arange(len(next(iter(values.values())))), values)]
+
+    return read
 
 
 def _has_nulls(rows: pa.Array) -> bool:
@@ -740,6 +798,7 @@ def read_lists(
     keep: Keep | None,
     batch_bytes: int,
     wanted_from: int = 0,
+    chosen_by: Mapping[str, pa.Array] = MappingProxyType({}),
 ) -> Iterator[Batch]:
     """Yield the documents in rows with lists of token ids, in batches of about `batch_bytes`.
 
@@ -754,15 +813,15 @@ def read_lists(
         batch_bytes: Approximate content size of a batch in bytes.
         wanted_from: Row number in the file of the first row to read. The rows before it are only
             passed to `keep`.
+        chosen_by: Maps the fields that `keep` reads to their values.
     """
     column, others = columns[text_key], [key for key in columns if key != text_key]
     for begin in range(0, len(column), SLICE_LISTS):
         rows = column.slice(begin, SLICE_LISTS)
         beside = {key: columns[key].slice(begin, SLICE_LISTS) for key in others}
         positions = np.arange(first + begin, first + begin + len(rows), dtype=np.int64)
-        wanted = kept(keep, file, positions, partial(list_lengths, rows)) & (
-            positions >= wanted_from
-        )
+        sizes, read_fields = partial(list_lengths, rows), rows_of(chosen_by, begin, len(rows))
+        wanted = kept(keep, file, positions, sizes, read_fields, wanted_from)
         if not wanted.all():
             rows, positions = rows.filter(pa.array(wanted)), positions[wanted]
             beside = {key: values.filter(pa.array(wanted)) for key, values in beside.items()}

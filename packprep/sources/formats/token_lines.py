@@ -30,6 +30,7 @@ from packprep.sources.formats.fields import Fields
 from packprep.sources.formats.jsonl import (
     MIN_NESTED_BYTES,
     Lines,
+    fields_of,
     kind_of,
     nested_too_deep,
     parse_object,
@@ -91,7 +92,9 @@ def read(
     """Yield the documents of a work range of token lines, compressed or not; see `formats.read`."""
     keys = _keys_of(text_key, fields)
     for lines in part_lines(part, keep, decoders):
-        wanted = kept(keep, part.file, lines.positions, lines.stored_sizes)
+        wanted = kept(
+            keep, part.file, lines.positions, lines.stored_sizes, partial(fields_of, lines)
+        )
         lines_wanted = lines if wanted.all() else lines.at(wanted)
         for some in slices(lines_wanted.stored_sizes(), batch_bytes):
             yield _batch(part.file, lines_wanted.at(some), keys)

@@ -1,0 +1,219 @@
+"""Determine how many passes use a document, from the fields of its record.
+
+The number r of a document is a real number of at least 0. The condition `where` of its source gives
+0 or 1, an expression in `repeat` gives a number, and r is their product. The document is in pass p
+if p < ⌊r⌋, and if p = ⌊r⌋ and u < r − ⌊r⌋. u is a uniform random number of the document, keyed by
+its source, file and position. So the passes of a document depend neither on splits and shards nor
+on other documents.
+
+    r = 2.3     pass 0    1    2          3
+                used      yes  yes  if u < 0.3   no
+
+A document in no pass is filtered. It is counted, but it is not a reject.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from packprep.errors import RecipeError
+from packprep.randomness import PASSES, bits64, segment_key
+from packprep.recipe import Source
+from packprep.sources.expressions import Expression
+
+MOST_PASSES = 1000
+"""Maximum number of passes that an expression may ask for, as for a number in `repeat`."""
+
+
+class Records(NamedTuple):
+    """Fields of some of n consecutive documents.
+
+    The records of a line file may have different types in one field. Records with equal types are
+    together in one `Records`.
+
+    Attributes:
+        rows: int64[k], numbers of the documents, 0 … n − 1.
+        columns: Maps the name of a field to its values, a `pyarrow.Array` with k entries.
+    """
+
+    rows: np.ndarray
+    columns: Mapping[str, Any]
+
+
+ReadFields = Callable[[Sequence[str]], Sequence[Records]]
+"""Function (names of fields) → the records of n documents. An unreadable record is in none."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The expressions of a source that determine how many passes use a document.
+
+    Attributes:
+        where: The condition, or None.
+        repeat: The number of passes, or None if the recipe's `repeat` is a number.
+        most: Upper limit for the number of passes. 1.0 if `repeat` is None.
+    """
+
+    where: Expression | None
+    repeat: Expression | None
+    most: float
+
+    @classmethod
+    def of(cls, source: Source, index: int) -> "Passes | None":
+        """Return the expressions of a recipe's source, or None if it has none.
+
+        Args:
+            source: The source.
+            index: Index of the source, for messages.
+
+        Raises:
+            RecipeError: If an expression is invalid, or if `repeat` has no upper limit.
+        """
+        at = ("sources", index)
+        if source.max_repeat is not None and not isinstance(source.repeat, str):
+            raise RecipeError(
+                f"sources[{index}].max_repeat limits a repeat that is an expression, but repeat is"
+                f" {source.repeat:g}\n"
+                "hint: leave max_repeat out",
+                (*at, "max_repeat"),
+            )
+        if source.where is None and not isinstance(source.repeat, str):
+            return None
+        where = None
+        if source.where is not None:
+            where = Expression.parse_condition(source.where, (*at, "where"))
+            _refuse_constant(where, (*at, "where"), "leave where out")
+        if not isinstance(source.repeat, str):
+            return cls(where, None, 1.0)
+        repeat = Expression.parse_number(source.repeat, (*at, "repeat"))
+        _refuse_constant(repeat, (*at, "repeat"), "write a number without quotes")
+        return cls(where, repeat, _most(repeat, source.max_repeat, index))
+
+    @cached_property
+    def fields(self) -> tuple[str, ...]:
+        """Return the names of the fields that the expressions read."""
+        expressions = [one for one in (self.where, self.repeat) if one is not None]
+        return tuple(dict.fromkeys(name for one in expressions for name in one.fields))
+
+    def numbers(self, count: int, read_fields: ReadFields) -> np.ndarray:
+        """Return the number r of each document, float64[count].
+
+        A document without a readable record has the number 1, because each is rejected once.
+
+        Args:
+            count: Number of documents.
+            read_fields: Returns the fields of these documents.
+        """
+        numbers = np.ones(count)
+        for rows, columns in read_fields(self.fields):
+            if self.repeat is not None:
+                numbers[rows] = self._limited(self.repeat.number(columns))
+            if self.where is not None:
+                numbers[rows] *= self.where.condition(columns)
+        return numbers
+
+    def _limited(self, numbers: np.ndarray) -> np.ndarray:
+        """Return numbers of passes in [0, most]. Null, which is NaN here, becomes 0."""
+        return np.clip(np.nan_to_num(numbers, nan=0.0, posinf=self.most), 0.0, self.most)
+
+
+def _refuse_constant(expression: Expression, at: tuple[str | int, ...], advice: str) -> None:
+    if not expression.fields:
+        raise RecipeError(
+            f"sources[{at[1]}].{at[2]} = {expression.text!r:.500} names no field of a record\n"
+            f"hint: {advice}, or name a field",
+            at,
+        )
+
+
+def _most(repeat: Expression, limit: float | None, index: int) -> float:
+    """Return the upper limit for the number of passes.
+
+    It is the bound that follows from the expression, or `limit`, if `limit` is lower.
+
+    Raises:
+        RecipeError: If there is no upper limit, if it is not above 0, or if it is too large.
+    """
+    bounds = repeat.bounds()
+    upper = min(bounds[1] if bounds else np.inf, np.inf if limit is None else limit)
+    where = f"sources[{index}].repeat = {repeat.text!r:.500}"
+    if upper > MOST_PASSES:
+        found = "has no upper limit" if upper == np.inf else f"may be {upper:g}"
+        raise RecipeError(
+            f"{where} {found}, but a document has at most {MOST_PASSES} passes\n"
+            "hint: set max_repeat, or write clip(…, 0, 4)",
+            ("sources", index, "repeat"),
+        )
+    if upper <= 0:
+        raise RecipeError(
+            f"{where} is never above 0, so no document would be used\n"
+            "hint: correct the expression, or leave the source out",
+            ("sources", index, "repeat"),
+        )
+    return float(upper)
+
+
+class ByFields:
+    """A selector of the documents that one pass takes by the fields of their records.
+
+    Attributes:
+        passes: The expressions.
+        sample: Function (file, positions) → bool[n] that gives the documents to choose from. None
+            means all documents.
+        counts: Maps a number of passes to the number of documents with this many passes. It counts
+            the documents that were selected from so far, in pass 0. Entry 0 counts the filtered
+            documents.
+    """
+
+    def __init__(
+        self,
+        passes: Passes,
+        use: int,
+        key_of: Callable[[int], np.uint64],
+        sample: Callable[[int, np.ndarray], np.ndarray] | None = None,
+    ):
+        """Create a selector.
+
+        Args:
+            passes: The expressions.
+            use: Number of the pass.
+            key_of: Function (file) → random key of the file.
+            sample: As the attribute.
+        """
+        self.passes, self.sample = passes, sample
+        self.counts: Counter[int] = Counter()
+        self._use, self._key_of = use, key_of
+
+    def __call__(
+        self, file: int, positions: np.ndarray, read_fields: ReadFields, own: np.ndarray
+    ) -> np.ndarray:
+        """Return which documents the pass takes, bool[n].
+
+        Args:
+            file: Index of the documents' file.
+            positions: int64[n], positions of the documents.
+            read_fields: Returns the fields of the documents.
+            own: bool[n], which of the documents to count.
+        """
+        whole = self.uses(file, positions, read_fields)
+        if self.sample is not None:
+            sampled = self.sample(file, positions)
+            whole, own = np.where(sampled, whole, 0), own & sampled
+        if self._use == 0:
+            numbers, counts = np.unique(whole[own], return_counts=True)
+            self.counts.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+        return whole > self._use
+
+    def uses(self, file: int, positions: np.ndarray, read_fields: ReadFields) -> np.ndarray:
+        """Return how many passes use each document, int64[n]. The arguments are as in a call."""
+        numbers = self.passes.numbers(len(positions), read_fields)
+        whole = np.floor(numbers)
+        if self.passes.repeat is not None:
+            key = segment_key(self._key_of(file), positions, 0, 0)
+            u = (bits64(key, PASSES) >> np.uint64(11)).astype(np.float64)
+            whole += u < (numbers - whole) * 2.0**53
+        return whole.astype(np.int64)
