@@ -120,6 +120,8 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
             1e-6 / STORE_MB_S if is_stored else sample.read_s_per_byte
         )
         tokenize_s += source["text_bytes"] * sample.tokenize_s_per_byte
+    # A store has the documents that expressions leave out too. Their number is not estimated.
+    is_chosen = any(s.where is not None or isinstance(s.repeat, str) for s in recipe.sources)
     # Warnings are printed in this order, so those about all rows come first.
     warnings = [*unequal_weights(tasks), *_emptiness(packed, recipe)]
     for task, figures in zip(tasks, task_figures, strict=True):
@@ -142,7 +144,7 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
             **of_sides(packed.inputs, packed.content, packed.rows, recipe.packing.sides),
         },
         "output_bytes": round(packed.file_bytes),
-        "store": None if inputs.stores else _of_store(plan, recipe),
+        "store": None if inputs.stores or is_chosen else _of_store(plan, recipe),
         "worker_bytes": PROCESS_BYTES
         + round(shard_tokens * 3 * item + shard_slots * slot_bytes * 2),
         "sampled": inputs.has_text,
@@ -242,7 +244,7 @@ def _warnings_of_sources(
     warnings = [
         f"source {source['name']}: each document is used {source['repeat']:g} times"
         for source in plan["sources"]
-        if source["repeat"] > 4
+        if source["repeat"] > 4 and source.get("pass_shares") is None
     ]
     for source, sample in zip(plan["sources"], samples, strict=True):
         warnings += [f"source {source['name']}: {note}" for note in sample.notes.warnings()]
@@ -278,10 +280,13 @@ def bad_in_samples(
         if sample.tally is None:
             continue
         low, high = source.sample
-        uses = planned["repeat"] * (high - low)
+        # With an expression, a bad document counts once.
+        by_fields = isinstance(source.repeat, str)
+        uses = (1.0 if by_fields else planned["repeat"]) * (high - low)
         documents, bad_documents = sample.tally.totals
         read, bad = read + uses * documents, bad + uses * bad_documents
-        least_bad += uses * sample.tally.least_bad(high - low < 1 or planned["repeat"] % 1 > 0)
+        by_chance = by_fields or high - low < 1 or planned["repeat"] % 1 > 0
+        least_bad += uses * sample.tally.least_bad(by_chance)
         joined.join(sample.tally, 0)
         if not advice and bad_documents > documents / 2:
             advice = _advice_on(sample.tally, inputs.prefixes[i], inputs.files[i])

@@ -33,7 +33,8 @@ from packprep.documents.sample import (
     look_at_pieces,
     look_at_tokens,
 )
-from packprep.documents.sample_notes import SampleNotes
+from packprep.documents.sample_notes import FEW_KEPT, SampleNotes
+from packprep.documents.sampled_passes import SampledPasses
 from packprep.documents.tally import Tally
 from packprep.randomness import CALIBRATION, bits64, text_key
 from packprep.recipe import DocumentKeys
@@ -76,6 +77,11 @@ class Estimates:
     tokenize_s_per_byte: float = 0.0  # seconds on one core to tokenize a byte of text
     tally: Tally | None = None  # counts of bad documents; None in a token store's estimates
     notes: SampleNotes = field(default_factory=SampleNotes)
+    numbers: np.ndarray | None = None
+    """float64[k], the number of passes of each sampled document. None if the source has no
+    expressions. `length_weights` then counts each document in all its passes."""
+    pass_shares: list[float] | None = None
+    """For each pass, the text bytes relative to pass 0. None if `repeat` is not an expression."""
 
     def error_of(self, source: PlannedSource) -> float:
         """Return the relative standard error of the estimated number of tokens that a build reads.
@@ -83,7 +89,8 @@ class Estimates:
         It combines the sampling error with the error from the build's random choice of documents.
         The hash split (`sample`) keeps each document independently. A fractional `repeat` keeps the
         fraction f of the n documents in each size class of each split. The number of kept documents
-        differs from n · f by less than one, but they may have any length of their class.
+        differs from n · f by less than one, but they may have any length of their class. If
+        `repeat` is an expression, each document draws the pass of its fraction independently.
         """
         low, high = source.source.sample
         kept, repeat, pieces = high - low, source.repeat, len(source.pieces)
@@ -91,6 +98,12 @@ class Estimates:
         total = float((weights * lengths).sum())
         if not total:
             return self.sampling_error
+        if self.numbers is not None and self.pass_shares is not None:
+            # Each document draws its last pass independently.
+            once, fraction = weights / self.numbers, self.numbers % 1
+            of_document = kept * (1 - kept) * self.numbers**2 + kept * fraction * (1 - fraction)
+            variance = float((once * of_document * lengths**2).sum())
+            return math.hypot(self.sampling_error, math.sqrt(variance) / (kept * total))
         variance = kept * (1 - kept) * repeat**2 * float((weights * lengths**2).sum())
         chance = repeat % 1 * (1 - repeat % 1)
         of_class = np.frexp(self.sizes.astype(np.float64))[1]
@@ -141,44 +154,71 @@ def calibrate(
         supervise = _warmed(supervise, clock)
     ratios: dict[str, int] = {}
     looks: list[Looked] = []
-    for name, (format, compression), pieces, key in _kinds(source):
-        sampling = Sampling(source, pieces, key, supervise, counter.count, precise, clock, Tally())
+
+    def look_at(sampling: Sampling, format: str, compression: str) -> Looked:
         if FORMATS[format].holds == "tokens":
-            looked = look_at_tokens(sampling, settings, vocabulary)
-        elif (position := position_of(format, compression)) == "byte":
-            looked = look_at_lines(sampling, format)
-        else:
-            looked = look_at_pieces(sampling, compressed=position == "stream", whole=precise)
+            return look_at_tokens(sampling, settings, vocabulary)
+        if (position := position_of(format, compression)) == "byte":
+            return look_at_lines(sampling, format)
+        is_precise = sampling.precise
+        return look_at_pieces(sampling, compressed=position == "stream", whole=is_precise)
+
+    for name, kind, pieces, key in _kinds(source):
+        passes = None if source.passes is None else SampledPasses(source.passes)
+        sampling = Sampling(
+            source, pieces, key, supervise, counter.count, precise, clock, Tally(), passes
+        )
+        looked = look_at(sampling, *kind)
+        if source.passes is not None and passes is not None:
+            if not precise and passes.kept < FEW_KEPT and not sampling.tally.is_whole:
+                passes = SampledPasses(source.passes)
+                sampling = sampling._replace(precise=True, tally=Tally(), passes=passes)
+                looked = look_at(sampling, *kind)
+            notes.add_passes(passes, sampling.tally.is_whole)
         tally.join(sampling.tally, float(looked.weights.sum()))
-        is_known = looked.held and looked.text_bytes
-        ratio = round(1024 * looked.text_bytes / looked.held) if is_known else 1024
+        text_bytes = float(looked.bytes_of_passes(1)[0])
+        is_known = looked.held and (text_bytes or passes is not None)
+        ratio = round(1024 * text_bytes / looked.held) if is_known else 1024
         ratios[name] = min(max(ratio, 1), highest_ratio(source))
         looks.append(looked)
     token_s = clock.seconds.get("tokenize", 0.0) / max(1, counter.tokens)
-    return replace(_estimates(ratios, looks, token_s), tally=tally, notes=notes)
+    return replace(_estimates(source, ratios, looks, token_s), tally=tally, notes=notes)
 
 
-def _estimates(ratios: dict[str, int], looks: Sequence[Looked], token_s: float) -> Estimates:
+def _estimates(
+    source: PlannedSource, ratios: dict[str, int], looks: Sequence[Looked], token_s: float
+) -> Estimates:
     """Return the estimates of a source, combined from one sample for each format of its files.
 
     Args:
+        source: The planned source.
         ratios: Maps each format's name to its text bytes per 1024 bytes of a split.
         looks: The sample of each format, in the order of `ratios`.
         token_s: Seconds on one core to produce one token.
     """
-    text_bytes = sum(look.text_bytes for look in looks)
-    documents = sum(float(look.weights.sum()) for look in looks)
+    passes = source.passes
+    uses = 1 if passes is None or passes.repeat is None else math.ceil(passes.most)
+    of_passes = sum((look.bytes_of_passes(uses) for look in looks), np.zeros(uses))
+    text_bytes = float(of_passes.sum())
+    documents = sum(float(look.uses.sum()) for look in looks)
     tokens = sum(look.all_tokens for look in looks)
     # The plan computes text bytes with the rounded ratios, so the rates use the same text bytes.
     planned_bytes = sum(
         look.held * ratio / 1024 for look, ratio in zip(looks, ratios.values(), strict=True)
     )
+    pass_shares = None
+    if passes is not None and passes.repeat is not None:
+        pass_shares = np.minimum(of_passes / max(float(of_passes[0]), 1e-9), 1.0).tolist()
+        planned_bytes *= sum(pass_shares)
     sizes, lengths, weights = (
         np.concatenate([np.zeros(0), *(getattr(look, name) for look in looks)])
-        for name in ("sizes", "tokens", "weights")
+        for name in ("sizes", "tokens", "uses")
     )
     lengths = np.rint(lengths)
     is_filled = lengths > 0
+    numbers = None
+    if passes is not None:
+        numbers = np.concatenate([np.zeros(0), *(look.numbers for look in looks)])
     return Estimates(
         ratios=ratios,
         tokens_per_byte=tokens / planned_bytes if tokens and planned_bytes else 1.0,
@@ -191,6 +231,8 @@ def _estimates(ratios: dict[str, int], looks: Sequence[Looked], token_s: float) 
         sizes=sizes[is_filled].astype(np.int64),
         read_s_per_byte=sum(look.read_s for look in looks) / max(1.0, planned_bytes),
         tokenize_s_per_byte=tokens * token_s / max(1.0, planned_bytes),
+        numbers=None if numbers is None else numbers[is_filled],
+        pass_shares=pass_shares,
     )
 
 
@@ -213,7 +255,7 @@ def first_texts(source: PlannedSource, supervise: Supervise | None = None) -> It
     for _, kind, own, key in _kinds(source):
         if FORMATS[kind[0]].holds == "tokens":
             continue
-        for texts, _ in first_looks(source, own, kind, key, supervise):
+        for texts, *_ in first_looks(source, own, kind, key, supervise):
             for text in texts:
                 yield text[:room]
                 room -= len(text)

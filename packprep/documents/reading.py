@@ -319,16 +319,16 @@ def keeper(source: PlannedSource, use: int, piece: int) -> Keep | None:
         use: Number of the pass.
         piece: Index of the split in the source.
     """
-    sample: Keep | None = None if source.sample == ALL else partial(in_sample, source)
-    if source.passes is not None:
-        sample = ByFields(source.passes, use, partial(file_key, source), sample)
+    sample = None if source.sample == ALL else partial(in_sample, source)
+    passes = source.passes
+    keep = ByFields(passes, use, partial(file_key, source), sample) if passes else sample
     part = source.kept_of_use(use)
     if part == 1:
-        return sample
+        return keep
     first = int(source.pieces.at(np.array([piece])).file[0])
     name, number = source.files.names[first], int(source.pieces.at(np.array([piece])).part[0])
     key = segment_key(text_key(source.seed, source.name, name), number, use, 0)
-    choice = Choice(key, int(part * 2**32), sample)
+    choice = Choice(key, int(part * 2**32), keep)
     if position_of(*source.formats[first]) != "whole":
         return choice
     chosen = {}

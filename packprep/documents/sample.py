@@ -22,6 +22,7 @@ import numpy as np
 from packprep.clock import Clock
 from packprep.dataset.boundaries import offsets_of
 from packprep.documents.reading import take_tokens
+from packprep.documents.sampled_passes import SampledPasses
 from packprep.documents.tally import Tally
 from packprep.randomness import CALIBRATION, permute, uniforms
 from packprep.recipe import DocumentKeys
@@ -34,7 +35,13 @@ from packprep.sources.formats import (
     position_of,
     read,
 )
-from packprep.sources.formats.batch import MAX_LINE_BYTES, Reject, Supervision, open_source
+from packprep.sources.formats.batch import (
+    BAD_FIELD,
+    MAX_LINE_BYTES,
+    Reject,
+    Supervision,
+    open_source,
+)
 from packprep.sources.formats.compressed import decompressed, said_bytes
 from packprep.sources.formats.fields import Fields
 from packprep.sources.formats.jsonl import BOM, Outcome, line_bytes
@@ -80,10 +87,26 @@ class Looked(NamedTuple):
     supervised: bool = False  # whether a sampled document limits which of its tokens are trained
     chat: bool = False  # whether a sampled document has messages
     read_s: float = 0.0  # estimated seconds on one core to read and render all documents
+    numbers: np.ndarray | None = None
+    """float64[k], the number of passes of each sampled document, above 0. None if the source has no
+    expressions. `text_bytes` and `weights` count a document once."""
+
+    @property
+    def uses(self) -> np.ndarray:
+        """Return how many documents in all passes each sampled document represents, float64[k]."""
+        return self.weights if self.numbers is None else self.weights * self.numbers
 
     @property
     def all_tokens(self) -> float:
-        return float((self.weights * self.tokens).sum())
+        return float((self.uses * self.tokens).sum())
+
+    def bytes_of_passes(self, count: int) -> np.ndarray:
+        """Return the estimated text bytes that each of `count` passes uses, float64[count]."""
+        if self.numbers is None:
+            return np.full(count, self.text_bytes)
+        stored = self.weights * self.sizes
+        parts = np.clip(self.numbers - np.arange(count)[:, None], 0.0, 1.0)
+        return self.text_bytes * (parts * stored).sum(axis=1) / max(float(stored.sum()), 1.0)
 
 
 class Place(NamedTuple):
@@ -100,8 +123,11 @@ Supervise = Callable[[Batch], tuple[Batch, dict[int, Any]]]
 
 It returns the batch of texts, and a dict from a supervised document's number to its conversation.
 """
-Look = tuple[list[str], list[Any]]
-"""(texts, conversations) of some documents. An unsupervised document has None as conversation."""
+Look = tuple[list[str], list[Any], list[float]]
+"""(texts, conversations, numbers of passes) of some documents.
+
+An unsupervised document has None as conversation.
+"""
 
 
 class Sampling(NamedTuple):
@@ -115,6 +141,7 @@ class Sampling(NamedTuple):
     precise: bool  # whether to sample until the error of the token count is small
     clock: Clock  # receives the seconds of the stage "read"
     tally: Tally  # receives the counts of bad documents
+    passes: SampledPasses | None = None  # selects documents by the source's expressions
 
     @property
     def read_seconds(self) -> float:
@@ -129,7 +156,7 @@ def first_looks(
     key: np.uint64,
     supervise: Supervise | None,
 ) -> Iterator[Look]:
-    """Yield (texts, conversations) of a quick sample of a source's files of one format.
+    """Yield a quick sample of a source's files of one format. Expressions do not matter.
 
     Uncompressed line files are read completely if they have at most WHOLE_BYTES together.
     Otherwise, windows of them are read. For other formats, the start of each sampled split is read.
@@ -144,7 +171,8 @@ def first_looks(
     """
     if position_of(*kind) != "byte":
         for piece in _chosen(source, pieces, key, False):
-            yield from _begin(source, supervise, piece).texts
+            alone = Sampling(source, pieces, key, supervise, _no_count, False, Clock(), Tally())
+            yield from _begin(source, piece, alone).texts
         return
     starts, files = _starts_of(source, pieces)
     if int(starts[-1]) <= WHOLE_BYTES:
@@ -157,7 +185,11 @@ def first_looks(
         new = {line.begin: line for line, _ in lines if line[:2] != last[:2]}
         last = lines[-1][0]
         documents = [_document(decode, line.data, supervise) for line in new.values()]
-        yield _texts_and_conversations(documents)
+        yield _look_of(documents, [1.0] * len(documents))
+
+
+def _no_count(places: Sequence[Place]) -> np.ndarray:
+    return np.zeros(len(places))
 
 
 def _chosen(source: PlannedSource, pieces: np.ndarray, key: np.uint64, whole: bool) -> list[int]:
@@ -204,6 +236,7 @@ class _ReadLine(NamedTuple):
     is_document: bool  # whether the line is a usable document
     bad: int  # 1 if the line is a bad document, otherwise 0
     seconds: float  # time to decode the line
+    number: float = 1.0  # number of passes that use the document
 
 
 class _LineReader:
@@ -238,8 +271,8 @@ class _LineReader:
             sampling, rejects = self._sampling, list[Reject]()
             before = sampling.read_seconds
             with sampling.clock.stage("read"):
-                document = _document(
-                    self._decode, line.data, sampling.supervise, rejects, line.begin
+                (document,), (number,) = _documents(
+                    self._decode, [line.data], sampling, rejects, [line.begin]
                 )
             self.read_bytes += len(line.data)
             text, conversation = document or ("", None)
@@ -247,7 +280,9 @@ class _LineReader:
             bad = sampling.tally.count(int(is_document or bool(rejects)), rejects, line.path)
             stored = len(line.data) + 1.0
             self._last = line
-            self._last_read = _ReadLine(stored, text, conversation, is_document, bad, seconds)
+            self._last_read = _ReadLine(
+                stored, text, conversation, is_document, bad, seconds, number
+            )
         return self._last_read
 
 
@@ -272,7 +307,8 @@ def look_at_lines(sampling: Sampling, format: str) -> Looked:
     reader = _LineReader(sampling, format)
     # Tokens, text bytes and seconds per stored byte, by window.
     rates: list[np.ndarray] = []
-    documents: list[tuple[int, float, float]] = []  # text bytes, tokens, bytes of the line
+    # Text bytes, tokens, bytes of the line, number of passes.
+    documents: list[tuple[int, float, float, float]] = []
     limited_and_chat = np.zeros(2, np.bool_)
     for round_ in range(ROUNDS if sampling.precise else 1):
         for lines in _windows(source, starts, files, sampling.key, round_):
@@ -286,9 +322,10 @@ def look_at_lines(sampling: Sampling, format: str) -> Looked:
             sizes = [_size(line.text, line.conversation) for line in window]
             seconds = [line.seconds for line in window]
             stored = np.array([line.stored for line in window])
-            rates.append((np.array([tokens, sizes, seconds]) / stored).mean(axis=1))
+            used = tokens * np.array([line.number for line in window])
+            rates.append((np.array([used, sizes, seconds]) / stored).mean(axis=1))
             documents += [
-                (size, float(count), line.stored)
+                (size, float(count), line.stored, line.number)
                 for size, count, line in zip(sizes, tokens, window, strict=True)
                 if line.is_document
             ]
@@ -298,7 +335,8 @@ def look_at_lines(sampling: Sampling, format: str) -> Looked:
         error = float(np.std(token_rates, ddof=1)) / math.sqrt(len(rates))
         if error <= ENOUGH * float(np.mean(token_rates)) or reader.read_bytes > READ_BYTES:
             break
-    document_sizes, document_tokens, stored = np.array(documents, np.float64).reshape(-1, 3).T
+    columns = np.array(documents, np.float64).reshape(-1, 4).T
+    document_sizes, document_tokens, stored, numbers = columns
     is_limited, is_chat = limited_and_chat.tolist()
     return Looked(
         held=held,
@@ -310,7 +348,40 @@ def look_at_lines(sampling: Sampling, format: str) -> Looked:
         supervised=is_limited,
         chat=is_chat,
         read_s=held * float(np.mean(read_rates)),
+        numbers=None if sampling.passes is None else numbers,
     )
+
+
+def _documents(
+    decode: Callable[[bytes], Outcome],
+    lines: Sequence[bytes],
+    sampling: Sampling,
+    rejects: list[Reject],
+    positions: Sequence[int],
+) -> tuple[list[tuple[str, Any] | None], list[float]]:
+    """Return the document and the number of passes of each line.
+
+    The document is the result of `_document`, or None if no pass uses the line. The other arguments
+    are as in `_document`.
+    """
+    passes, supervise = sampling.passes, sampling.supervise
+    numbers, bad = np.ones(len(lines)), dict[int, str]()
+    if passes is not None:
+        # Blank and too large lines are not documents, and have no fields.
+        judged = [i for i, line in enumerate(lines) if _is_readable(line)]
+        numbers[judged] = passes.of_lines([lines[i] for i in judged], judged)
+        bad = dict(passes.bad)
+    documents: list[tuple[str, Any] | None] = [None] * len(lines)
+    for i, (line, position) in enumerate(zip(lines, positions, strict=True)):
+        if i in bad:
+            rejects.append(Reject(0, position, BAD_FIELD, bad[i]))
+        elif numbers[i]:
+            documents[i] = _document(decode, line, supervise, rejects, position)
+    return documents, numbers.tolist()
+
+
+def _is_readable(line: bytes) -> bool:
+    return bool(line) and len(line) <= MAX_LINE_BYTES and not line.isspace()
 
 
 def _document(
@@ -325,7 +396,7 @@ def _document(
     A line that is not supervised has None as `conversation`. If the line is rejected and `rejects`
     is a list, a `Reject` with `position` is appended to `rejects`.
     """
-    outcome = decode(line) if line and len(line) <= MAX_LINE_BYTES and not line.isspace() else None
+    outcome = decode(line) if _is_readable(line) else None
     if isinstance(outcome, Supervision) and supervise is not None:
         alone = Batch(
             [outcome.text or ""], np.zeros(1, np.int32), np.zeros(1, np.int64), [], {0: outcome}
@@ -355,9 +426,10 @@ def _limited_and_chat(conversations: Iterable[Any]) -> np.ndarray:
     )
 
 
-def _texts_and_conversations(documents: Sequence[tuple[str, Any] | None]) -> Look:
-    texts = [document for document in documents if document is not None]
-    return [text for text, _ in texts], [conversation for _, conversation in texts]
+def _look_of(documents: Sequence[tuple[str, Any] | None], numbers: Sequence[float]) -> Look:
+    """Return the documents that are not None as a `Look`. `numbers` has the passes of each."""
+    used = [(*d, number) for d, number in zip(documents, numbers, strict=True) if d is not None]
+    return [text for text, *_ in used], [own for _, own, _ in used], [number for *_, number in used]
 
 
 def _starts_of(source: PlannedSource, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -501,19 +573,19 @@ def _at_places(
         Its `error` is a fraction of the tokens of this text. `text_bytes` has the number of text
         bytes that were read from each split.
     """
-    # Each tuple has the sizes, the tokens and the weights.
-    columns: list[tuple[np.ndarray, ...]] = [(np.zeros(0),) * 3]
+    # Each tuple has the sizes, the tokens, the weights and the numbers of passes.
+    columns: list[tuple[np.ndarray, ...]] = [(np.zeros(0),) * 4]
     # The longest document represents all documents if the text is too short to have a position.
-    longest: tuple[str, Any] | None = None
+    longest: tuple[str, Any, float] | None = None
     limited_and_chat = np.zeros(2, np.bool_)
     text_bytes, all_bytes, next_position = [0] * len(looks), 0, distance / 2
     for k, look in enumerate(looks):
-        for texts, conversations in clock.steps("read", look.texts):
+        for texts, conversations, numbers in clock.steps("read", look.texts):
             limited_and_chat |= _limited_and_chat(conversations)
             sizes = np.fromiter(map(_size, texts, conversations), np.int64)
             if longest is None and sizes.any():
                 i = int(sizes.argmax())
-                longest = texts[i], conversations[i]
+                longest = texts[i], conversations[i], numbers[i]
             ends = all_bytes + np.cumsum(sizes)
             text_bytes[k] += int(sizes.sum())
             all_bytes = sum(text_bytes)
@@ -528,17 +600,22 @@ def _at_places(
                 weights = distance / sizes[chosen]
             if len(chosen):
                 places = _places(texts, conversations, chosen, fractions)
-                columns.append((sizes[chosen], count(places), weights))
+                of_chosen = np.array(numbers)[chosen]
+                columns.append((sizes[chosen], count(places), weights, of_chosen))
     if longest is not None and len(columns) == 1:
-        size = np.array([_size(*longest)], np.int64)
-        columns.append((size, count([Place(*longest, -1.0)]), all_bytes / size))
-    sizes, tokens, weights = (np.concatenate(column) for column in zip(*columns, strict=True))
+        text, conversation, number = longest
+        size = np.array([_size(text, conversation)], np.int64)
+        place = Place(text, conversation, -1.0)
+        columns.append((size, count([place]), all_bytes / size, np.array([number])))
+    sizes, tokens, weights, of_all = (
+        np.concatenate(column) for column in zip(*columns, strict=True)
+    )
     error = 0.0
     if distance and all_bytes:
-        rates = tokens / np.maximum(sizes, 1)
+        rates = of_all * tokens / np.maximum(sizes, 1)
         error = _error_of_rates(rates, weights * sizes, distance, all_bytes)
     looked = Looked(0.0, all_bytes, error, sizes, tokens, weights, *limited_and_chat.tolist())
-    return looked, text_bytes
+    return looked._replace(numbers=of_all), text_bytes
 
 
 def _error_of_rates(
@@ -583,16 +660,26 @@ def _read(
     supervise: Supervise | None,
     parts: Iterable[Slice],
     tally: Tally | None = None,
+    passes: SampledPasses | None = None,
 ) -> Iterator[Look]:
     documents = bad = 0
     for part in parts:
-        for batch in read(part, source.source.text_key, fields=_fields(source, supervise)):
+        if passes is not None:
+            passes.known.clear()
+        for batch in read(part, source.source.text_key, passes, fields=_fields(source, supervise)):
             batch, conversations = supervise(batch) if supervise else (batch, {})
             if tally is not None:
                 count = len(batch.texts) + len(batch.rejects)
                 documents += count
                 bad += tally.count(count, batch.rejects, part.path)
-            yield batch.texts, [conversations.get(i) for i in range(len(batch.texts))]
+            numbers = [1.0] * len(batch.texts)
+            if passes is not None:
+                numbers = [passes.known[position] for position in batch.positions.tolist()]
+            yield (
+                batch.texts,
+                [conversations.get(i) for i in range(len(batch.texts))],
+                numbers,
+            )
     if tally is not None:
         tally.add_unit(documents, bad, documents, bad)
 
@@ -618,13 +705,13 @@ def look_at_pieces(sampling: Sampling, compressed: bool, whole: bool) -> Looked:
             _Piece(
                 held_by(source, [piece]),
                 True,
-                _read(source, supervise, source.slices_of(piece), tally),
+                _read(source, supervise, source.slices_of(piece), tally, sampling.passes),
             )
             for piece in chosen
         ]
     else:
         with clock.stage("read"):
-            looks = [_begin(source, supervise, piece, tally) for piece in chosen]
+            looks = [_begin(source, piece, sampling) for piece in chosen]
     # Text is assumed to be four times as large as its compressed form.
     expected = sum(look.held for look in looks) * (4 if compressed else 1)
     is_small = expected <= (PRECISE_WHOLE_BYTES if precise else WHOLE_BYTES)
@@ -646,6 +733,7 @@ def look_at_pieces(sampling: Sampling, compressed: bool, whole: bool) -> Looked:
         text_bytes=all_bytes,
         weights=looked.weights * scale,
         read_s=(sampling.read_seconds - before) * scale,
+        numbers=None if sampling.passes is None else looked.numbers,
     )
     return looked._replace(error=error * looked.all_tokens)
 
@@ -711,13 +799,12 @@ def _parts_of_begin(stored: int) -> int:
     return max(1, -(-PIECE_TEXT_BYTES * _ALL // stored))
 
 
-def _begin(
-    source: PlannedSource, supervise: Supervise | None, piece: int, tally: Tally | None = None
-) -> _Piece:
+def _begin(source: PlannedSource, piece: int, sampling: Sampling) -> _Piece:
     """Return the documents in about the first PIECE_TEXT_BYTES stored bytes of a split.
 
     A smaller split is read completely.
     """
+    supervise, tally = sampling.supervise, sampling.tally
     split = source.pieces.at(np.array([piece]))
     stored, i = max(1, int(split.bytes[0])), int(split.file[0])
     format, compression = source.formats[i]
@@ -725,14 +812,14 @@ def _begin(
         path = os.path.join(source.prefix, source.files.names[i])
         lines, looked = _begin_of_stream(path, int(source.files.sizes[i]), compression)
         decode = _decoder(source, supervise, format)
-        texts, share = _texts_of(decode, lines, supervise, path, tally)
+        texts, share = _texts_of(decode, lines, path, sampling)
         return _Piece(looked * share, looked >= stored and share == 1.0, iter([texts]))
     begin = _parts_of_begin(stored)
     parts = list(source.slices_of(piece, 0, 0, begin, _ALL))
     held = held_by(source, [piece]) * begin / _ALL
     if position_of(format, compression) == "whole":  # These splits are whole files.
         held = float(sum(part.size for part in parts))
-    first_texts, share = _some(_read(source, supervise, parts, tally))
+    first_texts, share = _some(_read(source, supervise, parts, tally, sampling.passes))
     return _Piece(held * share, begin == _ALL and share == 1.0, iter([first_texts]))
 
 
@@ -745,39 +832,39 @@ def _some(looks: Iterator[Look]) -> tuple[Look, float]:
     """
     texts: list[str] = []
     conversations: list[Any] = []
+    numbers: list[float] = []
     held = n_bytes = 0
-    for more_texts, more_conversations in looks:
+    for more_texts, more_conversations, more_numbers in looks:
         n_bytes += sum(len(text.encode()) for text in more_texts)
         if held < HELD_BYTES and len(texts) < HELD_DOCUMENTS:
             texts += more_texts
             conversations += more_conversations
+            numbers += more_numbers
             held = n_bytes
-    return (texts, conversations), held / n_bytes if n_bytes else 1.0
+    return (texts, conversations, numbers), held / n_bytes if n_bytes else 1.0
 
 
 def _texts_of(
     decode: Callable[[bytes], Outcome],
     lines: bytes,
-    supervise: Supervise | None,
     path: str,
-    tally: Tally | None,
+    sampling: Sampling,
 ) -> tuple[Look, float]:
     """Decode at most the first HELD_DOCUMENTS of `lines`, and return (documents, fraction).
 
-    `fraction` is the number of decoded bytes divided by the number of bytes in `lines`. If `tally`
-    is not None, the documents and rejects are counted in it.
+    `fraction` is the number of decoded bytes divided by the number of bytes in `lines`. The
+    documents and rejects are counted in `sampling.tally`.
     """
     *first_lines, rest = lines.removeprefix(BOM).split(b"\n", HELD_DOCUMENTS)
     share = 1 - len(rest) / len(lines) if len(first_lines) == HELD_DOCUMENTS else 1.0
     rejects: list[Reject] = []
     used_lines = first_lines if share < 1 else [*first_lines, rest]
-    decoded = [_document(decode, line, supervise, rejects) for line in used_lines]
-    texts, conversations = _texts_and_conversations(decoded)
-    if tally is not None:
-        documents = len(texts) + len(rejects)
-        bad = tally.count(documents, rejects, path)
-        tally.add_unit(documents, bad, documents, bad)
-    return (texts, conversations), share
+    unknown = [-1] * len(used_lines)
+    look = _look_of(*_documents(decode, used_lines, sampling, rejects, unknown))
+    documents = len(look[0]) + len(rejects)
+    bad = sampling.tally.count(documents, rejects, path)
+    sampling.tally.add_unit(documents, bad, documents, bad)
+    return look, share
 
 
 def _begin_of_stream(path: str, size: int, compression: str) -> tuple[bytes, float]:
@@ -826,6 +913,7 @@ class _TokenPiece(NamedTuple):
     held: float  # bytes that these documents take in the split
     ids: int  # number of token ids that were read
     lengths: list[np.ndarray]  # int64[n] per batch: content tokens of each document
+    numbers: list[float]  # number of passes of each document
     documents: int
     is_whole: bool  # whether the whole split was read
     is_supervised: bool  # whether the weights differ between the tokens of a document
@@ -873,6 +961,11 @@ def look_at_tokens(sampling: Sampling, settings: DocumentKeys, vocabulary: Vocab
         weights=np.full(len(lengths), scale),
         supervised=any(look.is_supervised for look in looks),
         read_s=(sampling.read_seconds - before) * scale,
+        numbers=(
+            None
+            if sampling.passes is None
+            else np.array([r for look in looks for r in look.numbers])
+        ),
     )
     error = 0.0 if is_all_read else looked.all_tokens * _error_of_ratio(read_bytes, looked_at)
     return looked._replace(error=error)
@@ -890,7 +983,9 @@ def _read_tokens(
         piece: Index of the split in the source.
         room: Maximum number of documents. If it is reached, further batches are ignored.
     """
-    source, tally = sampling.source, sampling.tally
+    source, tally, passes = sampling.source, sampling.tally, sampling.passes
+    if passes is not None:
+        passes.known.clear()
     split = source.pieces.at(np.array([piece]))
     stored = max(1, int(split.bytes[0]))
     parts = _ALL if sampling.precise else _parts_of_begin(stored)
@@ -899,12 +994,14 @@ def _read_tokens(
         parts = max(parts, -(-_ALL // -(-stored // source.step_bytes)))
     (part,) = source.slices_of(piece, 0, 0, parts, _ALL)
     ids = used = looked_at = bad = 0
-    lengths, is_supervised = list[np.ndarray](), False
+    lengths, numbers, is_supervised = list[np.ndarray](), list[float](), False
     fields = Fields.of(source.source) if settings.loss_spans == "use" else None
-    for batch in sampling.clock.steps("read", read(part, source.source.text_key, fields=fields)):
+    batches = read(part, source.source.text_key, passes, fields=fields)
+    for batch in sampling.clock.steps("read", batches):
         if batch.tokens is None or used >= room:
             continue
         positions = batch.positions.tolist()
+        numbers += [1.0 if passes is None else passes.known[position] for position in positions]
         ids, used = ids + len(batch.tokens.ids), used + len(positions)
         taken = take_tokens(batch.tokens, settings, vocabulary)
         lengths.append(np.diff(taken.offsets))
@@ -920,9 +1017,13 @@ def _read_tokens(
         bad += tally.count(count, [*batch.rejects, *rejects], part.path)
     tally.add_unit(looked_at, bad, looked_at, bad)
     is_whole = used < room and parts == _ALL
-    held = held_by(source, [piece]) if is_whole else _held_by_tokens(source, piece, part, ids)
+    held = held_by(source, [piece])
     in_lines = position in ("byte", "stream")
-    return _TokenPiece(held, ids, lengths, used, is_whole, is_supervised, in_lines)
+    if not is_whole and passes is not None and not in_lines:
+        held *= parts / _ALL  # The ids of filtered documents are not known.
+    elif not is_whole:
+        held = _held_by_tokens(source, piece, part, ids)
+    return _TokenPiece(held, ids, lengths, numbers, used, is_whole, is_supervised, in_lines)
 
 
 def _held_by_tokens(source: PlannedSource, piece: int, part: Slice, tokens: int) -> float:

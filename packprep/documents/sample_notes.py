@@ -8,11 +8,17 @@ import numpy as np
 
 from packprep.conversations.supervision import Conversation
 from packprep.conversations.training import Trained
+from packprep.documents.sampled_passes import SampledPasses
 from packprep.recipe import DocumentKeys
 from packprep.tokenizer.encoding import Tokens
 from packprep.tokenizer.file import unknown_id
 from packprep.tokenizer.roles import Vocabulary
 
+FEW_KEPT = 200
+"""If the expressions of a source keep fewer sampled documents, a precise sample is taken.
+
+If a precise sample has fewer too, a warning says so.
+"""
 MOST_UNKNOWN = 0.01
 """The fraction of a source's tokens that may be the unknown token without a warning."""
 
@@ -29,6 +35,22 @@ class SampleNotes:
     split_starts: int = 0  # spans that start inside a token, so that this token is not trained
     answers: int = 0  # trained spans of conversations
     open_ends: int = 0  # answers without a special token among their last tokens
+    judged: int = 0  # documents that the source's expressions judged
+    kept: int = 0  # documents that they keep
+    is_whole: bool = True  # whether they judged all documents of the source
+    empty: frozenset[str] | None = None  # fields without a value in all judged records
+
+    def add_passes(self, passes: SampledPasses, is_whole: bool) -> None:
+        """Count the documents that the source's expressions judged in one format's sample.
+
+        `is_whole` says whether these are all documents in the source's files of this format.
+        """
+        self.judged += passes.judged
+        self.kept += passes.kept
+        self.is_whole &= is_whole
+        if passes.judged:
+            empty = frozenset(passes.empty)
+            self.empty = empty if self.empty is None else self.empty & empty
 
     def add(
         self,
@@ -68,6 +90,13 @@ class SampleNotes:
 
     def problem(self) -> str:
         """Return a message about a problem that must stop a build, or "" without such a problem."""
+        if self.judged and not self.kept and (self.empty or self.is_whole):
+            fields = ", ".join(sorted(self.empty or ()))
+            why = f": no record has the field {fields}" if fields else ""
+            return (
+                f"where and repeat keep none of {self.judged:,} sampled documents{why}\n"
+                "hint: correct the expression"
+            )
         if not self.two_bos:
             return ""
         return (
@@ -79,6 +108,16 @@ class SampleNotes:
     def warnings(self) -> list[str]:
         """Return warnings about problems that do not stop a build."""
         warnings = []
+        if self.empty:
+            warnings.append(
+                f"no sampled record has a value in the field {', '.join(sorted(self.empty))},"
+                " which where or repeat reads. Check the name"
+            )
+        if self.kept < FEW_KEPT and not self.is_whole:
+            warnings.append(
+                f"where and repeat keep only {self.kept:,} of {self.judged:,} sampled documents,"
+                " so its numbers of documents and tokens are uncertain"
+            )
         if self.unknown > MOST_UNKNOWN * self.tokens:
             warnings.append(
                 f"{self.unknown / self.tokens:.1%} of its sampled tokens are the unknown token"

@@ -59,6 +59,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import chain, compress
 from typing import Annotated, Any, NamedTuple
 
@@ -95,6 +96,7 @@ from packprep.sources.formats import (
     Slice,
     position_of,
 )
+from packprep.sources.formats.batch import kept
 from packprep.sources.slices import PlannedSource
 from packprep.storage import Folder, Remote
 from packprep.tokenizer.encoding import TEXT_REASONS, Tokens
@@ -435,16 +437,20 @@ def estimates_as_json(
         name: getattr(estimates, name).tolist() for name in ("lengths", "length_weights", "sizes")
     }
     own = asdict(replace(estimates, tally=None))
-    kept = {
+    stored = {
         key: value
         for key, value in own.items()
-        if key not in ("tally", "notes") and not key.endswith("_s_per_byte")
+        if key not in _UNSTORED and not key.endswith("_s_per_byte")
     }
     return {
-        **kept,
+        **stored,
         **columns,
         "piece_bytes": {str(i): list(held) for i, held in piece_bytes.items()},
     }
+
+
+_UNSTORED = ("tally", "notes", "numbers", "pass_shares")
+"""Estimates that a store does not have. It has each document once, so its numbers are 1."""
 
 
 def estimates_from_json(value: Mapping[str, Any]) -> tuple[Estimates, dict[int, Sequence[int]]]:
@@ -696,12 +702,11 @@ class TokenStore:
             low, high = np.searchsorted(unit, part.range(units)).tolist()
             positions = arrays["position"][first : first + high]
             sizes = arrays["size"][first : first + high]
-            if isinstance(keep, Choice):
-                wanted = keep(part.file, positions, sizes.astype(np.int64))[low:]
-            elif keep is None:
-                wanted = np.ones(high - low, np.bool_)
-            else:
-                wanted = np.asarray(keep(part.file, positions[low:]), np.bool_)
+            # A Choice counts the documents of the split before the work range.
+            seen = slice(0 if isinstance(keep, Choice) else low, high)
+            wanted = kept(keep, part.file, positions[seen], partial(sizes[seen].astype, np.int64))[
+                low - seen.start :
+            ]
             if wanted.any():
                 read = _documents(arrays, first + low, wanted, part.file)
                 self._refuse_special(read, vocabulary, part)
@@ -812,8 +817,8 @@ def _documents(arrays: Arrays, first: int, wanted: np.ndarray, file: int) -> Rea
         )
         if used[d]
     }
-    kept = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths[used])))
-    return ReadDocuments(positions[used], Tokens(ids, kept, []), trained, rejects, text_bytes)
+    own = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths[used])))
+    return ReadDocuments(positions[used], Tokens(ids, own, []), trained, rejects, text_bytes)
 
 
 def _trained(arrays: Arrays, s: int) -> Trained:

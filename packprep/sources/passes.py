@@ -23,7 +23,7 @@ import numpy as np
 from packprep.errors import RecipeError
 from packprep.randomness import PASSES, bits64, segment_key
 from packprep.recipe import Source
-from packprep.sources.expressions import Expression
+from packprep.sources.expressions import Expression, condition, number
 
 MOST_PASSES = 1000
 """Maximum number of passes that an expression may ask for, as for a number in `repeat`."""
@@ -32,20 +32,20 @@ MOST_PASSES = 1000
 class Records(NamedTuple):
     """Fields of some of n consecutive documents.
 
-    The records of a line file may have different types in one field. Records with equal types are
-    together in one `Records`.
-
     Attributes:
         rows: int64[k], numbers of the documents, 0 … n − 1.
-        columns: Maps the name of a field to its values, a `pyarrow.Array` with k entries.
+        columns: Maps the name of a field to its k values. Tables have a `pyarrow.Array`, and JSON
+            records have a list.
+        is_json: Whether these are JSON records, whose fields can have values of several types.
     """
 
     rows: np.ndarray
     columns: Mapping[str, Any]
+    is_json: bool = False
 
 
-ReadFields = Callable[[Sequence[str]], Sequence[Records]]
-"""Function (names of fields) → the records of n documents. An unreadable record is in none."""
+ReadFields = Callable[[Sequence[str]], Records]
+"""Function (names of fields) → fields of n documents, without those of unreadable records."""
 
 
 @dataclass(frozen=True)
@@ -83,54 +83,62 @@ class Passes:
             )
         if source.where is None and not isinstance(source.repeat, str):
             return None
-        where = None
-        if source.where is not None:
-            where = Expression.parse_condition(source.where, (*at, "where"))
-            _refuse_constant(where, (*at, "where"), "leave where out")
+        where = None if source.where is None else condition(source.where, (*at, "where"))
         if not isinstance(source.repeat, str):
             return cls(where, None, 1.0)
-        repeat = Expression.parse_number(source.repeat, (*at, "repeat"))
-        _refuse_constant(repeat, (*at, "repeat"), "write a number without quotes")
-        return cls(where, repeat, _most(repeat, source.max_repeat, index))
+        repeat = number(source.repeat, (*at, "repeat"))
+        return cls(where, repeat, _most(repeat, source.max_repeat))
 
     @cached_property
     def fields(self) -> tuple[str, ...]:
         """Return the names of the fields that the expressions read."""
-        expressions = [one for one in (self.where, self.repeat) if one is not None]
-        return tuple(dict.fromkeys(name for one in expressions for name in one.fields))
+        return tuple(dict.fromkeys(name for one in self._expressions for name in one.fields))
 
-    def numbers(self, count: int, read_fields: ReadFields) -> np.ndarray:
-        """Return the number r of each document, float64[count].
+    @property
+    def _expressions(self) -> list[Expression]:
+        return [one for one in (self.where, self.repeat) if one is not None]
 
-        A document without a readable record has the number 1, because each is rejected once.
+    def check(self, place: str, types: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+        """Check that the expressions accept the fields of a table, as `Expression.check`."""
+        for expression in self._expressions:
+            own = {name: types[name] for name in expression.fields if name in types}
+            expression.check(place, own, there)
+
+    def numbers(self, count: int, read_fields: ReadFields) -> tuple[np.ndarray, dict[int, str]]:
+        """Return the number r of each document, and the documents that cannot be judged.
+
+        A document that is unreadable or cannot be judged has the number 1, because it is rejected
+        once.
 
         Args:
             count: Number of documents.
             read_fields: Returns the fields of these documents.
+
+        Returns:
+            float64[count], and a dict from the number of a document that cannot be judged to the
+            detail of its reject.
         """
-        numbers = np.ones(count)
-        for rows, columns in read_fields(self.fields):
-            if self.repeat is not None:
-                numbers[rows] = self._limited(self.repeat.number(columns))
-            if self.where is not None:
-                numbers[rows] *= self.where.condition(columns)
-        return numbers
-
-    def _limited(self, numbers: np.ndarray) -> np.ndarray:
-        """Return numbers of passes in [0, most]. Null, which is NaN here, becomes 0."""
-        return np.clip(np.nan_to_num(numbers, nan=0.0, posinf=self.most), 0.0, self.most)
-
-
-def _refuse_constant(expression: Expression, at: tuple[str | int, ...], advice: str) -> None:
-    if not expression.fields:
-        raise RecipeError(
-            f"sources[{at[1]}].{at[2]} = {expression.text!r:.500} names no field of a record\n"
-            f"hint: {advice}, or name a field",
-            at,
-        )
+        numbers, bad = np.ones(count), dict[int, str]()
+        rows, columns, is_json = read_fields(self.fields)
+        for expression in self._expressions:
+            own = {name: columns[name] for name in expression.fields}
+            if is_json:
+                values, bad_rows = expression.of_values(own)
+                for i, detail in bad_rows.items():
+                    bad.setdefault(int(rows[i]), f"{expression.key[-1]}: {detail}")
+            elif expression is self.where:
+                values = expression.condition(own)
+            else:
+                values = expression.number(own)
+            if expression is self.repeat:
+                # Null is NaN here, and means no pass.
+                values = np.clip(np.nan_to_num(values, nan=0.0, posinf=self.most), 0.0, self.most)
+            numbers[rows] *= values
+        numbers[list(bad)] = 1.0
+        return numbers, bad
 
 
-def _most(repeat: Expression, limit: float | None, index: int) -> float:
+def _most(repeat: Expression, limit: float | None) -> float:
     """Return the upper limit for the number of passes.
 
     It is the bound that follows from the expression, or `limit`, if `limit` is lower.
@@ -138,21 +146,19 @@ def _most(repeat: Expression, limit: float | None, index: int) -> float:
     Raises:
         RecipeError: If there is no upper limit, if it is not above 0, or if it is too large.
     """
-    bounds = repeat.bounds()
-    upper = min(bounds[1] if bounds else np.inf, np.inf if limit is None else limit)
-    where = f"sources[{index}].repeat = {repeat.text!r:.500}"
+    upper = min(repeat.bounds()[1], np.inf if limit is None else limit)
     if upper > MOST_PASSES:
         found = "has no upper limit" if upper == np.inf else f"may be {upper:g}"
         raise RecipeError(
-            f"{where} {found}, but a document has at most {MOST_PASSES} passes\n"
+            f"{repeat} {found}, but a document has at most {MOST_PASSES} passes\n"
             "hint: set max_repeat, or write clip(…, 0, 4)",
-            ("sources", index, "repeat"),
+            repeat.key,
         )
     if upper <= 0:
         raise RecipeError(
-            f"{where} is never above 0, so no document would be used\n"
+            f"{repeat} is never above 0, so no document would be used\n"
             "hint: correct the expression, or leave the source out",
-            ("sources", index, "repeat"),
+            repeat.key,
         )
     return float(upper)
 
@@ -167,6 +173,8 @@ class ByFields:
         counts: Maps a number of passes to the number of documents with this many passes. It counts
             the documents that were selected from so far, in pass 0. Entry 0 counts the filtered
             documents.
+        bad: Maps the position of each document that cannot be judged to the detail of its reject.
+            It has the documents of the last call.
     """
 
     def __init__(
@@ -186,6 +194,7 @@ class ByFields:
         """
         self.passes, self.sample = passes, sample
         self.counts: Counter[int] = Counter()
+        self.bad: dict[int, str] = {}
         self._use, self._key_of = use, key_of
 
     def __call__(
@@ -210,10 +219,16 @@ class ByFields:
 
     def uses(self, file: int, positions: np.ndarray, read_fields: ReadFields) -> np.ndarray:
         """Return how many passes use each document, int64[n]. The arguments are as in a call."""
-        numbers = self.passes.numbers(len(positions), read_fields)
+        numbers = self.numbers(positions, read_fields)
         whole = np.floor(numbers)
         if self.passes.repeat is not None:
             key = segment_key(self._key_of(file), positions, 0, 0)
             u = (bits64(key, PASSES) >> np.uint64(11)).astype(np.float64)
             whole += u < (numbers - whole) * 2.0**53
         return whole.astype(np.int64)
+
+    def numbers(self, positions: np.ndarray, read_fields: ReadFields) -> np.ndarray:
+        """Return the number r of each document, float64[n], and set `bad`."""
+        numbers, bad = self.passes.numbers(len(positions), read_fields)
+        self.bad = {int(positions[i]): detail for i, detail in bad.items()}
+        return numbers

@@ -161,7 +161,9 @@ class PlannedSource:
 
     def _share_of_use(self, use: int) -> Fraction:
         """Return the estimated text bytes of pass `use`, relative to a whole pass."""
-        return self.kept_of_use(use) if self.pass_shares is None else Fraction(self.pass_shares[use])
+        return (
+            self.kept_of_use(use) if self.pass_shares is None else Fraction(self.pass_shares[use])
+        )
 
     @cached_property
     def pieces(self) -> Pieces:

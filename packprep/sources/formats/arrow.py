@@ -26,7 +26,6 @@ from packprep.sources.formats.table import (
     Column,
     arrow_errors,
     check_block,
-    field_values,
     find_columns,
     find_field_columns,
     find_token_columns,
@@ -159,10 +158,10 @@ def _columns(
     def values_of(column: Column) -> pa.Array:
         return column.of(arrays[wanted.index(column.number)])
 
-    return {key: values_of(column) for key, column in columns.items()}, {
-        name: field_values(values_of(column), column.type_in(schema))
-        for name, column in chosen_by.items()
-    }
+    own, by = (
+        {key: values_of(column) for key, column in some.items()} for some in (columns, chosen_by)
+    )
+    return own, by
 
 
 def _arrays(

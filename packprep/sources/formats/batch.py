@@ -138,6 +138,8 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 LOSS_SPANS, MESSAGES, MEDIA = "loss_spans", "messages", "media"
 """Names of fields for the trained spans, the messages, and the media of a document."""
 
+BAD_FIELD = "bad_field"
+"""Reason to reject a record if an expression does not accept the type of a field's value."""
 # Reasons to reject a document. A reject's reason, position and detail are in the dataset's bytes,
 # so they must not depend on the version of Python or of a library.
 BAD_REASONS = (
@@ -157,6 +159,7 @@ BAD_REASONS = (
     "part_not_found",
     "bad_media",
     "bad_mask",
+    BAD_FIELD,
 )
 
 Keep = Callable[[int, np.ndarray], np.ndarray] | ByFields | Choice

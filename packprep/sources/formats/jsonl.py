@@ -19,7 +19,7 @@ checks if it has only learned keys with strings or numbers. This affects only th
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any, NamedTuple, NoReturn
@@ -30,6 +30,7 @@ import numpy as np
 from packprep.errors import SourceError
 from packprep.sources.formats import batch as limits
 from packprep.sources.formats.batch import (
+    BAD_FIELD,
     LOSS_SPANS,
     MEDIA,
     SURROGATE,
@@ -39,6 +40,7 @@ from packprep.sources.formats.batch import (
     Keep,
     Slice,
     Supervision,
+    by_fields,
     invalid_utf8,
     kept,
     large_text,
@@ -437,6 +439,7 @@ def read(
             `block_decoder` by a function with the same arguments and results.
     """
     decode_block, batch = block(text_key, fields), BatchBuilder(part.file)
+    chosen = by_fields(keep)
     for lines in part_lines(part, keep, decoders):
         all_wanted = keep is None
         if not all_wanted:
@@ -445,18 +448,19 @@ def read(
             )
             if not wanted.any():
                 continue
-            all_wanted = bool(wanted.all())
+            all_wanted = bool(wanted.all()) and not (chosen and chosen.bad)
             lines = lines if all_wanted else lines.at(wanted)
         # Block decoding would also decode the unwanted lines between the wanted ones.
         texts = decode_block(lines.data, lines.starts, lines.sizes) if all_wanted else None
         if texts is not None:
             yield from batch.extend(lines.positions, texts, lines.sizes, batch_bytes)
         else:
-            yield from _add_one_by_one(batch, lines, line(text_key, fields), batch_bytes)
+            bad = chosen.bad if chosen else {}
+            yield from _add_one_by_one(batch, lines, line(text_key, fields), bad, batch_bytes)
     yield from batch.take()
 
 
-def fields_of(lines: Lines, names: Sequence[str]) -> Sequence[Records]:
+def fields_of(lines: Lines, names: Sequence[str]) -> Records:
     """Return the values of some fields of the lines, as `read_line_fields` does."""
     # line_fields imports this module, and loads pyarrow, which most line files do not need.
     from packprep.sources.formats.line_fields import read_line_fields
@@ -465,12 +469,18 @@ def fields_of(lines: Lines, names: Sequence[str]) -> Sequence[Records]:
 
 
 def _add_one_by_one(
-    batch: BatchBuilder, lines: Lines, decode: Callable[[bytes], Outcome], batch_bytes: int
+    batch: BatchBuilder,
+    lines: Lines,
+    decode: Callable[[bytes], Outcome],
+    bad: Mapping[int, str],
+    batch_bytes: int,
 ) -> Iterator[Batch]:
     for i, position in enumerate(lines.positions.tolist()):
         line = lines.line(i)
         if line is None:
             batch.reject(position, *too_large_line())
+        elif position in bad:
+            batch.reject(position, BAD_FIELD, bad[position])
         elif isinstance(outcome := decode(line), tuple):
             batch.reject(position, *outcome)
         else:

@@ -1,8 +1,4 @@
-"""Read fields of JSON lines as columns, to select documents by them.
-
-A column has one type, but the values of a field may have several. Lines whose fields have equal
-types are therefore read together, so that the result for a line does not depend on other lines.
-"""
+"""Decode fields of JSON lines, to select documents by them."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -15,38 +11,24 @@ from packprep.sources.formats.fields import field_at
 from packprep.sources.formats.jsonl import MIN_NESTED_BYTES, Lines, nested_too_deep, parse_object
 from packprep.sources.passes import Records
 
-_INT64 = range(-(1 << 63), 1 << 63)
 
+def read_line_fields(lines: Lines, names: Sequence[str]) -> Records:
+    """Return the values of some fields of JSON lines. A missing field is None.
 
-def read_line_fields(lines: Lines, names: Sequence[str]) -> list[Records]:
-    """Return the values of some fields of JSON lines.
-
-    A missing field is null. Invalid and too large lines are in no `Records`.
+    Invalid and too large lines are not in the result.
 
     Args:
         lines: The lines.
         names: Names of the fields. "a.b" is b in a, unless a record has a key "a.b".
     """
-    values_of = _decoder(tuple(names))
-    by_types: dict[tuple[str, ...], tuple[list[int], list[list[Any]]]] = {}
-    for i in range(len(lines.positions)):
-        line = lines.line(i)
-        values = None if line is None else values_of(line)
-        if values is not None:
-            types = tuple(map(_type_of, values))
-            rows, of_rows = by_types.setdefault(types, ([], []))
-            rows.append(i)
-            of_rows.append(values)
-    return [
-        Records(
-            np.array(rows, np.int64),
-            {
-                name: _column(kind, [values[k] for values in of_rows])
-                for k, (name, kind) in enumerate(zip(names, types, strict=True))
-            },
-        )
-        for types, (rows, of_rows) in by_types.items()
-    ]
+    decode = _decoder(tuple(names))
+    held = (lines.line(i) for i in range(len(lines.positions)))
+    every = [None if line is None else decode(line) for line in held]
+    rows = [i for i, values in enumerate(every) if values is not None]
+    columns = {
+        name: [values[k] for values in every if values is not None] for k, name in enumerate(names)
+    }
+    return Records(np.array(rows, np.int64), columns, is_json=True)
 
 
 @lru_cache(maxsize=64)
@@ -58,12 +40,12 @@ def _decoder(names: tuple[str, ...]) -> Callable[[bytes], list[Any] | None]:
     keys = list(dict.fromkeys(key for name in names for key in (name, name.partition(".")[0])))
     own = [(f"field{i}", Any, msgspec.UNSET) for i in range(len(keys))]
     rename = {f"field{i}": key for i, key in enumerate(keys)}
+    parse = None
     try:
-        parse = msgspec.json.Decoder(
-            msgspec.defstruct("Record", own, rename=rename, gc=False)
-        ).decode
+        record = msgspec.defstruct("Record", own, rename=rename, gc=False)
+        parse = msgspec.json.Decoder(record).decode
     except ValueError:  # msgspec refuses keys that need JSON escapes.
-        parse = None
+        pass
 
     def decode(line: bytes) -> list[Any] | None:
         if parse is not None:
@@ -82,52 +64,3 @@ def _decoder(names: tuple[str, ...]) -> Callable[[bytes], list[Any] | None]:
         return None if isinstance(slowly, tuple) else [field_at(slowly, name) for name in names]
 
     return decode
-
-
-def _type_of(value: Any) -> str:
-    """Return the Arrow type of a column that holds a JSON value."""
-    if type(value) is int:
-        return "int64" if value in _INT64 else "float64"
-    return _TYPES[type(value)]
-
-
-_TYPES = {
-    type(None): "null",
-    bool: "bool",
-    float: "float64",
-    str: "string",
-    list: "list",
-    dict: "struct",
-}
-
-
-def _column(kind: str, values: Sequence[Any]) -> Any:
-    """Return the values of a field as a `pyarrow.Array`.
-
-    For lists and objects, the array only shows that the field is not null.
-    """
-    import pyarrow as pa
-
-    if kind == "struct":
-        return pa.array([{}] * len(values), pa.struct([]))
-    if kind == "list":
-        return pa.array([[]] * len(values), pa.list_(pa.null()))
-    if kind == "string":
-        return pa.array([_text(value) for value in values], pa.string())
-    if kind == "float64":
-        return pa.array([_number(value) for value in values], pa.float64())
-    return pa.array(values, pa.type_for_alias(kind))
-
-
-def _text(value: str) -> str:
-    """Return a text that can be encoded as UTF-8. A lone surrogate becomes U+FFFD."""
-    return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode(
-        "utf-16", "replace"
-    )
-
-
-def _number(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:  # The integer is outside the range of float64.
-        return float("inf") if value > 0 else float("-inf")

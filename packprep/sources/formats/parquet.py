@@ -29,7 +29,6 @@ from packprep.sources.formats.table import (
     Column,
     arrow_errors,
     check_block,
-    field_values,
     find_columns,
     find_field_columns,
     find_token_columns,
@@ -174,14 +173,7 @@ class _Group(NamedTuple):
                     {key: c.of(table.column(schema.names[c.number])) for key, c in some.items()}
                     for some in (columns, chosen_by)
                 )
-                yield (
-                    self.first + row + low,
-                    values,
-                    {
-                        name: field_values(of_name, chosen_by[name].type_in(schema))
-                        for name, of_name in fields.items()
-                    },
-                )
+                yield self.first + row + low, values, fields
             row += rows.num_rows
             if row >= end:
                 break

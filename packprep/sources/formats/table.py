@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
-from itertools import islice
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -462,44 +461,25 @@ def find_field_columns(path: str, schema: pa.Schema, keep: Keep | None) -> dict[
     The result is {} if `keep` selects without fields.
 
     Raises:
-        SourceError: If the file does not have a field, or has several columns with its name.
+        SourceError: If the file does not have a field, or if an expression does not accept its
+            type.
     """
     chosen = by_fields(keep)
-    found: dict[str, Column] = {}
-    for name in chosen.passes.fields if chosen is not None else ():
-        column, count = _place(schema, name), len(schema.get_all_field_indices(name))
-        if column is None:
-            fields = [f"{key} ({kind})" for key, kind in islice(_leaves(schema), _MOST_TEXT_KEYS)]
-            raise SourceError(
-                f"{path}: {f'{count} fields' if count else 'no field'} {name!r}, which where or"
-                f" repeat reads; its fields are {', '.join(fields) or 'none'}\n"
-                "hint: correct the name, or make the file a source of its own"
-            )
-        found[name] = column
+    if chosen is None:
+        return {}
+    places = {name: _place(schema, name) for name in chosen.passes.fields}
+    found = {name: column for name, column in places.items() if column is not None}
+    types = {name: column.type_in(schema) for name, column in found.items()}
+    chosen.passes.check(path, types, dict(_leaves(schema)))
     return found
-
-
-def field_values(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return the values of a field in a form that an expression can compute with.
-
-    Args:
-        values: The values. Texts may be stored as binary data or in a dictionary.
-        kind: The type of the field in the file's schema.
-    """
-    if pa.types.is_dictionary(kind):
-        values, kind = values.dictionary_decode(), kind.value_type
-    if kind == pa.string_view() or kind == pa.binary_view():
-        kind = pa.large_string() if kind == pa.string_view() else pa.large_binary()
-        values = values.cast(pa.large_binary())
-    return values.view(kind) if values.type != kind else values
 
 
 def rows_of(columns: Mapping[str, pa.Array], begin: int, count: int) -> ReadFields:
     """Return a function that returns the fields of `count` rows, as the argument of `kept`."""
 
-    def read(names: Sequence[str]) -> list[Records]:
+    def read(names: Sequence[str]) -> Records:
         values = {name: columns[name].slice(begin, count) for name in names}
-        return [Records(np.arange(len(next(iter(values.values())))), values)]
+        return Records(np.arange(len(next(iter(values.values())))), values)
 
     return read
 

@@ -7,7 +7,7 @@ lines at once. Lines that msgspec refuses are decoded again by Python's own deco
 exact reject reason, or accepts a valid line that msgspec refuses.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -17,9 +17,11 @@ import numpy as np
 
 from packprep.sources.formats import batch as limits
 from packprep.sources.formats.batch import (
+    BAD_FIELD,
     Batch,
     Keep,
     Slice,
+    by_fields,
     kept,
     slices,
     too_large_line,
@@ -90,14 +92,15 @@ def read(
     fields: Fields | None,
 ) -> Iterator[Batch]:
     """Yield the documents of a work range of token lines, compressed or not; see `formats.read`."""
-    keys = _keys_of(text_key, fields)
+    keys, chosen = _keys_of(text_key, fields), by_fields(keep)
     for lines in part_lines(part, keep, decoders):
         wanted = kept(
             keep, part.file, lines.positions, lines.stored_sizes, partial(fields_of, lines)
         )
         lines_wanted = lines if wanted.all() else lines.at(wanted)
         for some in slices(lines_wanted.stored_sizes(), batch_bytes):
-            yield _batch(part.file, lines_wanted.at(some), keys)
+            bad = chosen.bad if chosen else {}
+            yield _batch(part.file, lines_wanted.at(some), keys, bad)
 
 
 def _keys_of(text_key: str, fields: Fields | None) -> _Keys:
@@ -110,19 +113,30 @@ def _keys_of(text_key: str, fields: Fields | None) -> _Keys:
     return _Keys(ids, tuple(name for name in beside if name != _WEIGHT), _WEIGHT in beside)
 
 
-def _batch(file: int, lines: Lines, keys: _Keys) -> Batch:
-    """Return a batch with the documents in `lines`. Invalid lines are among its rejects."""
-    rows = _token_rows(lines, _line_decoder(keys))
+def _batch(file: int, lines: Lines, keys: _Keys, bad: Mapping[int, str]) -> Batch:
+    """Return a batch with the documents in `lines`. Invalid lines are among its rejects.
+
+    `bad` is `ByFields.bad`, or {}.
+    """
+    rows = _token_rows(lines, _line_decoder(keys), bad)
     if len(rows.ids) and (rows.ids.min() == _LEAST or rows.ids.max() == _MOST):
-        rows = _token_rows(lines, partial(_decode_exactly, keys=keys))
+        rows = _token_rows(lines, partial(_decode_exactly, keys=keys), bad)
     return batch_of_rows(file, lines.positions, rows)
 
 
-def _token_rows(lines: Lines, decode: Callable[[bytes], _Found]) -> TokenRows:
-    """Decode `lines` with `decode`, and return their token ids and masks as a `TokenRows`."""
+def _token_rows(
+    lines: Lines, decode: Callable[[bytes], _Found], unjudged: Mapping[int, str]
+) -> TokenRows:
+    """Decode `lines` with `decode`, and return their token ids and masks as a `TokenRows`.
+
+    `unjudged` is `ByFields.bad`, or {}.
+    """
     held = (lines.line(i) for i in range(len(lines.positions)))
     found = [too_large_line() if line is None else decode(line) for line in held]
     refused = {i: row for i, row in enumerate(found) if not isinstance(row, _Row)}
+    for i, position in enumerate(lines.positions.tolist() if unjudged else ()):
+        if position in unjudged:
+            found[i] = refused[i] = BAD_FIELD, unjudged[position]
     weights, bad = row_weights([row.weight if isinstance(row, _Row) else None for row in found])
     refused |= bad
     used = np.ones(len(found), np.bool_)

@@ -1,0 +1,59 @@
+"""Select the documents of a calibration sample by the expressions of their source."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from packprep.dataset.boundaries import offsets_of
+from packprep.sources.formats.jsonl import Lines, fields_of
+from packprep.sources.passes import ByFields, Passes, ReadFields, Records
+
+
+class SampledPasses(ByFields):
+    """A `ByFields` that keeps each sampled document that a pass may use, and counts documents.
+
+    Attributes:
+        judged: Number of sampled documents.
+        kept: Number of sampled documents with a number above 0.
+        empty: The fields that were null or missing in every sampled JSON record, while all records
+            were JSON records.
+        known: Maps a position in the file that is read to the number of passes of its document.
+    """
+
+    def __init__(self, passes: Passes):
+        """Create a selector for the expressions of a source."""
+        super().__init__(passes, 0, lambda file: np.uint64(0))
+        self.judged = self.kept = 0
+        self.empty = set(passes.fields)
+        self.known: dict[int, float] = {}
+
+    def __call__(
+        self, file: int, positions: np.ndarray, read_fields: ReadFields, own: np.ndarray
+    ) -> np.ndarray:
+        """Return which documents a pass may use, bool[n]. The arguments are as in `ByFields`."""
+
+        def noted(names: Sequence[str]) -> Records:
+            records = read_fields(names)
+            for name, values in records.columns.items():
+                if not records.is_json or any(value is not None for value in values):
+                    self.empty.discard(name)
+            return records
+
+        numbers = self.numbers(positions, noted)
+        is_kept = numbers > 0
+        self.judged += int(own.sum())
+        self.kept += int((own & is_kept).sum())
+        chosen = zip(positions[is_kept].tolist(), numbers[is_kept].tolist(), strict=True)
+        self.known.update(chosen)
+        return is_kept
+
+    def of_lines(self, lines: Sequence[bytes], positions: Sequence[int]) -> np.ndarray:
+        """Return the number of passes of each JSON line, float64[n]. `bad` is set, as in a call."""
+        sizes = np.array([len(line) for line in lines], np.int64)
+        starts = offsets_of(sizes)[:-1]
+        at = np.array(positions, np.int64)
+        held = Lines(b"".join(lines), at, starts, sizes)
+        self.known.clear()
+        self(0, at, partial(fields_of, held), np.ones(len(at), np.bool_))
+        return np.array([self.known.get(position, 0.0) for position in positions])
