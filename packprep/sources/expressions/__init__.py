@@ -142,7 +142,7 @@ class Expression:
 
     def _values(self, columns: Mapping[str, Any], n_rows: int) -> tuple[Any, np.ndarray]:
         arrays = {name: _rows().whole(columns[name]) for name in self.fields}
-        values, valid = _rows().values_of(self.tree, arrays)
+        values, valid = _rows().values_of(self.tree, arrays)[:2]
         return (
             None if values is None else np.broadcast_to(values, n_rows),
             np.broadcast_to(valid, n_rows),

@@ -389,7 +389,7 @@ def _negative(found: Sequence[Values]) -> Values:
 
 
 def _abs(found: Sequence[Values]) -> Values:
-    values, valid = found[0]
+    values, valid = found[0][:2]
     if values is None or values.dtype == np.uint64:
         return found[0]
     if values.dtype == np.int64:
@@ -398,7 +398,7 @@ def _abs(found: Sequence[Values]) -> Values:
 
 
 def _rounded(found: Sequence[Values], to_whole: Callable[[np.ndarray], np.ndarray]) -> Values:
-    values, valid = found[0]
+    values, valid = found[0][:2]
     is_whole = values is None or values.dtype.kind != "f"
     return found[0] if is_whole else Values(to_whole(values), valid)
 
