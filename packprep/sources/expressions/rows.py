@@ -6,7 +6,6 @@ NaN is null, as in pandas and in a document's weight. A result that is not a num
 or an integer beyond int64, is null too.
 """
 
-import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
@@ -59,6 +58,8 @@ def kind_of_type(kind: pa.DataType) -> str:
         (TRUTH, (pa.types.is_boolean,)),
         (TIME, (pa.types.is_timestamp, pa.types.is_date)),
         (NULL, (pa.types.is_null,)),
+        ("a list", (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)),
+        ("an object", (pa.types.is_struct,)),
     )
     for name, of_name in tests:
         if any(test(kind) for test in of_name):
@@ -81,27 +82,14 @@ def whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
-def json_column(kind: str, values: Sequence[Any]) -> pa.Array:
-    """Return the JSON values of one kind as an Arrow array."""
-    if kind == "a float":
-        return pa.array(list(map(_float, values)), pa.float64())
-    if kind == TEXT:
-        texts = [value.encode("utf-8", "surrogatepass") for value in values]
-        return pa.array(texts, pa.large_binary())
-    types = {"an integer": pa.int64(), "a large integer": pa.uint64(), TRUTH: pa.bool_()}
-    if kind in types:
-        return pa.array(values, types[kind])
-    # Only "is null" accepts the other kinds.
-    return (
-        pa.nulls(len(values)) if kind == NULL else pa.array([[]] * len(values), pa.list_(pa.null()))
-    )
+def check_times(node: Node, types: Mapping[str, pa.DataType]) -> None:
+    """Check that each text that is compared with a time is a time, and that times fit together.
 
-
-def _float(value: int | float) -> float:
-    try:
-        return float(value)
-    except OverflowError:  # An integer of more than 308 digits.
-        return math.copysign(math.inf, value)
+    Raises:
+        ExpressionFault: If a comparison is impossible.
+    """
+    if any(kind_of_type(kind) == TIME for kind in types.values()):
+        values_of(node, {name: pa.nulls(0, kind) for name, kind in types.items()})
 
 
 def values_of(node: Node, columns: Mapping[str, pa.Array]) -> Values:
