@@ -141,13 +141,13 @@ class Expression:
         )
 
     def may_hold(self, ranges: Mapping[str, Range]) -> bool:
-        """Return whether a condition may be true for a record whose fields have these ranges.
+        """Return whether a record may meet a condition, or have a number above 0.
 
         Args:
-            ranges: Range of each field. A field that is not in it can have any value.
+            ranges: Range of each field of the record. Without a range, it can have any value.
         """
         found = range_of(self.tree, ranges)
-        return found.value and found.high is not False
+        return found.value and (found.high is None or found.high > 0)
 
     def _values(self, columns: Mapping[str, Any]) -> tuple[Any, np.ndarray]:
         arrays = {name: _rows().whole(columns[name]) for name in self.fields}

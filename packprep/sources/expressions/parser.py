@@ -278,6 +278,9 @@ class _Parser:
 
     def comparison(self, tree: ast.Compare) -> Call:
         """Return a comparison. A chain becomes an "and" of its pairs."""
+        in_chain = ast.Eq | ast.Lt | ast.LtE | ast.Gt | ast.GtE
+        if len(tree.ops) > 1 and not all(isinstance(sign, in_chain) for sign in tree.ops):
+            _refuse("in, is and != are not part of a chain", self.at(tree), "write (a in b) == c")
         pairs = []
         for left, operator, right in zip(
             (tree.left, *tree.comparators), tree.ops, tree.comparators, strict=False

@@ -215,7 +215,7 @@ def _compared(node: Call, left: Values, right: Values) -> Values:
     valid = left.valid & right.valid
     if left.values is None or right.values is None:
         return Values(np.zeros_like(valid), np.zeros_like(valid))
-    if isinstance(left.values, np.ndarray):
+    if not _is_arrow(left):
         return Values(_OPERATORS[sign](*_comparable(left, right)), valid)
     kernel = _KERNELS[sign]
     a, b = left.values, right.values
@@ -235,6 +235,11 @@ def _compared(node: Call, left: Values, right: Values) -> Values:
         problem = f"{shown.decode()!r} is not a" if shown else "cannot compare"
         advice = "write a date as '2026-01-31', and a time as '2026-01-31 12:00:00'"
         raise ExpressionFault(f"{problem} {times}", node.at, advice if shown else "") from None
+
+
+def _is_arrow(side: Values) -> bool:
+    """Return whether these are texts or times."""
+    return isinstance(side.values, pa.Array | pa.Scalar)
 
 
 def _plain(truth: Any) -> np.ndarray:
@@ -285,7 +290,7 @@ def _comparable(left: Values, right: Values) -> tuple[np.ndarray, np.ndarray]:
 
 def _in(node: Call, found: Sequence[Values]) -> Values:
     value, entries = found[0], found[1:]
-    if value.values is None or isinstance(value.values, np.ndarray):
+    if value.values is None or not _is_arrow(value):
         return reduce(_or, [_compared(node, value, entry) for entry in entries])
     texts = pa.array([entry.values.as_py() for entry in entries], pa.large_binary())
     if isinstance(value.values, pa.DictionaryArray):
@@ -354,7 +359,7 @@ def _alike(found: Sequence[Values]) -> list[Values]:
 
     int64 and uint64 together become float64, and may be rounded.
     """
-    arrays = [side for side in found if isinstance(side.values, np.ndarray)]
+    arrays = [side for side in found if side.values is not None and not _is_arrow(side)]
     kinds = {side.values.dtype for side in arrays}
     if len(kinds) < 2:
         return list(found)
@@ -427,7 +432,7 @@ def _chosen(is_first: np.ndarray, first: Values, second: Values) -> Values:
     valid = np.where(is_first, first.valid, second.valid)
     if first.values is None or second.values is None:
         values = second.values if first.values is None else first.values
-    elif isinstance(first.values, np.ndarray):
+    elif not _is_arrow(first):
         values = np.where(is_first, first.values, second.values)
     elif not is_first.ndim:
         values = first.values if is_first else second.values
