@@ -327,8 +327,8 @@ def _integers(sign: str, a: np.ndarray, b: np.ndarray, valid: np.ndarray) -> Val
     with np.errstate(all="ignore"):
         values = np.array(apply(a.astype(np.int64), b.astype(np.int64)))
         risky = np.abs(apply(a.astype(np.float64), b.astype(np.float64))) >= _RISKY
-    valid = np.array(np.broadcast_to(valid, values.shape))
-    a, b = np.broadcast_to(a, values.shape), np.broadcast_to(b, values.shape)
+    values, valid, risky, a, b = np.broadcast_arrays(values, valid, risky, a, b)
+    values, valid = values.copy(), valid.copy()
     for row in zip(*np.nonzero(np.atleast_1d(risky & valid)), strict=True):
         at = row if values.ndim else ()
         exact = apply(int(a[at]), int(b[at]))
