@@ -16,8 +16,7 @@ class SampledPasses(ByFields):
     Attributes:
         judged: Number of sampled documents.
         kept: Number of sampled documents with a number above 0.
-        empty: The fields that were null or missing in every sampled JSON record, while all records
-            were JSON records.
+        empty: The fields that were null or missing in every sampled record.
         known: Maps a position in the file that is read to the number of passes of its document.
     """
 
@@ -33,12 +32,12 @@ class SampledPasses(ByFields):
     ) -> np.ndarray:
         """Return which documents a pass may use, bool[n]. The arguments are as in `ByFields`."""
 
-        def noted(names: Sequence[str]) -> Records:
-            records = read_fields(names)
-            for name, values in records.columns.items():
-                if not records.is_json or any(value is not None for value in values):
-                    self.empty.discard(name)
-            return records
+        def noted(names: Sequence[str]) -> Sequence[Records]:
+            every = read_fields(names)
+            for _, columns in every:
+                given = [name for name, of in columns.items() if of.null_count < len(of)]
+                self.empty.difference_update(given)
+            return every
 
         numbers = self.numbers(positions, noted)
         is_kept = numbers > 0

@@ -23,7 +23,7 @@ import numpy as np
 from packprep.errors import RecipeError
 from packprep.randomness import PASSES, bits64, segment_key
 from packprep.recipe import Source
-from packprep.sources.expressions import Expression, condition, number
+from packprep.sources.expressions import Expression
 
 MOST_PASSES = 1000
 """Maximum number of passes that an expression may ask for, as for a number in `repeat`."""
@@ -32,19 +32,19 @@ MOST_PASSES = 1000
 class Records(NamedTuple):
     """Fields of some of n consecutive documents.
 
+    JSON records may have values of several types in a field. Records with equal types are together
+    in one `Records`.
+
     Attributes:
         rows: int64[k], numbers of the documents, 0 … n − 1.
-        columns: Maps the name of a field to its k values. Tables have a `pyarrow.Array`, and JSON
-            records have a list.
-        is_json: Whether these are JSON records, whose fields can have values of several types.
+        columns: Maps the name of a field to its values, a `pyarrow.Array` with k entries.
     """
 
     rows: np.ndarray
     columns: Mapping[str, Any]
-    is_json: bool = False
 
 
-ReadFields = Callable[[Sequence[str]], Records]
+ReadFields = Callable[[Sequence[str]], Sequence[Records]]
 """Function (names of fields) → fields of n documents, without those of unreadable records."""
 
 
@@ -83,10 +83,14 @@ class Passes:
             )
         if source.where is None and not isinstance(source.repeat, str):
             return None
-        where = None if source.where is None else condition(source.where, (*at, "where"))
+        where = (
+            None
+            if source.where is None
+            else Expression.parse_condition(source.where, (*at, "where"))
+        )
         if not isinstance(source.repeat, str):
             return cls(where, None, 1.0)
-        repeat = number(source.repeat, (*at, "repeat"))
+        repeat = Expression.parse_number(source.repeat, (*at, "repeat"))
         return cls(where, repeat, _most(repeat, source.max_repeat))
 
     @cached_property
@@ -119,23 +123,22 @@ class Passes:
             detail of its reject.
         """
         numbers, bad = np.ones(count), dict[int, str]()
-        rows, columns, is_json = read_fields(self.fields)
-        for expression in self._expressions:
-            own = {name: columns[name] for name in expression.fields}
-            if is_json:
-                values, bad_rows = expression.of_values(own)
-                for i, detail in bad_rows.items():
-                    bad.setdefault(int(rows[i]), f"{expression.key[-1]}: {detail}")
-            elif expression is self.where:
-                values = expression.condition(own)
-            else:
-                values = expression.number(own)
-            if expression is self.repeat:
-                # Null is NaN here, and means no pass.
-                values = np.clip(np.nan_to_num(values, nan=0.0, posinf=self.most), 0.0, self.most)
-            numbers[rows] *= values
-        numbers[list(bad)] = 1.0
+        for rows, columns in read_fields(self.fields):
+            types = {name: column.type for name, column in columns.items()}
+            if problem := self._problem(types):
+                bad |= dict.fromkeys(rows.tolist(), problem)
+                continue
+            if self.where is not None:
+                numbers[rows] = self.where.condition(columns)
+            if self.repeat is not None:
+                asked = np.nan_to_num(self.repeat.number(columns), nan=0.0, posinf=self.most)
+                numbers[rows] *= np.clip(asked, 0.0, self.most)
         return numbers, bad
+
+    def _problem(self, types: Mapping[str, Any]) -> str:
+        """Return why the expressions do not accept fields of these Arrow types, or ""."""
+        faults = ((one.key[-1], one.fault(types)) for one in self._expressions)
+        return next((f"{key}: {fault}" for key, fault in faults if fault), "")
 
 
 def _most(repeat: Expression, limit: float | None) -> float:
@@ -146,17 +149,18 @@ def _most(repeat: Expression, limit: float | None) -> float:
     Raises:
         RecipeError: If there is no upper limit, if it is not above 0, or if it is too large.
     """
+    where = f"sources[{repeat.key[1]}].repeat = {repeat.text!r:.500}"
     upper = min(repeat.bounds()[1], np.inf if limit is None else limit)
     if upper > MOST_PASSES:
         found = "has no upper limit" if upper == np.inf else f"may be {upper:g}"
         raise RecipeError(
-            f"{repeat} {found}, but a document has at most {MOST_PASSES} passes\n"
+            f"{where} {found}, but a document has at most {MOST_PASSES} passes\n"
             "hint: set max_repeat, or write clip(…, 0, 4)",
             repeat.key,
         )
     if upper <= 0:
         raise RecipeError(
-            f"{repeat} is never above 0, so no document would be used\n"
+            f"{where} is never above 0, so no document would be used\n"
             "hint: correct the expression, or leave the source out",
             repeat.key,
         )

@@ -460,7 +460,7 @@ def read(
     yield from batch.take()
 
 
-def fields_of(lines: Lines, names: Sequence[str]) -> Records:
+def fields_of(lines: Lines, names: Sequence[str]) -> list[Records]:
     """Return the values of some fields of the lines, as `read_line_fields` does."""
     # line_fields imports this module, and loads pyarrow, which most line files do not need.
     from packprep.sources.formats.line_fields import read_line_fields

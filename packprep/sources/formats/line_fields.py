@@ -1,34 +1,55 @@
-"""Decode fields of JSON lines, to select documents by them."""
+"""Read fields of JSON lines as columns, to select documents by them.
 
+A column has one type, but the values of a field may have several. Lines whose fields have equal
+types are therefore read together, so that the result for a line does not depend on other lines.
+"""
+
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 
 from packprep.sources.formats.fields import field_at
 from packprep.sources.formats.jsonl import MIN_NESTED_BYTES, Lines, nested_too_deep, parse_object
 from packprep.sources.passes import Records
 
+_TYPES = {
+    type(None): pa.null(),
+    bool: pa.bool_(),
+    float: pa.float64(),
+    str: pa.large_binary(),
+    list: pa.list_(pa.null()),
+    dict: pa.struct([]),
+}
 
-def read_line_fields(lines: Lines, names: Sequence[str]) -> Records:
-    """Return the values of some fields of JSON lines. A missing field is None.
 
-    Invalid and too large lines are not in the result.
+def read_line_fields(lines: Lines, names: Sequence[str]) -> list[Records]:
+    """Return the values of some fields of JSON lines.
+
+    A missing field is null. Invalid and too large lines are in no `Records`.
 
     Args:
         lines: The lines.
         names: Names of the fields. "a.b" is b in a, unless a record has a key "a.b".
     """
     decode = _decoder(tuple(names))
-    held = (lines.line(i) for i in range(len(lines.positions)))
-    every = [None if line is None else decode(line) for line in held]
-    rows = [i for i, values in enumerate(every) if values is not None]
-    columns = {
-        name: [values[k] for values in every if values is not None] for k, name in enumerate(names)
-    }
-    return Records(np.array(rows, np.int64), columns, is_json=True)
+    by_types: dict[tuple[pa.DataType, ...], tuple[list[int], list[list[Any]]]] = {}
+    for i in range(len(lines.positions)):
+        line = lines.line(i)
+        values = None if line is None else decode(line)
+        if values is not None:
+            rows, of_rows = by_types.setdefault(tuple(map(_type_of, values)), ([], []))
+            rows.append(i)
+            of_rows.append(values)
+    found = []
+    for types, (rows, of_rows) in by_types.items():
+        columns = map(_column, types, zip(*of_rows, strict=True))
+        found.append(Records(np.array(rows, np.int64), dict(zip(names, columns, strict=True))))
+    return found
 
 
 @lru_cache(maxsize=64)
@@ -64,3 +85,32 @@ def _decoder(names: tuple[str, ...]) -> Callable[[bytes], list[Any] | None]:
         return None if isinstance(slowly, tuple) else [field_at(slowly, name) for name in names]
 
     return decode
+
+
+def _type_of(value: Any) -> pa.DataType:
+    """Return the type of a column that holds a JSON value."""
+    if type(value) is not int:
+        return _TYPES[type(value)]
+    if -(1 << 63) <= value < 1 << 63:
+        return pa.int64()
+    return pa.uint64() if 0 <= value < 1 << 64 else pa.float64()
+
+
+def _column(kind: pa.DataType, values: Sequence[Any]) -> pa.Array:
+    """Return the values of a field as a column.
+
+    For lists and objects, the column only shows that the field is not null.
+    """
+    if pa.types.is_struct(kind) or pa.types.is_list(kind):
+        empty: Any = {} if pa.types.is_struct(kind) else []
+        return pa.array([empty] * len(values), kind)
+    if pa.types.is_large_binary(kind):
+        return pa.array([value.encode("utf-8", "surrogatepass") for value in values], kind)
+    return pa.array(map(_number, values) if pa.types.is_float64(kind) else values, kind)
+
+
+def _number(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # The integer is outside the range of float64.
+        return math.copysign(math.inf, value)

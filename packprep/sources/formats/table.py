@@ -477,9 +477,9 @@ def find_field_columns(path: str, schema: pa.Schema, keep: Keep | None) -> dict[
 def rows_of(columns: Mapping[str, pa.Array], begin: int, count: int) -> ReadFields:
     """Return a function that returns the fields of `count` rows, as the argument of `kept`."""
 
-    def read(names: Sequence[str]) -> Records:
+    def read(names: Sequence[str]) -> list[Records]:
         values = {name: columns[name].slice(begin, count) for name in names}
-        return Records(np.arange(len(next(iter(values.values())))), values)
+        return [Records(np.arange(len(next(iter(values.values())))), values)]
 
     return read
 
