@@ -232,6 +232,7 @@ def _figures_of_sources(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
         figures.append(
             {column: source[column] for column in columns}
             | {"share": share, "share_error": share_error}
+            | {"pass_shares": source.get("pass_shares")}
         )
     return figures
 

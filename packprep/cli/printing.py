@@ -125,8 +125,9 @@ def _print_sources(sources: list[dict[str, Any]]) -> None:
     put_line()
     put_line(f"{'source':<16} {'repeat':>7} {'tokens':>15} {'share':>8} {'± s.e.':>7}")
     for s in sources:
+        repeat = f"{'≤ ' if s['pass_shares'] else ''}{s['repeat']:g}"
         put_line(
-            f"{s['name']:<16} {s['repeat']:>7g} {s['tokens']:>15,} {s['share']:>8.2%}"
+            f"{s['name']:<16} {repeat:>7} {s['tokens']:>15,} {s['share']:>8.2%}"
             f" {s['share_error']:>7.2%}"
         )
 

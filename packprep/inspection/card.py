@@ -21,11 +21,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from packprep.building.ledger import FILTERED
 from packprep.building.plan import stored_plan
 from packprep.dataset.manifest import Manifest, is_in_place, read_manifest
 from packprep.errors import ArgumentError, DatasetError, RecipeError
 from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME
-from packprep.inspection.summary import describe_manifest, percent
+from packprep.inspection.summary import describe_manifest, percent, repeat_in_words
 from packprep.inspection.text import size_of
 from packprep.messages import counted, put_line, visible
 from packprep.recipe import from_normalised, normalised_toml
@@ -272,7 +273,7 @@ def card_of(name: str, manifest: Manifest, plan: Mapping[str, Any] | None, use: 
                     source["name"],
                     _or_unknown(own["files"]),
                     _or_unknown(own["bytes"]),
-                    f"{source['repeat']:g}",
+                    repeat_in_words(source),
                     source["documents"],
                     source["tokens"],
                     percent(source["token_share"]),
@@ -401,6 +402,9 @@ def _ledger(s: Mapping[str, Any]) -> Iterator[str]:
         lines.append((what, whole, said))
     yield from _table(("", "total", "parts"), lines, escape=False)
     yield ""
+    if documents[FILTERED]:
+        yield (f"The conditions of the sources left out {documents[FILTERED]:,} other documents.")
+        yield ""
     yield f"Filled: {percent(s['utilisation']['all_rows'])} of the slots in rows."
 
 

@@ -10,8 +10,9 @@ source, file, position ─┬► shards that may hold it, by the plan ─► its
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from packprep.dataset.segments import Segments
 from packprep.documents.reading import (
     ReadDocuments,
     chosen_by_content,
+    file_key,
     in_sample,
     kept_by_plan,
     take_tokens,
@@ -36,6 +38,7 @@ from packprep.inspection.text import special
 from packprep.messages import counted, one_line, visible
 from packprep.restoring import documents_at, sound_segments
 from packprep.sources.formats import Batch, Reject, position_of
+from packprep.sources.passes import ByFields, ReadFields
 from packprep.sources.slices import PlannedSource, place_of
 from packprep.storage import Folder
 from packprep.tokenizer.texts import SPECIAL, TextPiece, TokenTexts
@@ -72,8 +75,8 @@ def describe_document(
         `text` is the start of the document. If the file was not read, `text` and `tokens` are None,
         and `not_read` has the reason. If no document is at the position, `before` and `after` are
         the nearest known positions. `uses` is [{use, outcome, why, segments, left_out}], with an
-        entry per pass. The outcome is "used", "removed", "rejected", "not sampled", "not repeated",
-        "absent" or "lost".
+        entry per pass. The outcome is "used", "removed", "rejected", "not sampled", "filtered",
+        "not repeated", "absent" or "lost".
 
     Raises:
         RecipeError: If the source or file does not exist, or `place` is invalid.
@@ -225,30 +228,29 @@ class _Found:
             (file, use) in self._segments or (file, use) in self._rejects
             for use in range(source.uses)
         )
-        there, text, tokens, not_read, before, after = _read_again(
-            plan, source, i, self._position, bool(self._segments)
-        )
-        exists = seen or there
+        read = _read_again(plan, source, i, self._position, bool(self._segments))
+        exists = seen or read.exists
+        before, after = read.before, read.after
         if before is None and after is None and not exists:
             before, after = self._before.get(file), self._after.get(file)
-        uses = [self._use(plan, file, use, tokens, exists) for use in range(source.uses)]
+        uses = [self._use(plan, file, use, read, exists) for use in range(source.uses)]
         return {
             "file": source.files.names[i],
-            "text": text,
-            "tokens": tokens,
-            "not_read": not_read,
+            "text": read.text,
+            "tokens": read.tokens,
+            "not_read": read.error,
             "before": None if exists else before,
             "after": None if exists else after,
             "uses": uses,
         }
 
     def _use(
-        self, plan: Plan, file: int, use: int, tokens: int | None, exists: bool | None
+        self, plan: Plan, file: int, use: int, read: "_ReadAgain", exists: bool | None
     ) -> dict[str, Any]:
         described: dict[str, Any] = {"use": use, "why": None, "segments": [], "left_out": []}
         if segments := self._segments.get((file, use)):
             segments.sort(key=lambda segment: segment["tokens"])
-            left_out = list(_left_out(plan, segments, tokens))
+            left_out = list(_left_out(plan, segments, read.tokens))
             return {**described, "outcome": "used", "segments": segments, "left_out": left_out}
         if record := self._rejects.get((file, use)):
             if record["reason"] == REMOVED:
@@ -272,6 +274,9 @@ class _Found:
                 " this document"
             )
             return {**described, "outcome": "not sampled", "why": why}
+        if why := _why_filtered(self._source, use, read):
+            outcome = "not repeated" if read.passes else "filtered"
+            return {**described, "outcome": outcome, "why": why}
         if not kept_by_plan(self._source, use, file, at)[0] or chosen_by_content(
             self._source, use, file
         ):
@@ -352,24 +357,92 @@ def _range(begin: int, end: int | None, why: str) -> dict[str, Any]:
     return {"tokens": [begin, end], "why": why}
 
 
-def _read_again(
-    plan: Plan, source: PlannedSource, i: int, position: int, used: bool
-) -> tuple[bool | None, str | None, int | None, str | None, int | None, int | None]:
-    """Read the document at a position in file i of a source.
+class _ReadAgain(NamedTuple):
+    """The document at a position, as it was read again. Unknown values are None.
 
-    Returns:
-        (exists, text, tokens, error, before, after). `text` is the start of the document's text.
-        `tokens` is the number of tokens, and is computed only if `used`. `error` says why the file
-        cannot be read. `before` and `after` are the nearest positions of other documents. Unknown
-        values are None.
+    Attributes:
+        exists: Whether the file has a document at the position.
+        text: The start of the document's text.
+        tokens: Number of tokens. It is computed only if the document is used.
+        error: The reason why the file cannot be read.
+        before: The nearest position of an earlier document.
+        after: The nearest position of a later document.
+        number: The number of passes that the source's expressions give.
+        passes: Number of passes of the document, if the source has expressions.
     """
-    file, nearest = source.first_file + i, [-1, END]
 
-    def keep(_: int, positions: np.ndarray) -> np.ndarray:
-        nearest[0] = max([nearest[0], *positions[positions < position][-1:].tolist()])
-        nearest[1] = min([nearest[1], *positions[positions > position][:1].tolist()])
-        return positions == position
+    exists: bool | None = None
+    text: str | None = None
+    tokens: int | None = None
+    error: str | None = None
+    before: int | None = None
+    after: int | None = None
+    number: float | None = None
+    passes: int | None = None
 
+
+def _why_filtered(source: PlannedSource, use: int, read: _ReadAgain) -> str:
+    """Return why the source's expressions leave a document out of a pass, or ""."""
+    passes = source.passes
+    if passes is None or (read.passes is not None and use < read.passes):
+        return ""
+    if read.passes is None:
+        return f"{passes} may leave out this document, but its source was not read"
+    if not read.number and passes.where is not None:
+        return f"{passes} leaves out this document"
+    return f"{passes} gives {read.number:g} passes, and this document has {read.passes} of them"
+
+
+class _AtPosition:
+    """A selector of the document at one position of a file. It notes what it is called with.
+
+    Attributes:
+        before: The nearest position of an earlier document, or -1.
+        after: The nearest position of a later document, or END.
+    """
+
+    def __init__(self, position: int):
+        self._position = position
+        self.before, self.after = -1, END
+
+    def __call__(self, file: int, positions: np.ndarray) -> np.ndarray:
+        """Return which document is at the position, bool[n]."""
+        earlier, later = positions < self._position, positions > self._position
+        self.before = max([self.before, *positions[earlier][-1:].tolist()])
+        self.after = min([self.after, *positions[later][:1].tolist()])
+        return positions == self._position
+
+
+class _PassesAt(ByFields):
+    """A selector like `_AtPosition`, which also notes the passes of the document.
+
+    Attributes:
+        number: The number that the expressions give, or None.
+        of_document: Number of passes of the document, or None.
+    """
+
+    def __init__(self, source: PlannedSource, at: _AtPosition):
+        assert source.passes is not None
+        super().__init__(source.passes, 0, partial(file_key, source))
+        self.at = at
+        self.number: float | None = None
+        self.of_document: int | None = None
+
+    def __call__(
+        self, file: int, positions: np.ndarray, read_fields: ReadFields, own: np.ndarray
+    ) -> np.ndarray:
+        """Return which document is at the position, bool[n]."""
+        chosen = self.at(file, positions)
+        if chosen.any():
+            self.of_document = int(self.uses(file, positions, read_fields)[chosen][0])
+            self.number = float(self.numbers(positions, read_fields)[chosen][0])
+        return chosen
+
+
+def _read_again(plan: Plan, source: PlannedSource, i: int, position: int, used: bool) -> _ReadAgain:
+    """Read the document at a position in file i of a source. `used` says whether it is used."""
+    file, at = source.first_file + i, _AtPosition(position)
+    keep = at if source.passes is None else _PassesAt(source, at)
     there, text, tokens = False, None, None
     try:
         for part in _parts_at(source, i, position):
@@ -390,9 +463,10 @@ def _read_again(
             found = documents_at(plan, source, file, 0, np.array([position]))
             tokens = int(found.offsets[-1])
     except PackprepError as error:
-        return None, None, None, str(error), None, None
-    before, after = (None if at in (-1, END) else at for at in nearest)
-    return there, text, tokens, None, before, after
+        return _ReadAgain(error=str(error))
+    before, after = (None if near in (-1, END) else near for near in (at.before, at.after))
+    chosen = (keep.number, keep.of_document) if isinstance(keep, _PassesAt) else (None, None)
+    return _ReadAgain(there, text, tokens, None, before, after, *chosen)
 
 
 def _parts_at(source: PlannedSource, i: int, position: int) -> Iterator[Any]:

@@ -9,8 +9,10 @@ import numpy as np
 from packprep.building.ledger import (
     APART,
     ENCODER,
+    FILTERED,
     HISTORY,
     MEDIA,
+    PASSES,
     add_ledgers,
     is_ledger,
     of_sides,
@@ -146,7 +148,10 @@ def _figures(directory: str, manifest: Manifest) -> dict[str, Any]:
         "seq_length": seq_length,
         "row_slots": ledger["row_slots"],
         "segments": total["segments"],
-        "documents": {key: documents[key] for key in ("read", "used", "rejected")},
+        "documents": {
+            **{key: documents[key] for key in ("read", "used", "rejected")},
+            FILTERED: documents.get(FILTERED, 0),
+        },
         "tokens": {
             key: tokens[key] for key in ("read", "used", "truncated", "dropped", APART, HISTORY)
         },
@@ -184,6 +189,8 @@ def _figures(directory: str, manifest: Manifest) -> dict[str, Any]:
                 "name": source["name"],
                 "repeat": source["repeat"],
                 "documents": sources[source["name"]]["documents"]["used"],
+                FILTERED: sources[source["name"]]["documents"].get(FILTERED, 0),
+                PASSES: sources[source["name"]]["documents"].get(PASSES, {}),
                 "segments": sources[source["name"]]["segments"],
                 "tokens": sources[source["name"]]["tokens"]["used"],
                 "token_share": _share(sources[source["name"]]["tokens"]["used"], tokens["used"]),
@@ -402,7 +409,7 @@ def _draw(page: Page, s: Mapping[str, Any]) -> None:
         [
             (
                 source["name"],
-                f"{source['repeat']:g}",
+                repeat_in_words(source),
                 f"{source['documents']:,}",
                 f"{source['segments']:,}",
                 f"{source['tokens']:,}",
@@ -414,6 +421,10 @@ def _draw(page: Page, s: Mapping[str, Any]) -> None:
         text_columns=1,
     )
     for source in s["sources"]:
+        if source[PASSES]:
+            by_number = ", ".join(f"{k}: {n:,}" for k, n in passes_in_groups(source[PASSES]))
+            page.wrap(f"documents of {source['name']} by number of passes: {by_number}")
+    for source in s["sources"]:
         got, asked = source["token_share"] or 0.0, source["wanted_share"]
         if asked is not None and abs(got - asked) > FAR:
             page.wrap(
@@ -423,6 +434,35 @@ def _draw(page: Page, s: Mapping[str, Any]) -> None:
             )
     if "segment_slots" in s:
         _draw_lengths(page, s)
+
+
+MOST_GROUPS = 16
+"""Maximum number of numbers of passes that are shown one by one."""
+
+
+def repeat_in_words(source: Mapping[str, Any]) -> str:
+    """Return a source's repeat in a summary as text. For an expression, this is its upper limit."""
+    return f"{'≤ ' if source[PASSES] else ''}{source['repeat']:g}"
+
+
+def passes_in_groups(passes: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return (numbers of passes, number of documents) pairs from a source's PASSES in a ledger.
+
+    With more than MOST_GROUPS numbers, the numbers 2ⁿ … 2ⁿ⁺¹ − 1 are one pair.
+
+    Example:
+        {"1": 9, "2": 4} gives [("1", 9), ("2", 4)].
+    """
+    counts = sorted((int(number), count) for number, count in passes.items())
+    if len(counts) <= MOST_GROUPS:
+        return [(str(number), count) for number, count in counts]
+    groups: dict[int, int] = {}
+    for number, count in counts:
+        groups[number.bit_length()] = groups.get(number.bit_length(), 0) + count
+    return [
+        ("1" if bits == 1 else f"{1 << bits - 1} … {(1 << bits) - 1}", count)
+        for bits, count in groups.items()
+    ]
 
 
 def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -445,6 +485,7 @@ def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:
         f", {slots['padding_inside']:,} padding inside segments" if slots["padding_inside"] else ""
     )
     of_media = f", including {slots[MEDIA]:,} of media" if slots[MEDIA] else ""
+    filtered = f", {documents[FILTERED]:,} filtered" if documents[FILTERED] else ""
     without = fill["without_last_rows"]
     last = "" if without is None else f"; {percent(without)} without each shard's last row"
     return [
@@ -452,7 +493,7 @@ def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:
             "documents",
             (
                 f"{documents['read']:,} read, {documents['used']:,}"
-                f" used{_listed(', rejected: ', rejected)}"
+                f" used{_listed(', rejected: ', rejected)}{filtered}"
             ),
         ),
         (

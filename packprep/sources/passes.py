@@ -102,6 +102,9 @@ class Passes:
     def _expressions(self) -> list[Expression]:
         return [one for one in (self.where, self.repeat) if one is not None]
 
+    def __str__(self) -> str:
+        return " and ".join(f"{one.key[-1]} = {one.text!r:.200}" for one in self._expressions)
+
     def check(self, place: str, types: Mapping[str, Any], there: Mapping[str, Any]) -> None:
         """Check that the expressions accept the fields of a table, as `Expression.check`."""
         for expression in self._expressions:

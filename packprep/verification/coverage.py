@@ -344,7 +344,7 @@ def _is_table(plan: Plan, file: int) -> bool:
 def _keeps_all(plan: Plan, file: int, use: int) -> bool:
     """Return whether pass `use` has all documents of the file's source.
 
-    `sample` and a fractional `repeat` may exclude documents.
+    `sample`, a fractional `repeat` and expressions may exclude documents.
     """
     return keeps_all(_source_of(plan, file), use)
 

@@ -15,8 +15,10 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from packprep.building.ledger import FILTERED
 from packprep.inspection.card import versions
 from packprep.inspection.report.figures import Figures, charts_of, meter, stack
+from packprep.inspection.summary import repeat_in_words
 from packprep.inspection.text import clipped, sides_in_words, size_of
 from packprep.messages import counted, one_line, visible
 
@@ -123,6 +125,7 @@ def _totals(s: Mapping[str, Any]) -> dict[str, Any]:
     )
     documents, fill = s["documents"], s["utilisation"]
     rejected = sum(documents["rejected"].values())
+    filtered = f", {documents[FILTERED]:,} filtered" if documents[FILTERED] else ""
     without = fill["without_last_rows"]
     mean, shards = s["segments"] / s["rows"] if s["rows"] else 0.0, counted(s["shards"], "shard")
     return {
@@ -134,7 +137,7 @@ def _totals(s: Mapping[str, Any]) -> dict[str, Any]:
             ("rows", f"{s['rows']:,}", f"of {s['seq_length']:,} slots"),
             ("segments", f"{s['segments']:,}", f"{mean:.2f} per row"),
             ("tokens", f"{s['tokens']['used']:,}", "of documents"),
-            ("documents", f"{documents['used']:,}", f"{rejected:,} rejected"),
+            ("documents", f"{documents['used']:,}", f"{rejected:,} rejected{filtered}"),
             (
                 "utilisation",
                 _percent(fill["all_rows"]),
@@ -318,7 +321,7 @@ def _source_table(s: Mapping[str, Any]) -> dict[str, Any]:
     wanted = [source["wanted_share"] for source in sources]
     columns: list[list[Any]] = [
         [clipped(source["name"], _NAME) for source in sources],
-        [f"{source['repeat']:g}×" for source in sources],
+        [f"{repeat_in_words(source)}×" for source in sources],
         [_percent(share) for share in wanted],
         [f"{source['documents']:,}" for source in sources],
         _cells([(source["segments"], source["segments"] / of, None) for source in sources]),
