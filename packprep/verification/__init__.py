@@ -4,6 +4,7 @@ Shards are checked one by one, in one or several processes.
 """
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,7 +50,14 @@ from packprep.verification.arrays import (
     check_layout,
     check_same_tokens,
 )
-from packprep.verification.coverage import Runs, check_apart, check_documents, read_rejects
+from packprep.verification.coverage import (
+    Runs,
+    check_apart,
+    check_documents,
+    check_passes,
+    documents_of_passes,
+    read_rejects,
+)
 from packprep.verification.faults import Faults, line_of
 from packprep.verification.on_disk import (
     check_estimates,
@@ -186,12 +194,14 @@ class Result(NamedTuple):
             whole shard was to be rebuilt, but a source changed.
         runs: The result of `check_documents`, or None if damage prevents this check. Also None for
             a token store.
+        passes: The result of `documents_of_passes`. It is empty if `runs` is None.
     """
 
     faults: Faults
     ledger: dict[str, Any] | None
     replayed: int | None
     runs: Runs | None
+    passes: Mapping[tuple[str, int], int]
 
 
 class DatasetCheck(NamedTuple):
@@ -406,6 +416,9 @@ def _check_together(
             total = add_ledgers(ledgers)
             check_sum(check.manifest, total, faults)
             check_reject_limit(plan, total, faults)
+            if len(results) == plan.shards and all(result.runs for result in results.values()):
+                counts = sum((Counter(one.passes) for one in results.values()), Counter())
+                check_passes(plan, total, counts, faults)
     runs = [(b, runs) for b in sorted(results) if (runs := results[b].runs) is not None]
     check_apart(plan, runs, len(runs) == plan.shards, faults)
 
@@ -473,14 +486,15 @@ def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str, epoch: int) 
             directory, item.number, item.entry, plan_digest, plan, faults
         )
         replayed: int | None = 0
-        runs = None
+        runs, passes = None, Counter[tuple[str, int]]()
         if plan.is_store:
             if is_there:
                 replayed = check_store_shard(
                     plan, directory, item.number, receipt, item.whole, decoders, faults
                 )
             report(0, item.entry["bytes"], item.entry["tokens"], 0)
-            return Result(faults, None if receipt is None else receipt["ledger"], replayed, None)
+            ledger = None if receipt is None else receipt["ledger"]
+            return Result(faults, ledger, replayed, None, passes)
         arrays = _arrays_of(directory, dataset, plan, item, epoch, faults) if is_there else None
         if arrays is not None:
             rejects = None
@@ -489,6 +503,7 @@ def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str, epoch: int) 
                 rejects = read_rejects(directory, item.number, plan, receipt, faults)
             if receipt is not None and rejects is not None:
                 runs = check_documents(plan, item.number, arrays, rejects, receipt, faults)
+                passes = documents_of_passes(plan, arrays, rejects)
             try:
                 shard = ShardToReplay(plan, item.number, arrays, receipt, decoders, faults, epoch)
                 if item.whole:
@@ -498,7 +513,8 @@ def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str, epoch: int) 
             except SourceError as error:
                 faults.add("P17", shard_name(item.number), f"cannot be rebuilt: {error}")
         report(0, item.entry["bytes"], item.entry["tokens"], 0)
-        return Result(faults, None if receipt is None else receipt["ledger"], replayed, runs)
+        ledger = None if receipt is None else receipt["ledger"]
+        return Result(faults, ledger, replayed, runs, passes)
 
     return one_by_one(check_item)
 

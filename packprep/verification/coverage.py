@@ -8,6 +8,7 @@ shard.
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep.building.commit import Receipt
+from packprep.building.ledger import PASSES, Ledger
 from packprep.building.plan import Plan
 from packprep.building.plan_form import MOST_USES
 from packprep.building.removal import REMOVED
@@ -24,7 +26,13 @@ from packprep.dataset.segments import Arrays, Segments
 from packprep.documents.reading import DROP_REASONS, in_sample, keeps_all, kept_by_plan
 from packprep.errors import DatasetError
 from packprep.format import read_file
-from packprep.format.json_files import decode, receipt_name, rejects_name, shard_name
+from packprep.format.json_files import (
+    MANIFEST_NAME,
+    decode,
+    receipt_name,
+    rejects_name,
+    shard_name,
+)
 from packprep.sources.formats import BAD_REASONS, PIECE_BYTES, Slice, position_of
 from packprep.sources.slices import PlannedSource
 from packprep.tokenizer.encoding import TEXT_REASONS
@@ -273,6 +281,54 @@ def check_apart(plan: Plan, runs: Sequence[tuple[int, Runs]], whole: bool, fault
             shard_name(int(shards[order[i]])),
             f"{location} is in no shard and in no rejects file",
         )
+
+
+def documents_of_passes(plan: Plan, arrays: Arrays, rejects: Locations) -> Counter[tuple[str, int]]:
+    """Count the used and rejected documents of a shard by (source name, pass).
+
+    Only sources whose `repeat` is an expression are counted. The arguments are as in
+    `check_documents`.
+    """
+    counts: Counter[tuple[str, int]] = Counter()
+    by_fields = [s for s, source in enumerate(plan.sources) if source.pass_shares is not None]
+    owner = sources_of_files(plan) if by_fields else np.zeros(0, np.int64)
+    for locations in (used_documents(arrays), rejects) if by_fields else ():
+        of_source = owner[locations.file]
+        for s in by_fields:
+            uses, numbers = np.unique(locations.use[of_source == s], return_counts=True)
+            name = plan.sources[s].name
+            counts.update(
+                {(name, u): n for u, n in zip(uses.tolist(), numbers.tolist(), strict=True)}
+            )
+    return counts
+
+
+def check_passes(
+    plan: Plan, total: Ledger, counts: Mapping[tuple[str, int], int], faults: Faults
+) -> None:
+    """Check P21 across shards: each pass has as many documents as the ledger's numbers of passes.
+
+    A document with k passes is in the passes 0 … k − 1.
+
+    Args:
+        plan: The dataset's plan.
+        total: The sum of the ledgers of all shards.
+        counts: The sum of the results of `documents_of_passes` for all shards.
+        faults: Receives the faults.
+    """
+    for source in plan.sources:
+        if source.pass_shares is None:
+            continue
+        passes = total["sources"][source.name]["documents"].get(PASSES, {})
+        for use in range(source.uses):
+            wanted = sum(count for number, count in passes.items() if int(number) > use)
+            found = counts.get((source.name, use), 0)
+            if found != wanted:
+                message = (
+                    f"source {source.name}: pass {use} has {found} documents, but the ledger has"
+                    f" {wanted} with more than {use} passes"
+                )
+                faults.add("P21", MANIFEST_NAME, message)
 
 
 def check_read(

@@ -1,12 +1,14 @@
 """Which parts of which files belong to a shard, in which order, which of their documents are kept,
 and what these say.
 
-Sources are the plan's, as dicts: name, seed, prefix, repeat, sample, format, keys, ratios,
+Sources are the plan's, as dicts: name, seed, prefix, repeat, where, by (the text of a repeat by
+fields), pass_shares, sample, format, keys, ratios,
 step_bytes, stream (token_dtype, the vocabulary's size and eos), first_file (the number of its first
 file among all of the plan's), files, (name, size, pieces) each, and piece_bytes: about how much each piece of a file holds, of files of which the plan
 says it.
 """
 
+import math
 import os
 import struct
 import zlib
@@ -15,7 +17,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from packprep.errors import SourceError
-from tests.twin import chance, records
+from tests.twin import chance, expressions, records
 from tests.twin.records import (
     MAX_LINE,
     MAX_TEXT,
@@ -134,7 +136,9 @@ def weighted_list(source: dict[str, Any]) -> list[tuple[Piece, int, int]]:
     low, high = (Fraction(bound) for bound in source["sample"])
     result = []
     for use in range(uses(source)):
-        kept_share = int(kept_of_use(source, use) * (high - low) * 2**16)
+        shares = source.get("pass_shares")
+        share = kept_of_use(source, use) if shares is None else Fraction(shares[use])
+        kept_share = int(share * (high - low) * 2**16)
         key = chance.bits64(
             chance.text_key(source["seed"], source["name"], use), chance.PIECE_ORDER
         )
@@ -157,8 +161,8 @@ def uses(source: dict[str, Any]) -> int:
 
 
 def kept_of_use(source: dict[str, Any], use: int) -> Fraction:
-    """The part of the documents that a use takes."""
-    return min(Fraction(1), Fraction(source["repeat"]) - use)
+    """The part of the documents that a use takes; 1 if their fields say which."""
+    return Fraction(1) if source.get("by") is not None else min(Fraction(1), Fraction(source["repeat"]) - use)
 
 
 def slices(source: dict[str, Any], shard: int, shards: int) -> list[Slice]:
@@ -200,8 +204,11 @@ def is_sampled(source: dict[str, Any], file: int, position: int) -> bool:
 
 
 def is_kept(source: dict[str, Any], part: Slice, position: int, listed: Listed) -> bool:
-    """Whether `sample` and the fraction of `repeat` keep a document of a slice in its use."""
+    """Whether `sample`, `where` and `repeat` keep a document of a slice in its use."""
     if not is_sampled(source, part.file, position):
+        return False
+    of_document = passes(source, part.file, part.piece, position)
+    if of_document is None or of_document <= (0 if source.get("by") is None else part.use):
         return False
     if kept_of_use(source, part.use) == 1:
         return True
@@ -226,13 +233,74 @@ def chosen_of_piece(
     taken = set()
     for file in piece.files:
         for position, size in listed(file, piece.part):
-            if is_sampled(source, file, position):
+            of_document = passes(source, file, piece.part, position)
+            if is_sampled(source, file, position) and of_document != 0:
                 bits = size.bit_length()
                 before = summed.get(bits, chance.words(key, chance.REPEAT, bits))
                 summed[bits] = before + part
                 if summed[bits] // 2**32 > before // 2**32:
                     taken.add((file, position))
     return taken
+
+
+def passes(source: dict[str, Any], file: int, part: int, position: int) -> int | None:
+    """How many uses `where` and a `repeat` by fields give to a document; 1 without them. None: its
+    fields cannot be judged."""
+    texts = [text for text in (source.get("where"), source.get("by")) if text is not None]
+    if not texts:
+        return 1
+    known = source.setdefault("numbers", {})
+    if (file, part) not in known:
+        known[file, part] = {
+            at: _judged(source, record) for at, record in _field_records(source, file, part, texts)
+        }
+    number = known[file, part][position]
+    if number is None or source.get("by") is None:
+        return None if number is None else int(number)
+    key = chance.segment_key(file_key(source, file), position, 0, 0)
+    whole = math.floor(number)
+    return whole + (chance.bits64(key, chance.PASSES) >> 11 < (number - whole) * 2**53)
+
+
+def _judged(source: dict[str, Any], record: dict[str, Any] | None) -> float | None:
+    """The number of uses of a record, 1 for one that cannot be read."""
+    if record is None:
+        return 1.0
+
+    def get(name: str) -> Any:
+        return at(record, name)
+
+    try:
+        holds = source.get("where") is None or expressions.condition(source.get("where"), get)
+        found = 1.0 if source.get("by") is None else expressions.number(source.get("by"), get)
+    except expressions.Unusable:
+        return None
+    return holds * min(max(found or 0.0, 0.0), 1.0 if source.get("by") is None else source["repeat"])
+
+
+def _field_records(
+    source: dict[str, Any], file: int, part: int, texts: list[str]
+) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """(position, record with the fields of the texts) of a part's documents; None for a line that is
+    no object."""
+    name, size, _ = source["files"][file]
+    path, (format, compression) = _path(source, name), format_of(source, name)
+    if format in LINE_FORMATS:
+        whole = Slice(file, part, 0, 0, 1, 1)
+        for position, line in _lines(path, size, compression, source["step_bytes"], whole):
+            text = None if line is None else _text_of_bytes(line)
+            try:
+                record = None if text is None else records.parsed(text)
+            except ValueError:
+                record = None
+            yield position, record if isinstance(record, dict) else None
+        return
+    names = [name for text in texts for name in expressions.fields(text)]
+    names += [name.partition(".")[0] for name in names]
+    first, table = _table(path, format.removesuffix("_tokens"), part, names)
+    columns = {n: table.column(n).to_pylist() for n in table.schema.names if n in names}
+    for i in range(table.num_rows):
+        yield first + i, {name: values[i] for name, values in columns.items()}
 
 
 def file_key(source: dict[str, Any], file: int) -> int:

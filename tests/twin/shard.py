@@ -188,6 +188,9 @@ class Twin:
         supervised = {t for t in allowed if objectives.is_supervised(self.tasks[t])}
         return {
             **{key: given[key] for key in ("name", "sample", "format")},
+            "where": given.get("where"),
+            "by": given["repeat"] if isinstance(given["repeat"], str) else None,
+            "pass_shares": resolved.get("pass_shares"),
             "keys": Keys(
                 given["text_key"],
                 given["messages_key"],
