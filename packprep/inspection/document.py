@@ -384,7 +384,8 @@ class _ReadAgain(NamedTuple):
 def _why_filtered(source: PlannedSource, use: int, read: _ReadAgain) -> str:
     """Return why the source's expressions leave a document out of a pass, or ""."""
     passes = source.passes
-    if passes is None or (read.passes is not None and use < read.passes):
+    least = 0 if passes is None or passes.repeat is None else use
+    if passes is None or (read.passes is not None and read.passes > least):
         return ""
     if read.passes is None:
         return f"{passes} may leave out this document, but its source was not read"

@@ -222,7 +222,8 @@ class ByFields:
         if self._use == 0:
             numbers, counts = np.unique(whole[own], return_counts=True)
             self.counts.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
-        return whole > self._use
+        # If `repeat` is a number, each of its passes takes all documents that meet the condition.
+        return whole > (0 if self.passes.repeat is None else self._use)
 
     def uses(self, file: int, positions: np.ndarray, read_fields: ReadFields) -> np.ndarray:
         """Return how many passes use each document, int64[n]. The arguments are as in a call."""

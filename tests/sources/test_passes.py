@@ -1,0 +1,318 @@
+"""Documents that are chosen and weighted by the fields of their records."""
+
+import gzip
+import json
+import math
+import random
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from packprep.building.plan import open_plan, stored_plan
+from packprep.dataset.shard import open_shard
+from packprep.errors import RecipeError, SourceError
+from packprep.format.json_files import shard_name
+from packprep.inspection.document import describe_document
+from packprep.recipe import Source
+from packprep.restoring import restored_documents
+from packprep.sources.passes import ByFields, Passes, Records
+from tests import made
+from tests.twin.check import verify_with_twin
+from tests.verification.damage import edit_manifest, edit_receipt, faults_of, sign
+
+WHERE = "score >= 3 and meta.lang in ('de', 'fr')"
+FILES = ("a.jsonl", "b.jsonl.gz", "c.parquet", "d.arrow")
+CAUSAL, UL2R = [{"preset": "causal"}], [{"preset": "ul2r"}]
+
+
+def records(count: int, seed: int) -> list[dict]:
+    """Records with a whole score or none, a quality and a nested language."""
+    chance = random.Random(seed)
+    return [
+        {
+            "text": f"{i} {text}",
+            "score": chance.choice([0, 1, 2, 3, 4, 5, None]),
+            "quality": chance.random() * 3,
+            "meta": {"lang": chance.choice(["de", "fr", "en"])},
+        }
+        for i, text in enumerate(made.texts(count, seed))
+    ]
+
+
+def write(folder, rows):
+    """The records as JSON Lines, compressed lines, Parquet and Arrow."""
+    lines = "\n".join(json.dumps(row) for row in rows).encode()
+    made.write(folder / FILES[0], lines)
+    made.write(folder / FILES[1], gzip.compress(lines))
+    table = pa.Table.from_pylist(rows)
+    pq.write_table(table, folder / FILES[2], row_group_size=30)
+    with (
+        pa.OSFile(str(folder / FILES[3]), "wb") as file,
+        pa.ipc.new_file(file, table.schema) as writer,
+    ):
+        for batch in table.to_batches(max_chunksize=35):
+            writer.write_batch(batch)
+
+
+def sources(**keys):
+    return [{"name": name[0], "paths": [name], **keys} for name in FILES]
+
+
+def build(folder, out, own, workers=0, **changes):
+    changes = {"tasks": CAUSAL, "output": {"shard_text_bytes": 20_000}, **changes}
+    return made.build(made.table(own, **changes), folder, folder / out, workers)
+
+
+def contents(out):
+    """How often each source uses each document, by its content tokens."""
+    plan, found = open_plan(out), Counter()
+    for number in range(plan.shards):
+        shard = open_shard(out / shard_name(number), plan.recipe.seq_length, plan.token_dtype)
+        documents = restored_documents(plan, shard.arrays, "")
+        for d, end in enumerate(np.cumsum(documents.lengths).tolist()):
+            begin = end - int(documents.lengths[d]) + int(documents.bos[d])
+            ids = documents.tokens[begin : end - int(documents.eos[d])]
+            found[int(documents.source[d]), ids.tobytes()] += 1
+    return found
+
+
+def counts(outcome):
+    """(used documents, used tokens) by source."""
+    ledger = outcome.manifest["ledger"]["sources"]
+    return {name: (own["documents"]["used"], own["tokens"]["used"]) for name, own in ledger.items()}
+
+
+def is_wanted(row):
+    return row["score"] is not None and row["score"] >= 3 and row["meta"]["lang"] in ("de", "fr")
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("tasks", [CAUSAL, UL2R], ids=["causal", "ul2r"])
+def test_where_and_repeat_use_the_documents_of_a_corpus_that_was_made_so_before(tmp_path, tasks):
+    rows = records(120, 1)
+    given, before = tmp_path / "given", tmp_path / "before"
+    write(given, rows)
+    twice = [row for row in rows if is_wanted(row) for _ in range(int(row["score"]) - 2)]
+    write(before, twice)
+    own = sources(where=WHERE, repeat="clip(score - 2, 0, 4)")
+    outcome = build(given, "out", own, tasks=tasks)
+    expected = build(before, "out", sources(), tasks=tasks)
+    assert contents(given / "out") == contents(before / "out") != Counter()
+    assert counts(outcome) == counts(expected)
+    wanted = [row for row in rows if is_wanted(row)]
+    passes = Counter(str(int(row["score"]) - 2) for row in wanted)
+    for own in outcome.manifest["ledger"]["sources"].values():
+        assert own["documents"]["passes"] == passes
+        assert own["documents"]["filtered"] == len(rows) - len(wanted)
+        assert own["documents"]["rejected"] == {}
+    report = verify_with_twin(given / "out", -1)
+    assert report["listed"] == [] and report["twin"] == report["segments"]
+
+
+def test_where_leaves_out_documents_of_a_repeated_source_and_any_workers_give_the_same_bytes(
+    tmp_path,
+):
+    rows = records(120, 2)
+    write(tmp_path, rows)
+    own = sources(where=WHERE, repeat=1.5, sample=[0.1, 1.0])
+    first = build(tmp_path, "one", own, tasks=UL2R)
+    assert len(first.manifest["shards"]) > 2
+    build(tmp_path, "two", own, 2, tasks=UL2R)
+    assert made.contents(tmp_path / "one") == made.contents(tmp_path / "two")
+    for name, source in first.manifest["ledger"]["sources"].items():
+        assert 0 < source["documents"]["filtered"] < len(rows), name
+        assert "passes" not in source["documents"]
+    report = verify_with_twin(tmp_path / "one", -1)
+    assert report["listed"] == [] and report["twin"] == report["segments"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("workers", [1, 3])
+def test_any_number_of_workers_gives_the_same_passes(tmp_path, workers):
+    write(tmp_path, records(120, 2))
+    own = sources(where=WHERE, repeat="clip(quality, 0, 3)")
+    build(tmp_path, "none", own)
+    build(tmp_path, "some", own, workers)
+    assert made.contents(tmp_path / "none") == made.contents(tmp_path / "some")
+
+
+def test_fractions_of_repeat_are_drawn_by_document_and_not_by_shard_or_other_documents(tmp_path):
+    rows = records(300, 3)
+    write(tmp_path, rows)
+    own = sources(repeat="quality", max_repeat=2.5)
+    few = build(tmp_path, "few", own, output={"shard_text_bytes": 1 << 20})
+    many = build(tmp_path, "many", own)
+    assert len(few.manifest["shards"]) < len(many.manifest["shards"])
+    used = contents(tmp_path / "few")
+    assert used == contents(tmp_path / "many")
+    for s in range(len(FILES)):
+        numbers = {row["text"].encode(): min(row["quality"], 2.5) for row in rows}
+        drawn = 0.0
+        for text, number in numbers.items():
+            passes = used[s, np.frombuffer(text, np.uint8).astype(np.uint16).tobytes()]
+            assert passes in (math.floor(number), math.ceil(number))
+            drawn += passes - number
+        # Each fraction f has the variance f (1 − f), at most 1/4.
+        assert abs(drawn) < 4 * math.sqrt(len(rows) / 4)
+    plan = stored_plan(tmp_path / "many")
+    for source, own in zip(plan["sources"], many.manifest["ledger"]["sources"].values(), strict=True):
+        assert source["repeat"] == 2.5 and source["pass_shares"][0] == 1.0
+        assert all(b <= a for a, b in pairwise(source["pass_shares"]))
+        error = max(source["relative_error"], 0.001) * source["tokens"]
+        assert abs(source["tokens"] - own["tokens"]["used"]) < 4 * error
+
+
+def test_shares_and_totals_of_a_sampled_source_are_as_accurate_as_without_a_filter(tmp_path):
+    """The files are larger than a sample. The kept documents are rare, longer, and clustered."""
+    rows, chance = [], random.Random(5)
+    for i, text in enumerate(made.texts(9000, 5)):
+        is_rare = i % 1000 < 40
+        rows.append({"text": text * (1 + 2 * is_rare), "score": is_rare * 5 + chance.random()})
+    lines = "\n".join(json.dumps(row) for row in rows).encode()
+    made.write(tmp_path / "a.jsonl", lines)
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "c.parquet", row_group_size=500)
+    own = [
+        {"name": name[0], "paths": [name], "where": "score >= 5", **keys}
+        for name, keys in (
+            ("a.jsonl", {"share": 0.75}),
+            ("c.parquet", {"share": 0.25}),
+        )
+    ]
+    outcome = build(tmp_path, "share", own, output={})
+    used = counts(outcome)
+    assert abs(used["a"][1] / (used["a"][1] + used["c"][1]) - 0.75) < 0.03
+    quick = [{key: value for key, value in one.items() if key != "share"} for one in own]
+    for source in stored_plan(build(tmp_path, "quick", quick, output={}).out)["sources"]:
+        kept = [row for row in rows if row["score"] >= 5]
+        tokens = sum(len(row["text"].encode()) for row in kept)
+        assert abs(source["tokens"] - tokens) < 4 * max(source["relative_error"], 0.01) * tokens
+        assert abs(source["documents"] - len(kept)) < len(kept) * 0.5
+
+
+def test_a_record_that_cannot_be_judged_or_read_is_rejected_once(tmp_path):
+    rows = [{"text": text, "score": 1} for text in made.texts(40, 6)]
+    lines = [json.dumps(row).encode() for row in rows]
+    lines[3] = b'{"text": "a score of another type", "score": "high"}'
+    lines[5] = b'{"text": "broken", "score": 1'
+    lines[7] = b'{"text": 7, "score": 1}'
+    lines[9] = b'{"text": 7, "score": 0}'
+    made.write(tmp_path / "a.jsonl", b"\n".join(lines))
+    own = {"name": "a", "paths": ["a.jsonl"], "repeat": "clip(score * 2, 0, 2)"}
+    outcome = build(tmp_path, "out", [own], documents={"max_bad_fraction": 1.0})
+    documents = outcome.manifest["ledger"]["sources"]["a"]["documents"]
+    assert documents["rejected"] == {"bad_field": 1, "malformed_json": 1, "not_a_string": 2}
+    assert documents["filtered"] == 1
+    assert documents["passes"] == {"1": 2, "2": 37} and documents["used"] == 72
+    report = verify_with_twin(tmp_path / "out", -1)
+    assert report["listed"] == []
+
+
+def test_a_filtered_document_is_shown_as_such_and_pruned_passes_are_named(tmp_path):
+    rows = records(60, 7)
+    write(tmp_path, rows)
+    build(tmp_path, "out", sources(where="score >= 3", repeat="clip(score - 2, 0, 3)"))
+    for i, row in enumerate(rows[:12]):
+        found = describe_document(tmp_path / "out", "c", str(i), {}, from_plan=True)
+        outcomes = [use["outcome"] for use in found["files"][0]["uses"]]
+        passes = max(0, int(row["score"] or 0) - 2)
+        assert outcomes == ["used"] * passes + [
+            "not repeated" if passes else "filtered"
+        ] * (3 - passes)
+
+
+def test_removing_and_several_lengths_keep_the_counts_of_passes(tmp_path):
+    write(tmp_path, records(80, 8))
+    own = sources(where="score >= 2", repeat="clip(quality, 0, 2)")
+    recipe = made.table(own, tasks=CAUSAL, seq_lengths=[256, 1024])
+    del recipe["seq_length"]
+    outcomes = made.build_lengths(recipe, tmp_path, tmp_path / "lengths")
+    passes = [one.manifest["ledger"]["sources"]["d"]["documents"]["passes"] for one in outcomes]
+    assert passes[0] == passes[1] and sum(passes[0].values())
+    for one in outcomes:
+        assert faults_of(one.out, -1) == []
+
+
+def test_forged_passes_are_found(tmp_path):
+    write(tmp_path, records(60, 9))
+    build(tmp_path, "out", sources(repeat="clip(score, 0, 2)"))
+    assert faults_of(tmp_path / "out") == []
+
+    def change(receipt):
+        passes = receipt["ledger"]["sources"]["c"]["documents"]["passes"]
+        passes["1"], passes["2"] = passes["1"] + 2, passes["2"] - 1
+
+    def change_sum(manifest):
+        change({"ledger": manifest["ledger"]})
+
+    edit_receipt(tmp_path / "out", change)
+    edit_manifest(tmp_path / "out", change_sum)
+    sign(tmp_path / "out")
+    assert {fault["promise"] for fault in faults_of(tmp_path / "out")} == {"P21"}
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"where": "score >="}, r"sources\[0\].where = 'score >=': "),
+        ({"where": "score + 1"}, r"sources\[0\].where"),
+        ({"where": "1 > 0"}, "no field of the record"),
+        ({"repeat": "score"}, "has no upper limit, but a document has at most 1000 passes"),
+        ({"repeat": "clip(score, 0, 2000)"}, "may be 2000"),
+        ({"repeat": "clip(score, -2, 0)"}, "is never above 0"),
+        ({"max_repeat": 3.0}, "max_repeat limits a repeat that is an expression"),
+        ({"where": "scoer >= 3"}, r"no field 'scoer'; the fields are .*'score' \(int64\)"),
+        ({"where": "meta.lang >= 3"}, "meta.lang"),
+    ],
+    ids=lambda case: str(case)[:30],
+)
+def test_expressions_that_cannot_be_used_are_refused(tmp_path, keys, message):
+    write(tmp_path, records(10, 10))
+    with pytest.raises((RecipeError, SourceError), match=message):
+        build(tmp_path, "out", [{"name": "c", "paths": ["c.parquet"], **keys}])
+
+
+def test_a_field_that_no_json_record_has_is_refused(tmp_path):
+    write(tmp_path, records(10, 10))
+    with pytest.raises(RecipeError, match="keep none of 10 sampled documents: no record has .*scoer"):
+        build(tmp_path, "out", [{"name": "a", "paths": ["a.jsonl"], "where": "scoer >= 3"}])
+
+
+def test_files_without_fields_are_refused(tmp_path):
+    made.write_texts(tmp_path, ["one", "two"])
+    with pytest.raises(RecipeError, match=r"sources\[0\].where: .*d0000.txt is read as text"):
+        build(tmp_path, "out", [{"paths": ["*.txt"], "where": "score >= 3"}])
+
+
+def of_rows(**columns):
+    arrays = {name: pa.array(values) for name, values in columns.items()}
+    return lambda names: [Records(np.arange(len(next(iter(arrays.values())))), arrays)]
+
+
+def test_numbers_are_limited_and_null_is_no_pass():
+    passes = Passes.of(Source(paths=("a",), where="ok", repeat="x", max_repeat=3), 0)
+    found, bad = passes.numbers(
+        6,
+        of_rows(
+            x=[1.5, -2.0, 9.0, None, math.inf, math.nan], ok=[True, True, True, True, True, True]
+        ),
+    )
+    assert found.tolist() == [1.5, 0.0, 3.0, 0.0, 3.0, 0.0] and not bad
+    assert passes.fields == ("ok", "x") and passes.most == 3.0
+
+
+def test_the_passes_of_a_document_are_its_first_ones():
+    passes = Passes.of(Source(paths=("a",), repeat="clip(x, 0, 4)"), 0)
+    positions = np.arange(2000)
+    read_fields = of_rows(x=[1.25] * len(positions))
+    own = np.ones(len(positions), bool)
+    taken = []
+    for use in range(4):
+        selector = ByFields(passes, use, lambda file: np.uint64(7))
+        taken.append(selector(0, positions, read_fields, own))
+        assert selector.counts == ({1: 1490, 2: 510} if use == 0 else {})
+    assert taken[0].all() and taken[1].sum() == 510 and not taken[2].any()
