@@ -75,8 +75,8 @@ def truth(rng: random.Random, depth: int) -> str:
             (
                 "ok",
                 f"({rng.choice(NUMBERS)} {sign} {rng.choice(LITERALS)})",
-                f"(lang {sign} {text!r})",
-                f"(lang in ({text!r}, {rng.choice(TEXTS)!r}))",
+                f"(lang {sign} '{text}')",
+                f"(lang in ('{text}', '{rng.choice(TEXTS)}'))",
                 f"({rng.choice(NUMBERS)} in ({rng.choice(LITERALS)}, {rng.choice(LITERALS)}))",
                 f"({rng.choice((*NUMBERS, 'lang', 'ok', 'n'))} is null)",
             )
