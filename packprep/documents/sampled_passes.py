@@ -47,6 +47,11 @@ class SampledPasses(ByFields):
         self.known.update(chosen)
         return is_kept
 
+    def leave_out(self, file: int, positions: np.ndarray) -> None:
+        """Count documents that no pass uses. The arguments are as in `ByFields`."""
+        self.judged += len(positions)
+        self.empty.clear()  # The fields were not read.
+
     def of_lines(self, lines: Sequence[bytes], positions: Sequence[int]) -> np.ndarray:
         """Return the number of passes of each JSON line, float64[n]. `bad` is set, as in a call."""
         sizes = np.array([len(line) for line in lines], np.int64)

@@ -23,7 +23,7 @@ import numpy as np
 from packprep.errors import RecipeError
 from packprep.randomness import PASSES, bits64, segment_key
 from packprep.recipe import Source
-from packprep.sources.expressions import Expression
+from packprep.sources.expressions import Expression, Range
 
 MOST_PASSES = 1000
 """Maximum number of passes that an expression may ask for, as for a number in `repeat`."""
@@ -110,6 +110,10 @@ class Passes:
         for expression in self._expressions:
             own = {name: types[name] for name in expression.fields if name in types}
             expression.check(place, own, there)
+
+    def may_use(self, ranges: Mapping[str, Range]) -> bool:
+        """Return whether a pass may use a document whose fields have these ranges."""
+        return all(expression.may_hold(ranges) for expression in self._expressions)
 
     def numbers(self, count: int, read_fields: ReadFields) -> tuple[np.ndarray, dict[int, str]]:
         """Return the number r of each document, and the documents that cannot be judged.
@@ -224,6 +228,15 @@ class ByFields:
             self.counts.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
         # If `repeat` is a number, each of its passes takes all documents that meet the condition.
         return whole > (0 if self.passes.repeat is None else self._use)
+
+    def leave_out(self, file: int, positions: np.ndarray) -> None:
+        """Count documents that no pass uses, without reading their fields.
+
+        The arguments are as in a call. All documents are in the work range.
+        """
+        if self._use == 0:
+            sampled = positions if self.sample is None else positions[self.sample(file, positions)]
+            self.counts[0] += len(sampled)
 
     def uses(self, file: int, positions: np.ndarray, read_fields: ReadFields) -> np.ndarray:
         """Return how many passes use each document, int64[n]. The arguments are as in a call."""

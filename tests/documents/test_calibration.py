@@ -14,6 +14,7 @@ from packprep.conversations.training import tokenize_supervised
 from packprep.documents import calibration
 from packprep.documents import sample as sampling
 from packprep.documents.calibration import FIRST_CHARACTERS, calibrate, first_texts
+from packprep.documents.tally import Tally
 from packprep.recipe import DocumentKeys, read_recipe
 from packprep.sources.formats import FORMATS, Choice
 from packprep.sources.slices import PlannedSource
@@ -411,9 +412,13 @@ def test_a_sample_of_any_format_stays_what_it_is(tmp_path, monkeypatch):
 def test_no_more_texts_are_held_than_may_be(monkeypatch):
     """Beyond HELD_DOCUMENTS texts count, and are forgotten."""
     monkeypatch.setattr(sampling, "HELD_DOCUMENTS", 2)
-    looks = [(["aaa", "b"], [None, None]), (["cccc"], [None]), (["d"], [None])]
-    assert sampling._some(iter(looks)) == ((["aaa", "b"], [None, None]), 4 / 9)
-    assert sampling._some(iter(looks[1:])) == ((["cccc", "d"], [None, None]), 1.0)
+    looks = [
+        (["aaa", "b"], [None, None], [1.0, 2.0]),
+        (["cccc"], [None], [1.0]),
+        (["d"], [None], [0.5]),
+    ]
+    assert sampling._some(iter(looks)) == ((["aaa", "b"], [None, None], [1.0, 2.0]), 4 / 9)
+    assert sampling._some(iter(looks[1:])) == ((["cccc", "d"], [None, None], [1.0, 0.5]), 1.0)
 
 
 @pytest.mark.parametrize("first", [b"", b"\xef\xbb\xbf"])
@@ -424,7 +429,8 @@ def test_no_more_lines_are_decoded_than_may_be_held(monkeypatch, held, first):
     texts = ["a", "bb", "cc", "dddd"]
     lines = first + b"\n".join(json.dumps({"text": text}).encode() for text in texts)
     decode = FORMATS["jsonl"].module.line_decoder("text", None)
-    (found, _), share = sampling._texts_of(decode, lines, None, "a.jsonl", None)
+    every = sampling.Sampling(None, None, None, None, None, False, None, Tally())
+    (found, *_), share = sampling._texts_of(decode, lines, "a.jsonl", every)
     rest = sum(len(json.dumps({"text": text})) + 1 for text in texts[held:])
     assert found == texts[:held] and share == 1 - max(0, rest - 1) / len(lines)
 

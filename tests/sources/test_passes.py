@@ -159,7 +159,9 @@ def test_fractions_of_repeat_are_drawn_by_document_and_not_by_shard_or_other_doc
         # Each fraction f has the variance f (1 − f), at most 1/4.
         assert abs(drawn) < 4 * math.sqrt(len(rows) / 4)
     plan = stored_plan(tmp_path / "many")
-    for source, own in zip(plan["sources"], many.manifest["ledger"]["sources"].values(), strict=True):
+    for source, own in zip(
+        plan["sources"], many.manifest["ledger"]["sources"].values(), strict=True
+    ):
         assert source["repeat"] == 2.5 and source["pass_shares"][0] == 1.0
         assert all(b <= a for a, b in pairwise(source["pass_shares"]))
         error = max(source["relative_error"], 0.001) * source["tokens"]
@@ -219,9 +221,9 @@ def test_a_filtered_document_is_shown_as_such_and_pruned_passes_are_named(tmp_pa
         found = describe_document(tmp_path / "out", "c", str(i), {}, from_plan=True)
         outcomes = [use["outcome"] for use in found["files"][0]["uses"]]
         passes = max(0, int(row["score"] or 0) - 2)
-        assert outcomes == ["used"] * passes + [
-            "not repeated" if passes else "filtered"
-        ] * (3 - passes)
+        assert outcomes == ["used"] * passes + ["not repeated" if passes else "filtered"] * (
+            3 - passes
+        )
 
 
 def test_removing_and_several_lengths_keep_the_counts_of_passes(tmp_path):
@@ -278,7 +280,9 @@ def test_expressions_that_cannot_be_used_are_refused(tmp_path, keys, message):
 
 def test_a_field_that_no_json_record_has_is_refused(tmp_path):
     write(tmp_path, records(10, 10))
-    with pytest.raises(RecipeError, match="keep none of 10 sampled documents: no record has .*scoer"):
+    with pytest.raises(
+        RecipeError, match="keep none of 10 sampled documents: no record has .*scoer"
+    ):
         build(tmp_path, "out", [{"name": "a", "paths": ["a.jsonl"], "where": "scoer >= 3"}])
 
 

@@ -162,7 +162,11 @@ def uses(source: dict[str, Any]) -> int:
 
 def kept_of_use(source: dict[str, Any], use: int) -> Fraction:
     """The part of the documents that a use takes; 1 if their fields say which."""
-    return Fraction(1) if source.get("by") is not None else min(Fraction(1), Fraction(source["repeat"]) - use)
+    return (
+        Fraction(1)
+        if source.get("by") is not None
+        else min(Fraction(1), Fraction(source["repeat"]) - use)
+    )
 
 
 def slices(source: dict[str, Any], shard: int, shards: int) -> list[Slice]:
@@ -275,7 +279,9 @@ def _judged(source: dict[str, Any], record: dict[str, Any] | None) -> float | No
         found = 1.0 if source.get("by") is None else expressions.number(source.get("by"), get)
     except expressions.Unusable:
         return None
-    return holds * min(max(found or 0.0, 0.0), 1.0 if source.get("by") is None else source["repeat"])
+    return holds * min(
+        max(found or 0.0, 0.0), 1.0 if source.get("by") is None else source["repeat"]
+    )
 
 
 def _field_records(

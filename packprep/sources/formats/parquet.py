@@ -20,6 +20,7 @@ from packprep.sources.formats.batch import (
     Slice,
     open_source,
 )
+from packprep.sources.formats.column_ranges import column_range
 from packprep.sources.formats.compressed import Decoders
 from packprep.sources.formats.fields import Fields
 from packprep.sources.formats.table import (
@@ -187,8 +188,18 @@ class _Group(NamedTuple):
     ) -> np.ndarray:
         """Return the row numbers in the file of the rows that a selector takes, int64[k].
 
-        The other arguments are as in `rows`. Only the columns in `chosen_by` are read.
+        The other arguments are as in `rows`. Only the columns in `chosen_by` are read. If the
+        footer shows that no row can be taken, nothing is read.
         """
+        schema, ranges = self.file.schema_arrow, {}
+        for name, column in chosen_by.items():
+            names = [column.name(schema)]
+            (chunks,) = _chunks(self.source, self.file, [self.part.piece], names)
+            kind, is_nested = column.type_in(schema), bool(column.inside)
+            ranges[name] = column_range(chunks, kind, is_nested, self.n_rows)
+        if not keep.passes.may_use(ranges):
+            keep.leave_out(self.part.file, np.arange(self.first + begin, self.first + end))
+            return np.zeros(0, np.int64)
         found = [np.zeros(0, np.int64)]
         for at, _, fields in self.rows({}, chosen_by, begin, end, False):
             positions = np.arange(at, at + len(next(iter(fields.values()))), dtype=np.int64)

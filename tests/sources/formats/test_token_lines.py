@@ -187,7 +187,7 @@ def test_the_fast_way_the_exact_way_and_the_twin_read_a_line_alike(record):
 def _of_line(line, decode):
     """Return the ids and weights of the tokens of a line; None for a reject."""
     lines = token_lines.Lines(line, *np.array([[0], [0], [len(line)]]))
-    rows = token_lines._token_rows(lines, decode)
+    rows = token_lines._token_rows(lines, decode, {})
     batch = token_lines.batch_of_rows(7, lines.positions, rows)
     if batch.rejects:
         return None
