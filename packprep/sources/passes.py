@@ -90,6 +90,12 @@ class Passes:
         )
         if not isinstance(source.repeat, str):
             return cls(where, None, 1.0)
+        if _is_number(source.repeat):
+            raise RecipeError(
+                f"sources[{index}].repeat = {source.repeat!r} is a number in quotes\n"
+                f"hint: write {source.repeat.strip()}, without quotes",
+                (*at, "repeat"),
+            )
         repeat = Expression.parse_number(source.repeat, (*at, "repeat"))
         return cls(where, repeat, _most(repeat, source.max_repeat))
 
@@ -146,6 +152,14 @@ class Passes:
         """Return why the expressions do not accept fields of these Arrow types, or ""."""
         faults = ((one.key[-1], one.fault(types)) for one in self._expressions)
         return next((f"{key}: {fault}" for key, fault in faults if fault), "")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _most(repeat: Expression, limit: float | None) -> float:
