@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 
 import numpy as np
 
@@ -22,6 +23,8 @@ class SampledPasses(ByFields):
 
     def __init__(self, passes: Passes):
         """Create a selector for the expressions of a source."""
+        # Loading pyarrow takes long, and must not count as reading time.
+        import_module("packprep.sources.formats.line_fields")
         super().__init__(passes, 0, lambda file: np.uint64(0))
         self.judged = self.kept = 0
         self.empty = set(passes.fields)
