@@ -273,6 +273,11 @@ class Plan:
                         f"plan.json: sources[{i}]: ratios has no {format_name(*kind)}, the format"
                         " of its files"
                     )
+            wanted = planned.uses if isinstance(source.repeat, str) else None
+            if (planned.pass_shares and len(planned.pass_shares)) != wanted:
+                raise PlanError(
+                    f"plan.json: sources[{i}]: pass_shares does not match the passes of its repeat"
+                )
             sources.append(planned)
         return sources
 

@@ -12,13 +12,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from packprep.building.forecast import forecast
 from packprep.building.plan import open_plan, stored_plan
+from packprep.building.planning import look_up, make_plan
 from packprep.dataset.shard import open_shard
+from packprep.documents import sample
 from packprep.errors import RecipeError, SourceError
-from packprep.format.json_files import shard_name
+from packprep.format.json_files import receipt_name, shard_name
 from packprep.inspection.document import describe_document
-from packprep.recipe import Source
+from packprep.recipe import Source, read_recipe
+from packprep.removing import remove_documents
 from packprep.restoring import restored_documents
+from packprep.sources.formats import parquet
 from packprep.sources.passes import ByFields, Passes, Records
 from tests import made
 from tests.twin.check import verify_with_twin
@@ -93,7 +98,7 @@ def is_wanted(row):
 @pytest.mark.every_case
 @pytest.mark.parametrize("tasks", [CAUSAL, UL2R], ids=["causal", "ul2r"])
 def test_where_and_repeat_use_the_documents_of_a_corpus_that_was_made_so_before(tmp_path, tasks):
-    rows = records(120, 1)
+    rows = records(60, 1)
     given, before = tmp_path / "given", tmp_path / "before"
     write(given, rows)
     twice = [row for row in rows if is_wanted(row) for _ in range(int(row["score"]) - 2)]
@@ -109,25 +114,39 @@ def test_where_and_repeat_use_the_documents_of_a_corpus_that_was_made_so_before(
         assert own["documents"]["passes"] == passes
         assert own["documents"]["filtered"] == len(rows) - len(wanted)
         assert own["documents"]["rejected"] == {}
-    report = verify_with_twin(given / "out", -1)
-    assert report["listed"] == [] and report["twin"] == report["segments"]
+    if tasks == UL2R:
+        report = verify_with_twin(given / "out", -1)
+        assert report["listed"] == [] and report["twin"] == report["segments"]
 
 
-def test_where_leaves_out_documents_of_a_repeated_source_and_any_workers_give_the_same_bytes(
-    tmp_path,
-):
-    rows = records(120, 2)
+def test_where_leaves_out_documents_of_a_repeated_source_as_the_twin_does(tmp_path):
+    rows = records(60, 2)
     write(tmp_path, rows)
-    own = sources(where=WHERE, repeat=1.5, sample=[0.1, 1.0])
-    first = build(tmp_path, "one", own, tasks=UL2R)
-    assert len(first.manifest["shards"]) > 2
-    build(tmp_path, "two", own, 2, tasks=UL2R)
-    assert made.contents(tmp_path / "one") == made.contents(tmp_path / "two")
-    for name, source in first.manifest["ledger"]["sources"].items():
+    own = sources(where=WHERE, repeat=2.5, sample=[0.1, 1.0])
+    outcome = build(tmp_path, "out", own, output={"shard_text_bytes": 10_000})
+    assert len(outcome.manifest["shards"]) > 2
+    for name, source in outcome.manifest["ledger"]["sources"].items():
         assert 0 < source["documents"]["filtered"] < len(rows), name
         assert "passes" not in source["documents"]
-    report = verify_with_twin(tmp_path / "one", -1)
+    report = verify_with_twin(tmp_path / "out", -1)
     assert report["listed"] == [] and report["twin"] == report["segments"]
+
+
+def test_workers_tasks_of_an_array_and_resumed_builds_give_the_same_bytes(tmp_path):
+    write(tmp_path, records(60, 2))
+    own = sources(where=WHERE, repeat="clip(quality, 0, 3)")
+    build(tmp_path, "one", own)
+    expected = made.contents(tmp_path / "one")
+    build(tmp_path, "two", own, 2)
+    assert made.contents(tmp_path / "two") == expected
+    recipe = made.table(own, tasks=CAUSAL, output={"shard_text_bytes": 20_000})
+    for task in range(2):
+        made.build(recipe, tmp_path, tmp_path / "array", array=(task, 2))
+    assert made.contents(tmp_path / "array") == expected
+    for name in ("dataset.json", shard_name(1), receipt_name(1)):
+        (tmp_path / "two" / name).unlink()
+    build(tmp_path, "two", own)
+    assert made.contents(tmp_path / "two") == expected
 
 
 @pytest.mark.long
@@ -168,31 +187,54 @@ def test_fractions_of_repeat_are_drawn_by_document_and_not_by_shard_or_other_doc
         assert abs(source["tokens"] - own["tokens"]["used"]) < 4 * error
 
 
-def test_shares_and_totals_of_a_sampled_source_are_as_accurate_as_without_a_filter(tmp_path):
-    """The files are larger than a sample. The kept documents are rare, longer, and clustered."""
-    rows, chance = [], random.Random(5)
-    for i, text in enumerate(made.texts(9000, 5)):
+def rare_records(folder):
+    """Lines and a table that are larger than a sample. A few long documents have a high score, and
+    lie together."""
+    chance, rows = random.Random(5), []
+    for i, text in enumerate(made.texts(5000, 5)):
         is_rare = i % 1000 < 40
         rows.append({"text": text * (1 + 2 * is_rare), "score": is_rare * 5 + chance.random()})
     lines = "\n".join(json.dumps(row) for row in rows).encode()
-    made.write(tmp_path / "a.jsonl", lines)
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "c.parquet", row_group_size=500)
+    made.write(folder / "a.jsonl", lines)
+    pq.write_table(pa.Table.from_pylist(rows), folder / "c.parquet", row_group_size=500)
     own = [
-        {"name": name[0], "paths": [name], "where": "score >= 5", **keys}
-        for name, keys in (
-            ("a.jsonl", {"share": 0.75}),
-            ("c.parquet", {"share": 0.25}),
-        )
+        {"name": name[0], "paths": [name], "where": "score >= 5"} for name in (FILES[0], FILES[2])
     ]
-    outcome = build(tmp_path, "share", own, output={})
-    used = counts(outcome)
-    assert abs(used["a"][1] / (used["a"][1] + used["c"][1]) - 0.75) < 0.03
-    quick = [{key: value for key, value in one.items() if key != "share"} for one in own]
-    for source in stored_plan(build(tmp_path, "quick", quick, output={}).out)["sources"]:
-        kept = [row for row in rows if row["score"] >= 5]
-        tokens = sum(len(row["text"].encode()) for row in kept)
-        assert abs(source["tokens"] - tokens) < 4 * max(source["relative_error"], 0.01) * tokens
-        assert abs(source["documents"] - len(kept)) < len(kept) * 0.5
+    return own, [row for row in rows if row["score"] >= 5]
+
+
+def planned(folder, own):
+    """The sources of a plan, and the warnings of its forecast."""
+    inputs = look_up(read_recipe(made.table(own, tasks=CAUSAL, output={}), folder), {})
+    samples = []
+    plan = make_plan(inputs, samples=samples)
+    return plan["sources"], forecast(plan, inputs, samples)["warnings"]
+
+
+def test_shares_and_totals_of_rare_documents_are_as_accurate_as_without_a_filter(tmp_path):
+    own, kept = rare_records(tmp_path)
+    tokens = sum(len(row["text"].encode()) for row in kept)
+    for source in planned(tmp_path, own)[0]:
+        assert source["tokens"] == pytest.approx(tokens, rel=0.01)
+        assert source["documents"] == pytest.approx(len(kept), rel=0.1)
+    shared = [{**one, "share": share} for one, share in zip(own, (0.75, 0.25), strict=True)]
+    first, second = planned(tmp_path, shared)[0]
+    assert first["tokens"] == pytest.approx(3 * second["tokens"], rel=0.01)
+    assert first["repeat"] == 1.0 and second["repeat"] == pytest.approx(1 / 3, rel=0.01)
+
+
+def test_a_plan_says_how_uncertain_it_is_if_a_large_source_has_few_chosen_documents(
+    tmp_path, monkeypatch
+):
+    own, kept = rare_records(tmp_path)
+    monkeypatch.setattr(sample, "READ_BYTES", 200_000)
+    tokens = sum(len(row["text"].encode()) for row in kept)
+    found, warnings = planned(tmp_path, own)
+    for source in found:
+        assert 0.1 < source["relative_error"] < 2
+        assert abs(source["tokens"] - tokens) < 4 * source["relative_error"] * source["tokens"]
+        said = f"source {source['name']}: where and repeat keep only"
+        assert any(warning.startswith(said) for warning in warnings)
 
 
 def test_a_record_that_cannot_be_judged_or_read_is_rejected_once(tmp_path):
@@ -226,6 +268,7 @@ def test_a_filtered_document_is_shown_as_such_and_pruned_passes_are_named(tmp_pa
         )
 
 
+@pytest.mark.long
 def test_removing_and_several_lengths_keep_the_counts_of_passes(tmp_path):
     write(tmp_path, records(80, 8))
     own = sources(where="score >= 2", repeat="clip(quality, 0, 2)")
@@ -236,6 +279,10 @@ def test_removing_and_several_lengths_keep_the_counts_of_passes(tmp_path):
     assert passes[0] == passes[1] and sum(passes[0].values())
     for one in outcomes:
         assert faults_of(one.out, -1) == []
+    listed = [{"source": "d", "file": "d.arrow", "doc": i} for i in range(30)]
+    made.write(tmp_path / "list", b"".join(json.dumps(one).encode() + b"\n" for one in listed))
+    remove_documents(outcomes[0].out, tmp_path / "list", tmp_path / "without", made.Silent())
+    assert faults_of(tmp_path / "without", -1) == []
 
 
 def test_forged_passes_are_found(tmp_path):
@@ -263,6 +310,7 @@ def test_forged_passes_are_found(tmp_path):
         ({"where": "score >="}, r"sources\[0\].where = 'score >=': "),
         ({"where": "score + 1"}, r"sources\[0\].where"),
         ({"where": "1 > 0"}, "no field of the record"),
+        ({"repeat": "2"}, "is a number in quotes\nhint: write 2, without quotes"),
         ({"repeat": "score"}, "has no upper limit, but a document has at most 1000 passes"),
         ({"repeat": "clip(score, 0, 2000)"}, "may be 2000"),
         ({"repeat": "clip(score, -2, 0)"}, "is never above 0"),
@@ -320,3 +368,23 @@ def test_the_passes_of_a_document_are_its_first_ones():
         taken.append(selector(0, positions, read_fields, own))
         assert selector.counts == ({1: 1490, 2: 510} if use == 0 else {})
     assert taken[0].all() and taken[1].sum() == 510 and not taken[2].any()
+
+
+def test_a_row_group_without_a_used_row_is_counted_and_not_read(tmp_path, monkeypatch):
+    rows = sorted(records(120, 11), key=lambda row: row["quality"])
+    write(tmp_path, rows)
+    read_texts = []
+    read_rows = parquet.read_rows
+    monkeypatch.setattr(
+        parquet,
+        "read_rows",
+        lambda batch, values, *others: (
+            read_texts.append(len(values["text"])) or read_rows(batch, values, *others)
+        ),
+    )
+    own = [{"name": "c", "paths": ["c.parquet"], "where": "quality > 2.9"}]
+    outcome = build(tmp_path, "out", own)
+    documents = outcome.manifest["ledger"]["sources"]["c"]["documents"]
+    wanted = sum(row["quality"] > 2.9 for row in rows)
+    assert documents["used"] == wanted > 0 and documents["filtered"] == len(rows) - wanted
+    assert sum(read_texts) == 2 * wanted  # once for the sample
