@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.ledger import Ledger, add_ledgers, check, is_ledger
+from packprep.building.ledger import FILTERED, Ledger, add_ledgers, check, is_ledger
 from packprep.building.plan import Plan
 from packprep.building.removal import REMOVED
 from packprep.building.work import OTHER_LENGTH, Made, StoreShard
@@ -441,10 +441,16 @@ def _refuse_without_rows(out: Folder, plan: Plan, total: Ledger) -> None:
 
 
 def _refuse_unused_sources(out: Folder, plan: Plan, total: Ledger) -> None:
-    """Raise BuildError if a source has documents, but all of them are rejected."""
+    """Raise BuildError if a source has documents, but all of them are rejected or filtered."""
     for source in plan.sources:
         documents = total["sources"][source.name]["documents"]
         reasons = documents["rejected"]
+        if not documents["read"] and (filtered := documents.get(FILTERED)):
+            raise BuildError(
+                f"{out}: {source.passes} leaves out all {filtered:,} documents of source"
+                f" {source.name!r}\n"
+                "hint: correct the expression, and build into another folder"
+            )
         if not documents["read"] or documents["used"] or {OTHER_LENGTH, REMOVED} & reasons.keys():
             continue
         most = max(sorted(reasons), key=reasons.__getitem__)

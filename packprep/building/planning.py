@@ -609,7 +609,7 @@ def _calibrated(
             estimates, kept = sampled(
                 source, engine, inputs.vocabulary, settings, template, inputs.is_store
             )
-            if problem := estimates.notes.problem():
+            if problem := estimates.notes.problem(source.source.share is not None):
                 raise RecipeError(problem)
     if not inputs.is_store:
         if estimates.supervised:

@@ -222,7 +222,7 @@ def _estimates(
     return Estimates(
         ratios=ratios,
         tokens_per_byte=tokens / planned_bytes if tokens and planned_bytes else 1.0,
-        document_bytes=text_bytes / documents if documents else 0.0,
+        document_bytes=(text_bytes if passes is None else planned_bytes) / (documents or math.inf),
         supervised=any(look.supervised for look in looks),
         chat=any(look.chat for look in looks),
         sampling_error=math.sqrt(sum(look.error**2 for look in looks)) / tokens if tokens else 0.0,

@@ -88,9 +88,12 @@ class SampleNotes:
             self.answers += len(last_ones)
             self.open_ends += sum(not np.isin(last, special).any() for last in last_ones)
 
-    def problem(self) -> str:
-        """Return a message about a problem that must stop a build, or "" without such a problem."""
-        if self.judged and not self.kept and (self.empty or self.is_whole):
+    def problem(self, has_share: bool) -> str:
+        """Return a message about a problem that must stop a build, or "" without such a problem.
+
+        `has_share` says whether the source has a share, which needs an estimate of its tokens.
+        """
+        if self.judged and not self.kept and (self.empty or self.is_whole or has_share):
             fields = ", ".join(sorted(self.empty or ()))
             why = f": no record has the field {fields}" if fields else ""
             return (

@@ -17,7 +17,7 @@ from packprep.building.plan import open_plan, stored_plan
 from packprep.building.planning import look_up, make_plan
 from packprep.dataset.shard import open_shard
 from packprep.documents import sample
-from packprep.errors import RecipeError, SourceError
+from packprep.errors import BuildError, PlanError, RecipeError, SourceError
 from packprep.format.json_files import receipt_name, shard_name
 from packprep.inspection.document import describe_document
 from packprep.recipe import Source, read_recipe
@@ -332,6 +332,29 @@ def test_a_field_that_no_json_record_has_is_refused(tmp_path):
         RecipeError, match="keep none of 10 sampled documents: no record has .*scoer"
     ):
         build(tmp_path, "out", [{"name": "a", "paths": ["a.jsonl"], "where": "scoer >= 3"}])
+
+
+def test_a_source_whose_documents_are_all_left_out_is_refused(tmp_path, monkeypatch):
+    write(tmp_path, [{"text": f"{i} " * 99, "score": i} for i in range(300)])
+    monkeypatch.setattr(sample, "WHOLE_BYTES", 2000)
+    monkeypatch.setattr(sample, "READ_BYTES", 9000)
+    own = {"name": "a", "paths": ["a.jsonl"], "where": "score > 999"}
+    with pytest.raises(BuildError, match="leaves out all 300 documents of source 'a'"):
+        build(tmp_path, "out", [own, {"paths": ["d.arrow"]}])
+    with pytest.raises(RecipeError, match=r"keep none of \d+ sampled documents"):
+        build(tmp_path, "share", [{**own, "share": 1.0}])
+
+
+def test_a_token_store_without_fields_is_refused(tmp_path):
+    write(tmp_path, records(20, 12))
+    own = {"name": "a", "paths": ["a.jsonl"], "where": "score >= 1"}
+    made.build(made.table([own]), tmp_path, tmp_path / "store", is_store=True)
+    assert stored_plan(tmp_path / "store")["sources"][0]["documents"] == 20
+    with pytest.raises(RecipeError, match="the token store of source 'a' has no fields"):
+        build(tmp_path, "out", [{**own, "paths": ["store"], "format": "store"}])
+    build(tmp_path, "out", [own])
+    with pytest.raises(PlanError, match="has no fields, but where = 'score >= 1' reads them"):
+        faults_of(tmp_path / "out", -1, a=f"store:{tmp_path / 'store'}")
 
 
 def test_files_without_fields_are_refused(tmp_path):
