@@ -405,11 +405,51 @@ def check_together(recipe: Recipe) -> None:
         )
     names = [task.name for task in recipe.tasks]
     for i, source in enumerate(recipe.sources):
+        _check_group(source, i)
         for name in source.tasks or ():
             if not tasks_named(name, names):
                 raise RecipeError(
                     f"sources[{i}].tasks: {unknown('task', name, names)}", ("sources", i, "tasks")
                 )
+
+
+_GROUPED_FORMATS = ("auto", "jsonl", "parquet", "arrow")
+
+
+def _check_group(source: Source, i: int) -> None:
+    """Check the keys of source number `i` that do not work with or without group_by.
+
+    Raises:
+        RecipeError: If one of these keys is set.
+    """
+    for key in ("order_by", "between"):
+        if getattr(source, key) and not source.group_by:
+            raise RecipeError(
+                f"sources[{i}].{key} requires group_by\n"
+                'hint: name the field that documents have in common, as in group_by = "repo"',
+                ("sources", i, key),
+            )
+    if source.group_by and source.format not in _GROUPED_FORMATS:
+        raise RecipeError(
+            f'sources[{i}].group_by does not support format = "{source.format}", because it joins'
+            " texts by a field of their records\n"
+            "hint: give JSON Lines, Parquet or Arrow files of texts, or leave group_by out",
+            ("sources", i, "group_by"),
+        )
+    for key in ("where", "repeat"):
+        if source.group_by and isinstance(getattr(source, key), str):
+            raise RecipeError(
+                f"sources[{i}].group_by joins records, but {key} selects single records\n"
+                "hint: select the records before, in files of their own, or leave one of them out",
+                ("sources", i, "group_by"),
+            )
+    if source.group_by and source.messages_format != "auto":
+        raise RecipeError(
+            f"sources[{i}].group_by does not join conversations, but messages_format ="
+            f' "{source.messages_format}"\n'
+            "hint: leave one of them out",
+            ("sources", i, "group_by"),
+        )
 
 
 def _check_each_turn(recipe: Recipe) -> None:

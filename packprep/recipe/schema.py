@@ -253,6 +253,18 @@ _MEANT = 'a table: a kind and its [begin, slot, end] tokens, "" for none, or onl
 Media = Annotated[Any, Meta(title=_MEANT, extra={"given": _Kinds, "read": _read_media})]
 
 
+Between = Annotated[
+    tuple[str | int, ...],
+    Meta(
+        title="a token's text or its id, or a list of them",
+        extra={
+            "given": str | Annotated[int, Meta(ge=0)] | tuple[Role, ...],
+            "read": lambda given: given if isinstance(given, tuple) else (given,) * (given != ""),
+        },
+    ),
+]
+
+
 def _key(meaning: str, kind: str | None = None, *, later: bool = False, **limits: Any) -> Meta:
     """Return the metadata of a key: its meaning, accepted values and limits.
 
@@ -364,6 +376,25 @@ class Source:
             " overlap"
         ),
     ] = (0.0, 1.0)
+    group_by: Annotated[
+        str,
+        _key(
+            "join neighbouring records of a file with the same value of this field to one document,"
+            ' such as "repo"; "a.b" is b in a',
+            later=True,
+        ),
+    ] = ""
+    order_by: Annotated[
+        str,
+        _key(
+            "with group_by: the field that sorts the records of a document; default: file order",
+            later=True,
+        ),
+    ] = ""
+    between: Annotated[
+        Between,
+        _key("with group_by: the tokens between the records of a document", later=True),
+    ] = ()
     tasks: (
         Annotated[
             Strings,

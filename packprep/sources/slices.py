@@ -28,7 +28,14 @@ from packprep.messages import nearest
 from packprep.randomness import PIECE_ORDER, bits64, permute, text_key
 from packprep.recipe import Source
 from packprep.sources.files import Files, Pieces
-from packprep.sources.formats import FORMATS, PIECE_BYTES, IdStream, Slice, position_of
+from packprep.sources.formats import (
+    FORMATS,
+    PIECE_BYTES,
+    Grouping,
+    IdStream,
+    Slice,
+    position_of,
+)
 from packprep.sources.passes import Passes
 from packprep.storage import is_url
 
@@ -114,6 +121,9 @@ class PlannedSource:
         self.step_bytes: int = resolved.get("step_bytes", 1 << 20)
         self._store_digest: str | None = resolved.get("store")
         self.formats = files.formats
+        self.grouping: Grouping | None = None
+        if source.group_by:
+            self.grouping = Grouping(source.group_by, source.order_by, len(source.between))
         low, high = (int(Fraction(bound) * 2**53) for bound in source.sample)
         self.sample = low, high
 
@@ -328,6 +338,7 @@ class PlannedSource:
                 step_bytes=self.step_bytes,
                 use=use,
                 stream=self.stream,
+                grouping=self.grouping,
             )
 
     def at_places(self, places: range) -> tuple[np.ndarray, np.ndarray]:

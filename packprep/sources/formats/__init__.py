@@ -8,6 +8,7 @@ Slice ─► jsonl, text ──────────────────�
          megatron, datatrove,     │
          token_stream, token_lines┴────────► Batch (tokens, files, positions, rejects)
 compressed: files decompressed, for lines and text
+groups: records that are joined to documents by group_by
 flat_ids: arrays with the ids of all documents, for megatron, datatrove and token_stream
 ```
 
@@ -36,6 +37,7 @@ from packprep.sources.formats.batch import (
     TOKEN_TEXT_BYTES,
     Batch,
     Choice,
+    Grouping,
     IdLists,
     IdStream,
     Keep,
@@ -46,6 +48,7 @@ from packprep.sources.formats.batch import (
 )
 from packprep.sources.formats.compressed import Decoders
 from packprep.sources.formats.fields import Fields
+from packprep.sources.formats.groups import FileReader, read_groups
 
 __all__ = [
     "BAD_REASONS",
@@ -57,6 +60,7 @@ __all__ = [
     "Choice",
     "Decoders",
     "Format",
+    "Grouping",
     "IdLists",
     "IdStream",
     "Keep",
@@ -441,7 +445,8 @@ def read(
             column of token id lists; "text" then means `input_ids`, or `tokens` without an
             `input_ids` column. For JSON Lines of token ids, it is a key with the same rules.
         keep: Selects the documents to decode. The other documents are skipped, but are not rejects.
-            A `Choice` also receives the documents of the split that precede the work range.
+            A `Choice` also receives the documents of the split that precede the work range. With
+            group_by, the position of a document is the position of its first record.
         batch_bytes: Approximate content size of a batch in bytes.
         decoders: State that this process keeps between work ranges. It affects only the speed.
         fields: The other fields to read, such as loss_spans, messages and weight. With None, only
@@ -454,5 +459,25 @@ def read(
         SourceError: If the file is missing, unreadable, corrupt, truncated or not of the planned
             size, or if a column is missing.
     """
-    module = FORMATS[part.format].module
-    return module.read(part, text_key, keep, batch_bytes, decoders or Decoders(), fields)
+    module, own = FORMATS[part.format].module, decoders or Decoders()
+    if part.grouping is None:
+        return module.read(part, text_key, keep, batch_bytes, own, fields)
+    position = position_of(part.format, part.compression)
+    if FORMATS[part.format].holds != "texts" or position == "whole":
+        raise SourceError(
+            f"{part.path}: group_by joins records of JSON Lines, Parquet and Arrow files of texts,"
+            f" but this is a file of format {part.format}\n"
+            "hint: leave the file out of the source, or leave group_by out"
+        )
+
+    def splits() -> int:
+        found = bytes_of_pieces(part.path, part.format, part.size, text_key)
+        return found if isinstance(found, int) else len(found)
+
+    reader = FileReader(
+        lambda own_part, n_bytes: module.read(own_part, text_key, None, n_bytes, own, fields),
+        position,
+        lambda split: len(module.numbers(part._replace(piece=split), own)),
+        splits,
+    )
+    return read_groups(reader, part, keep, batch_bytes)

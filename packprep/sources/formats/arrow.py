@@ -28,8 +28,10 @@ from packprep.sources.formats.table import (
     check_block,
     find_columns,
     find_field_columns,
+    find_group_columns,
     find_token_columns,
     list_lengths,
+    note_groups,
     read_lists,
     read_rows,
 )
@@ -91,6 +93,7 @@ def read(
             if part.format == "arrow_tokens":
                 yield from read_lists(part.file, columns, text_key, *how)
                 return
+            columns = note_groups(batch, part, columns, first + low)
             yield from read_rows(batch, columns, text_key, fields, *how)
             yield from batch.take()
 
@@ -151,6 +154,7 @@ def _columns(
             ]
 
         columns = find_columns(part.path, schema, text_key, fields, sizes_of)
+        columns |= find_group_columns(part.path, schema, part.grouping)
     chosen_by = find_field_columns(part.path, schema, keep)
     wanted = sorted({column.number for column in (*columns.values(), *chosen_by.values())})
     arrays = [_validated(array) for array in _arrays(part.piece, source, index, schema, wanted)]

@@ -18,7 +18,7 @@ same selection as the whole split, because a Choice counts the documents before 
 
 import re
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -220,8 +220,38 @@ class Supervision:
     kinds: tuple[str, ...] = ()
 
 
+class GroupValue(NamedTuple):
+    """The values of a record that decide which document it joins, and where.
+
+    Attributes:
+        group: The type and the value of the field `group_by`, or None if it is null or missing.
+        order: The sort key of the field `order_by`. It is the same for all records without
+            `order_by`.
+    """
+
+    group: tuple[str, Any] | None
+    order: tuple[int, Any]
+
+
+class Groups(NamedTuple):
+    """Which records of a batch form a document.
+
+    Attributes:
+        number: int64[n], the number of each record's document in the batch, from 0, ascending.
+        cuts: Number of documents that continue a group, which was longer than a document may be.
+        alone: Number of documents of a record without a value to group by.
+    """
+
+    number: np.ndarray
+    cuts: int
+    alone: int
+
+
 class Batch(NamedTuple):
     """Documents in file order, and the rejected documents among them.
+
+    With `groups`, the entries are records. Each document is complete, and has its records in the
+    order of `order_by`.
 
     Attributes:
         texts: n texts.
@@ -236,6 +266,8 @@ class Batch(NamedTuple):
         weights: Maps a document's number in a token batch to its weight, if the weight is not 1.
         token_weights: float32[tokens], the weight of each token, which is 0 if the token is not
             trained. None for a text source. Also None if all tokens have weight 1.
+        values: n values to group by, if a format read the work range of a source with group_by.
+        groups: The documents that the n records form, or None if each record is a document.
     """
 
     texts: list[str]
@@ -246,6 +278,8 @@ class Batch(NamedTuple):
     tokens: IdLists | None = None
     weights: Mapping[int, float] = MappingProxyType({})
     token_weights: np.ndarray | None = None
+    values: Sequence[GroupValue] | None = None
+    groups: Groups | None = None
 
 
 class IdStream(NamedTuple):
@@ -254,6 +288,23 @@ class IdStream(NamedTuple):
     dtype: str  # `token_dtype` of the source, which may be "auto"
     vocab_size: int
     eos: int | None  # id after each document; None if the tokenizer has no known eos
+
+
+class Grouping(NamedTuple):
+    """The settings that join the records of a source to documents.
+
+    Attributes:
+        group_by: Key of the value that the records of a document have in common.
+        order_by: Key of the value that sorts the records of a document, or "" for file order.
+        between: Number of tokens between two records.
+        is_alone: Whether a work range is read without its neighbours. A group that crosses an end
+            of the work range is then incomplete.
+    """
+
+    group_by: str
+    order_by: str
+    between: int
+    is_alone: bool = False
 
 
 class Slice(NamedTuple):
@@ -278,6 +329,7 @@ class Slice(NamedTuple):
     piece_bytes: int = PIECE_BYTES  # not used for a table or a compressed line file
     use: int = 0  # number of the pass
     stream: IdStream | None = None  # only used for a token stream
+    grouping: Grouping | None = None  # only used for a source with group_by
 
     def range(self, units: int) -> tuple[int, int]:
         """Return the half-open interval of units that the work range covers.
@@ -298,6 +350,12 @@ class BatchBuilder:
     positions: array = field(default_factory=lambda: array("q"))
     rejects: list[Reject] = field(default_factory=list)
     supervision: dict[int, Supervision] = field(default_factory=dict)
+    values: dict[int, GroupValue] | None = None  # by position; None without group_by
+
+    def note(self, positions: np.ndarray, values: Iterable[GroupValue]) -> None:
+        """Note the values to group by of the records at `positions`, which are added later."""
+        self.values = self.values or {}
+        self.values.update(zip(positions.tolist(), values, strict=True))
 
     def add(self, position: int, document: str | Supervision, n_bytes: int) -> None:
         if isinstance(document, Supervision):
@@ -342,12 +400,18 @@ class BatchBuilder:
         """
         if self.texts or self.rejects:
             files = np.full(len(self.texts), self.file, np.int32)
+            values = None
+            if self.values is not None:
+                values = [self.values.pop(position) for position in self.positions]
+                for reject in self.rejects:
+                    self.values.pop(reject.position, None)
             batch = Batch(
                 self.texts,
                 files,
                 np.array(self.positions, np.int64),
                 self.rejects,
                 self.supervision,
+                values=values,
             )
             self.texts, self.positions, self.rejects, self.supervision, self.bytes = (
                 [],

@@ -24,8 +24,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from packprep.errors import SourceError
 from packprep.recipe import Source
-from packprep.sources.formats.batch import LOSS_SPANS, MEDIA, Supervision
+from packprep.sources.formats.batch import (
+    LOSS_SPANS,
+    MEDIA,
+    Grouping,
+    GroupValue,
+    Supervision,
+)
 
 OF_PLACE = {"at", "tokens", "ref", "kind"}
 """The keys of an entry in a record's list of media."""
@@ -339,6 +346,44 @@ def is_missing(value: Any) -> bool:
     pandas and NumPy represent a missing number as NaN.
     """
     return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def group_value(
+    grouping: Grouping, value: Callable[[str], Any], path: str, position: int
+) -> GroupValue:
+    """Return the values of a record that decide which document it joins, and where.
+
+    Values are equal only if their types are equal. NaN counts as missing. The order is: false,
+    true, numbers, texts, and last the records without a value.
+
+    Args:
+        grouping: The settings of the source.
+        value: Function that takes a key and returns the record's value at this key, or None.
+        path: Path or URL of the file, for the message.
+        position: Position of the record, for the message.
+
+    Raises:
+        SourceError: If a value is a list or an object.
+    """
+
+    def scalar(key: str) -> Any:
+        found = value(key) if key else None
+        if isinstance(found, list | dict):
+            kind = "a list" if isinstance(found, list) else "an object"
+            name = "group_by" if key == grouping.group_by else "order_by"
+            raise SourceError(
+                f"{path}: the record at {position}: {key!r} is {kind}, but {name} takes texts,"
+                " numbers, true and false\n"
+                f"hint: set {name} to another field"
+            )
+        return None if is_missing(found) else found
+
+    group, order = scalar(grouping.group_by), scalar(grouping.order_by)
+    ranks = {bool: 0, int: 1, float: 1, type(None): 3}
+    return GroupValue(
+        None if group is None else (type(group).__name__, group),
+        (ranks.get(type(order), 2), 0 if order is None else order),
+    )
 
 
 def whole_number(value: Any) -> int | None:

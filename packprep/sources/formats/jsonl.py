@@ -37,6 +37,8 @@ from packprep.sources.formats.batch import (
     Batch,
     BatchBuilder,
     Choice,
+    Grouping,
+    GroupValue,
     Keep,
     Slice,
     Supervision,
@@ -48,7 +50,7 @@ from packprep.sources.formats.batch import (
     too_large_line,
 )
 from packprep.sources.formats.compressed import AT_ONCE_BYTES, Block, Cursor, Decoders
-from packprep.sources.formats.fields import Fields, field_at, refused
+from packprep.sources.formats.fields import Fields, field_at, group_value, refused
 from packprep.sources.passes import Records
 
 # The nesting limit of decoders depends on the version of Python and on the caller's stack depth. A
@@ -450,6 +452,8 @@ def read(
                 continue
             all_wanted = bool(wanted.all()) and not (chosen and chosen.bad)
             lines = lines if all_wanted else lines.at(wanted)
+        if part.grouping:
+            batch.note(lines.positions, _group_values(part.grouping, part.path, lines))
         # Block decoding would also decode the unwanted lines between the wanted ones.
         texts = decode_block(lines.data, lines.starts, lines.sizes) if all_wanted else None
         if texts is not None:
@@ -466,6 +470,22 @@ def fields_of(lines: Lines, names: Sequence[str]) -> list[Records]:
     from packprep.sources.formats.line_fields import read_line_fields
 
     return read_line_fields(lines, names)
+
+
+def _group_values(grouping: Grouping, path: str, lines: Lines) -> Iterator[GroupValue]:
+    """Yield the values to group by of some lines. A line that is not an object has none.
+
+    Raises:
+        SourceError: If a value is a list or an object.
+    """
+    from packprep.sources.formats.line_fields import values_decoder
+
+    keys = [key for key in (grouping.group_by, grouping.order_by) if key]
+    decode = values_decoder(tuple(keys))
+    for i, position in enumerate(lines.positions.tolist()):
+        line = lines.line(i)
+        values = (None if line is None else decode(line)) or [None] * len(keys)
+        yield group_value(grouping, dict(zip(keys, values, strict=True)).get, path, position)
 
 
 def _add_one_by_one(

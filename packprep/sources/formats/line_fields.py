@@ -1,4 +1,4 @@
-"""Read fields of JSON lines as columns, to select documents by them.
+"""Read fields of JSON lines, to select or group documents by them.
 
 A column has one type, but the values of a field may have several. Lines whose fields have equal
 types are therefore read together, so that the result for a line does not depend on other lines.
@@ -36,7 +36,7 @@ def read_line_fields(lines: Lines, names: Sequence[str]) -> list[Records]:
         lines: The lines.
         names: Names of the fields. "a.b" is b in a, unless a record has a key "a.b".
     """
-    decode = _decoder(tuple(names))
+    decode = values_decoder(tuple(names))
     by_types: dict[tuple[pa.DataType, ...], tuple[list[int], list[list[Any]]]] = {}
     for i in range(len(lines.positions)):
         line = lines.line(i)
@@ -53,7 +53,7 @@ def read_line_fields(lines: Lines, names: Sequence[str]) -> list[Records]:
 
 
 @lru_cache(maxsize=64)
-def _decoder(names: tuple[str, ...]) -> Callable[[bytes], list[Any] | None]:
+def values_decoder(names: tuple[str, ...]) -> Callable[[bytes], list[Any] | None]:
     """Return a function that decodes the values of the fields `names` of a line.
 
     The returned function takes the bytes of a line. It returns None if the line is invalid.

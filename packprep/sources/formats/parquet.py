@@ -32,7 +32,9 @@ from packprep.sources.formats.table import (
     check_block,
     find_columns,
     find_field_columns,
+    find_group_columns,
     find_token_columns,
+    note_groups,
     read_lists,
     read_rows,
     rows_of,
@@ -95,6 +97,7 @@ def read(
                 return [sum(chunk.total_uncompressed_size for chunk in of_key) for of_key in chunks]
 
             columns = find_columns(part.path, file.schema_arrow, text_key, fields, sizes_of)
+            columns |= find_group_columns(part.path, file.schema_arrow, part.grouping)
         chosen_by = find_field_columns(part.path, file.schema_arrow, keep)
         groups = _groups(file, part.piece + 1)
         first = sum(group.num_rows for group in groups[:-1])
@@ -116,6 +119,7 @@ def read(
             if tokens:
                 yield from read_lists(part.file, values, text_key, *how)
             else:
+                values = note_groups(batch, part, values, at)
                 yield from read_rows(batch, values, text_key, fields, *how)
         yield from batch.take()
 

@@ -25,7 +25,9 @@ from packprep.sources.formats.batch import (
     TOKEN_TEXT_BYTES,
     Batch,
     BatchBuilder,
+    Grouping,
     Keep,
+    Slice,
     Supervision,
     are_too_long,
     by_fields,
@@ -42,6 +44,7 @@ from packprep.sources.formats.fields import (
     UNREAD_MEDIA,
     Fields,
     Layout,
+    group_value,
     instead_of_text,
     is_message,
     of_table,
@@ -144,6 +147,76 @@ def find_columns(
         if at := _column(path, schema, key, text_key):
             found[key] = at
     return found
+
+
+GROUP_BY, ORDER_BY = "\0group_by", "\0order_by"
+"""The keys of the columns that `find_group_columns` returns. No column of a file has these names.
+"""
+
+
+def find_group_columns(
+    path: str, schema: pa.Schema, grouping: Grouping | None
+) -> dict[str, Column]:
+    """Return GROUP_BY and ORDER_BY → column, for the settings that `grouping` has.
+
+    Raises:
+        SourceError: If a column is missing or occurs more than once, or if it contains lists or
+            objects.
+    """
+    found: dict[str, Column] = {}
+    asked = ((GROUP_BY, "group_by"), (ORDER_BY, "order_by")) if grouping else ()
+    for own, name in asked:
+        if not (key := getattr(grouping, name)):
+            continue
+        place, count = _place(schema, key), len(schema.get_all_field_indices(key))
+        if place is None:
+            names = ", ".join(map(repr, schema.names[:50])) or "none"
+            raise SourceError(
+                f"{path}: {count or 'no'} columns named {key!r}; the columns are {names}\n"
+                f"hint: set {name} to a column that occurs once"
+            )
+        kind = schema.field(place.number).type
+        for inner in place.inside:
+            kind = kind.field(inner).type
+        if pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType):
+            raise SourceError(
+                f"{path}: the column {key!r} holds {kind}, but {name} takes texts, numbers, true"
+                " and false\n"
+                f"hint: set {name} to another column"
+            )
+        found[own] = place
+    return found
+
+
+def note_groups(
+    batch: BatchBuilder, part: Slice, columns: dict[str, pa.Array], first: int
+) -> dict[str, pa.Array]:
+    """Note the values to group by of some rows, and return `columns` without these values.
+
+    Args:
+        batch: Builder that the rows are added to later.
+        part: The work range of the rows.
+        columns: Maps each key to its values.
+        first: The first row in `columns` has this row number in the file.
+    """
+    grouping, own = part.grouping, [columns[key] for key in (GROUP_BY, ORDER_BY) if key in columns]
+    if grouping is not None:
+        keys = [key for key in (grouping.group_by, grouping.order_by) if key]
+        rows = list(zip(*(_scalars(column).to_pylist() for column in own), strict=True))
+        values = (
+            group_value(grouping, dict(zip(keys, row, strict=True)).get, part.path, first + i)
+            for i, row in enumerate(rows)
+        )
+        batch.note(np.arange(first, first + len(rows)), values)
+    return {key: values for key, values in columns.items() if key not in (GROUP_BY, ORDER_BY)}
+
+
+def _scalars(column: pa.Array) -> pa.Array:
+    """Return a column without dictionary, and with its texts as bytes, which are never decoded."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    is_text = _is_text(column.type) and not pa.types.is_null(column.type)
+    return column.cast(pa.large_binary()) if is_text else column
 
 
 def _has_places(schema: pa.Schema) -> bool:
