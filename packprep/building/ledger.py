@@ -1,6 +1,6 @@
 """Account for every token in a ledger. A build fails unless these identities hold exactly.
 
-    per source   documents read = used + rejected (by reason)
+    per source   documents read = used + rejected (by reason) + joined (group_by)
                  documents read = Σ k · documents in k passes (if `repeat` is an expression)
                  tokens read = used + truncated + dropped (by reason)
                  slots = tokens used + added + padding inside segments (pad_seq_to_mult)
@@ -20,6 +20,7 @@ from packprep.dataset.attention import RULES
 from packprep.dataset.blocks import n_answers
 from packprep.dataset.manifest import ANSWERS, is_count
 from packprep.dataset.segments import Segments
+from packprep.documents.joining import GROUP_CUTS, JOINED, UNGROUPED
 from packprep.documents.reading import Documents
 from packprep.documents.store import StoredDocuments
 from packprep.errors import BuildError, PlanError
@@ -108,11 +109,14 @@ def shard_ledger(
         before_tokenization = dropped.keys() - set(AFTER_TOKENIZATION)
         used = int(segments.tokens[in_source].sum())
         total = int(padded[in_source].sum())
+        joined = _joined(segments, in_source)
+        grouped = {JOINED: joined, **documents.grouped.get(name, {})}
         sources[name] = {
             "documents": {
                 "read": read,
-                "used": read - sum(reasons.values()),
+                "used": read - sum(reasons.values()) - joined,
                 "rejected": reasons,
+                **{kind: count for kind, count in grouped.items() if count},
                 **_of_passes(documents.passes.get(name, {}), recipe.sources[s]),
             },
             "tokens": {
@@ -150,6 +154,14 @@ def _of_passes(counts: Mapping[int, int], source: Source) -> dict[str, Any]:
     found: dict[str, Any] = {FILTERED: counts[0]} if counts.get(0) else {}
     of_used = {str(number): counts[number] for number in sorted(counts) if number}
     return found | ({PASSES: of_used} if of_used and isinstance(source.repeat, str) else {})
+
+
+def _joined(segments: Segments, chosen: np.ndarray) -> int:
+    """Return how many records of the chosen segments follow another record of their document."""
+    if segments.records is None:
+        return 0
+    counts = np.diff(segments.records.offsets)[chosen]
+    return int(counts.sum() - (counts > 0).sum())
 
 
 def _sums(counts: Mapping[str, np.ndarray], chosen: np.ndarray) -> dict[str, int]:
@@ -306,11 +318,13 @@ def imbalances(ledger: Ledger, is_total: bool = False) -> list[str]:
     pairs = []
     for name, source in ledger["sources"].items():
         documents, tokens, slots = source["documents"], source["tokens"], source["slots"]
-        of_documents = documents["used"] + sum(documents["rejected"].values())
+        of_documents = (
+            documents["used"] + sum(documents["rejected"].values()) + documents.get(JOINED, 0)
+        )
         spent = tokens["used"] + tokens["truncated"] + sum(tokens["dropped"].values())
         filled = slots["used"] + sum(slots["added"].values()) + slots["padding"]
         pairs += [
-            (f"{name}: documents read = used + rejected", documents["read"], of_documents),
+            (f"{name}: documents read = used + rejected + joined", documents["read"], of_documents),
             (f"{name}: tokens read = used + truncated + dropped", tokens["read"], spent),
             (f"{name}: slots = used + added + padding", slots["total"], filled),
             (f"{name}: tokens used = tokens in slots", tokens["used"], slots["used"]),
@@ -365,7 +379,7 @@ def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
             "added": ADDED_LATER,
             "slots": (WEIGHTED, MEDIA),
             "tokens": (APART, HISTORY),
-            "documents": (FILTERED, PASSES),
+            "documents": (FILTERED, PASSES, JOINED, GROUP_CUTS, UNGROUPED),
         }.get(path[0] if path[:1] == ("tasks",) else path[-1] if path else "", ())
         unknown = set() if path[-2:] in reasons else part.keys() - form.keys() - set(later)
         if unknown and path not in (("sources",), ("tasks",)):

@@ -40,6 +40,7 @@ from packprep.conversations.chat_template import (
 from packprep.conversations.supervision import supervise
 from packprep.dataset.manifest import removed_digest
 from packprep.documents.calibration import Estimates, calibrate, first_texts
+from packprep.documents.joining import check_between
 from packprep.documents.reading import MOST_DOCUMENTS
 from packprep.documents.sample import Supervise
 from packprep.documents.store import (
@@ -57,6 +58,7 @@ from packprep.objectives.tasks import (
     check_loss_weighting,
     check_supervised,
     complete,
+    marks_of_sources,
     needs_of,
     resolve,
     task_table,
@@ -325,6 +327,7 @@ def make_plan(
     """
     recipe, vocabulary = inputs.recipe, inputs.vocabulary
     tasks = inputs.tasks
+    _check_groups(inputs)
     if not inputs.calibrations:
         _look_at_files(inputs, say)
         inputs.calibrations.append(_proven_and_calibrated(inputs, say))
@@ -377,6 +380,26 @@ def make_plan(
         plan["removed"] = {"digest": inputs.removed_digest, "replaces": []}
     _refuse_large_shards(plan)
     return {**plan, "digest": own_digest(as_stored(plan, LATER))}
+
+
+def _check_groups(inputs: Inputs) -> None:
+    """Check the sources with group_by: the tokens between records, and that none is in a store.
+
+    Raises:
+        RecipeError: If a source cannot be joined.
+    """
+    recipe, vocabulary = inputs.recipe, inputs.vocabulary
+    of_media = {id for ids in vocabulary.media.values() for id in ids}
+    marks = marks_of_sources(recipe, inputs.tasks)
+    for i, (source, (of_plain, _)) in enumerate(zip(recipe.sources, marks, strict=True)):
+        if source.group_by and (inputs.is_store or source.name in inputs.stores):
+            raise RecipeError(
+                f"source {source.name!r}: group_by is not supported in a token store, which keeps"
+                " each record as a document\n"
+                "hint: build from the files, or leave group_by out",
+                ("sources", i, "group_by"),
+            )
+        check_between(source, vocabulary, of_media.union(of_plain.tolist()))
 
 
 def _look_at_files(inputs: Inputs, say: Callable[[str], None]) -> None:

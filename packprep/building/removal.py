@@ -21,6 +21,7 @@ from packprep.dataset.attention import RULES
 from packprep.dataset.boundaries import offsets_of, owners
 from packprep.dataset.manifest import ANSWERS, is_count
 from packprep.dataset.segments import Arrays, Segments
+from packprep.documents.joining import JOINED
 from packprep.documents.reading import Rejected
 from packprep.errors import DatasetError, PlanError
 from packprep.format.digests import digest_of
@@ -156,6 +157,7 @@ def blank(
         noise=np.where(removed, np.float32(0), segments.noise),
         loss_weight=np.where(removed, np.float32(1), segments.loss_weight),
         media=None if segments.media is None else segments.media.within(~removed),
+        records=None if segments.records is None else segments.records.within(~removed),
     )
 
 
@@ -168,7 +170,8 @@ def without(
 ) -> tuple[dict[str, np.ndarray], Segments, dict[str, Any], np.ndarray]:
     """Erase the `removed` segments of a shard, and return the shard with a changed ledger.
 
-    In the ledger, the documents and tokens of these segments move from "used" to "removed".
+    In the ledger, the documents and tokens of these segments move from "used" to "removed". With
+    group_by, all records of these documents become "removed".
 
     Args:
         plan: A `building.plan.Plan`.
@@ -179,11 +182,19 @@ def without(
 
     Returns:
         Four values: the shard's arrays of slots, its segments, its ledger, and the removed
-        documents, int64[k, 4]. Each row of this array has the source, pass, file and position of a
-        document.
+        documents or records, int64[k, 4]. Each row of this array has the source, pass, file and
+        position of a document or record.
     """
     gone = segments.select(removed)
     passes = np.unique(np.stack((gone.source, gone.repeat, gone.file, gone.doc), axis=1), axis=0)
+    records = passes
+    if segments.records is not None:
+        owner = segments.records.owner
+        which = removed[owner]
+        of_records = segments.select(owner[which])
+        position = segments.records.position[which]
+        columns = of_records.source, of_records.repeat, of_records.file, position
+        records = np.unique(np.concatenate((passes, np.stack(columns, axis=1))), axis=0)
     media_slots, eos = segments.media_slots()[removed], _eos(plan, segments, removed)
     trained = None if segments.trained is None else segments.trained.within(removed)
     counted = gone.replace(eos=eos, repeated=gone.eos + gone.repeated - eos, trained=trained)
@@ -195,7 +206,8 @@ def without(
             continue
         entry = ledger["sources"][name]
         tokens, n_slots = gone.tokens[of_source].sum(), gone.slots[of_source].sum()
-        _lose(entry, int((passes[:, 0] == s).sum()), int(tokens), int(n_slots))
+        documents, n_records = (int((each[:, 0] == s).sum()) for each in (passes, records))
+        _lose(entry, documents, int(tokens), int(n_slots), n_records - documents)
         # The split between eos and repeated tokens is an estimate. Neither count may be negative.
         added = entry["slots"]["added"]
         for kind, other in (("eos", "copy"), ("copy", "eos")):
@@ -206,7 +218,7 @@ def without(
             if not entry["slots"][MEDIA]:
                 del entry["slots"][MEDIA]
     _drop_zeros(ledger)
-    return *blank(plan.tasks, slots, segments, removed), ledger, passes
+    return *blank(plan.tasks, slots, segments, removed), ledger, records
 
 
 def note_removed(plan: Any, rejected: Rejected, passes: np.ndarray) -> None:
@@ -218,29 +230,33 @@ def note_removed(plan: Any, rejected: Rejected, passes: np.ndarray) -> None:
         rejected.add(plan.sources[s], use, file, position, REMOVED, f"{REMOVED_NAME} lists it")
 
 
-def _lose(entry: dict[str, Any], documents: int, tokens: int, slots: int) -> None:
+def _lose(entry: dict[str, Any], documents: int, tokens: int, slots: int, joined: int = 0) -> None:
     """In a source's ledger, move counts of documents and tokens from "used" to "removed".
 
     `entry` is the source's part of the ledger. `documents` and `tokens` are the numbers to move.
-    `slots` is the number of slots to add to the padding.
+    `slots` is the number of slots to add to the padding. `joined` is the number of further records
+    of these documents.
     """
     entry["documents"]["used"] -= documents
+    if joined:
+        entry["documents"][JOINED] -= joined
     entry["tokens"]["used"] -= tokens
     entry["slots"]["used"] -= tokens
     entry["slots"]["padding"] += slots
     for reasons, count in (
-        (entry["documents"]["rejected"], documents),
+        (entry["documents"]["rejected"], documents + joined),
         (entry["tokens"]["dropped"], tokens),
     ):
         reasons[REMOVED] = reasons.get(REMOVED, 0) + count
 
 
 def _drop_zeros(ledger: dict[str, Any]) -> None:
-    """Delete the counts `eos_fill` and `answers` where they are 0.
+    """Delete the counts `eos_fill`, `answers` and `joined` where they are 0.
 
     A ledger has these counts only if they are not 0.
     """
     later = [(entry["slots"]["added"], ADDED_LATER) for entry in ledger["sources"].values()]
+    later += [(entry["documents"], (JOINED,)) for entry in ledger["sources"].values()]
     later += [(entry, (ANSWERS,)) for entry in ledger["tasks"].values()]
     for counts, kinds in later:
         for kind in kinds:

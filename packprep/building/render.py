@@ -15,7 +15,14 @@ from packprep.dataset.attention import RULES
 from packprep.dataset.boundaries import offsets_of, owners, ranks
 from packprep.dataset.epochs import noise
 from packprep.dataset.epochs.noise import Noised, NoisedBlocks, Target
-from packprep.dataset.segments import Bodies, MediaSpans, NoiseBlocks, Segments, TrainedRanges
+from packprep.dataset.segments import (
+    Bodies,
+    MediaSpans,
+    NoiseBlocks,
+    Records,
+    Segments,
+    TrainedRanges,
+)
 from packprep.documents.reading import Documents
 from packprep.kernel import copy_items, copy_ranges, kernel
 from packprep.objectives.objective import BodySlots, Task, TaskTable
@@ -639,7 +646,7 @@ def render_shard(
     epoch: int = 0,
     loss_weighting: str = "token",
 ) -> tuple[dict[str, np.ndarray], Segments]:
-    """Render segments as `render_rows` does, and add the media spans of the segments.
+    """Render segments as `render_rows` does, and add media spans and records of the segments.
 
     Unless `loss_weighting` is "token", `segments` must have all segments of each document.
     """
@@ -650,7 +657,26 @@ def render_shard(
     slots, rendered = render_rows(tasks, segments, texts, seq_length, epoch)
     if documents.training is not None and len(documents.training.places.first):
         rendered = rendered.replace(media=_media(tasks, segments, documents, documents.training))
+    if documents.records is not None:
+        rendered = rendered.replace(records=_records(segments, documents.records))
     return slots, rendered
+
+
+def _records(segments: Segments, records: Records) -> Records:
+    """Return the records of the segments. The first segment of a document has all of them.
+
+    `records` has the records of all documents. A document without a segment has none in the result.
+    """
+    order = np.lexsort((segments.start, segments.document))
+    document = segments.document[order]
+    first = np.ones(len(order), np.bool_)
+    first[1:] = document[1:] != document[:-1]
+    counts = np.zeros(len(segments), np.int64)
+    counts[order[first]] = np.diff(records.offsets)[document[first]]
+    begin = records.offsets[segments.document]
+    which = np.repeat(begin, counts) + ranks(counts)
+    position, start, tokens = (column[which] for column in records[1:])
+    return Records(offsets_of(counts), position, start, tokens.astype(np.int32))
 
 
 def render(

@@ -246,8 +246,9 @@ def _note_left_out(plan: Plan, documents: Documents, segments: Segments, lost: L
         source = plan.sources[documents.source[d]]
         length = int(documents.offsets[d + 1] - documents.offsets[d])
         reason, detail = _why_left_out(plan, lost, d, length)
-        location = int(documents.repeat[d]), int(documents.file[d]), int(documents.position[d])
-        documents.rejected.add(source, *location, reason, detail)
+        location = int(documents.repeat[d]), int(documents.file[d])
+        for position in documents.positions_of(d):
+            documents.rejected.add(source, *location, position, reason, detail)
         if reason in (PLACE_TOO_LONG, TOO_LONG) and not lost.too_long[d]:
             _drop(documents, source.name, reason, length)
 

@@ -3,12 +3,12 @@
     step       change to the segments
     cut        add the origin of the tokens, task, bos, eos and length     in document order
     place      add row and first_slot                                      in row order
-    render     add prefix, noise, loss_weight, trained ranges, media and blocks
+    render     add prefix, noise, loss_weight, trained ranges, media, blocks and records
     shard      `header_arrays` writes the columns, `of_arrays` reads them
     verify     recompute bos, eos, repeated and first_trained by the length formula (`restoring`)
 
-A column has one entry per segment. A segment may have any number of trained ranges, media spans and
-blocks. Their arrays contain them segment after segment, and `offsets` has the bounds.
+A column has one entry per segment. A segment may have any number of trained ranges, media spans,
+blocks and records. Their arrays contain them segment after segment, and `offsets` has the bounds.
 """
 
 from collections.abc import Mapping
@@ -149,6 +149,38 @@ class MediaSpans(NamedTuple):
         )
 
 
+class Records(NamedTuple):
+    """The records that sources with group_by joined to documents.
+
+    In a shard, the first segment of a document has all records of the document.
+    """
+
+    # int64[m + 1]: the records of segment or document i are offsets[i] … offsets[i + 1] − 1
+    offsets: np.ndarray
+    position: np.ndarray  # int64[k]: position of the record in its file
+    start: np.ndarray  # int64[k]: index of the record's first token in the document
+    tokens: np.ndarray  # int32[k]: number of tokens of the record, which may be 0
+
+    @property
+    def owner(self) -> np.ndarray:
+        """The index of each record's segment or document, int64[k]."""
+        return owners(np.diff(self.offsets))
+
+    def of(self, i: int) -> "Records":
+        """Return the records of segment or document i. Their offsets are 0 and their number."""
+        low, high = self.offsets[i : i + 2].tolist()
+        return Records(np.array([0, high - low]), *(column[low:high] for column in self[1:]))
+
+    def within(self, chosen: np.ndarray) -> "Records":
+        """Return the same segments or documents, of which only the chosen ones have records.
+
+        `chosen` is bool[m].
+        """
+        counts = np.where(chosen, np.diff(self.offsets), 0)
+        kept = np.repeat(chosen, np.diff(self.offsets))
+        return Records(offsets_of(counts), *(column[kept] for column in self[1:]))
+
+
 class NoiseBlocks(NamedTuple):
     """The blocks of block-diffusion segments, each with its own noise level."""
 
@@ -192,6 +224,7 @@ class Segments:
     trained: TrainedRanges | None = None
     media: MediaSpans | None = None
     blocks: NoiseBlocks | None = None
+    records: Records | None = None
 
     @classmethod
     def create(cls, count: int, **columns: np.ndarray) -> "Segments":
@@ -231,7 +264,8 @@ class Segments:
             columns["trained"] = TrainedRanges(
                 arrays["trained_offsets"], arrays["trained_ranges"], arrays.get("trained_weights")
             )
-        for name, record in (("media", MediaSpans), ("blocks", NoiseBlocks)):
+        of_shard = (("media", MediaSpans), ("blocks", NoiseBlocks), ("records", Records))
+        for name, record in of_shard:
             prefix = name.removesuffix("s")
             if f"{prefix}_{record._fields[-1]}" in arrays:  # Resampled arrays have no blocks.
                 columns[name] = record(*(arrays[f"{prefix}_{field}"] for field in record._fields))
@@ -247,7 +281,7 @@ class Segments:
     def select(self, which: np.ndarray | slice) -> "Segments":
         """Return the segments `which`, given by indices or flags.
 
-        Trained ranges, media and blocks are left out.
+        Trained ranges, media, blocks and records are left out.
         """
         return Segments(**{name: getattr(self, name)[which] for name in _COLUMNS})
 
@@ -315,7 +349,8 @@ class Segments:
             arrays["cu_seqlens_padded"] = _cumulative(padded, self.row, row_offsets)
         if self.fill.any():
             arrays["segment_fill"] = self.fill.astype("<u2")
-        for prefix, record in (("media", self.media), ("block", self.blocks)):
+        of_shard = (("media", self.media), ("block", self.blocks), ("record", self.records))
+        for prefix, record in of_shard:
             if record is not None:
                 arrays |= {f"{prefix}_{name}": column for name, column in record._asdict().items()}
         if self.trained is not None:
@@ -326,7 +361,9 @@ class Segments:
 
 
 _COLUMNS = [
-    field.name for field in fields(Segments) if field.name not in ("trained", "media", "blocks")
+    field.name
+    for field in fields(Segments)
+    if field.name not in ("trained", "media", "blocks", "records")
 ]
 
 

@@ -229,6 +229,7 @@ def layout(
     compact: bool = False,
     media: tuple[int, int] | None = None,
     filled: bool = False,
+    records: int | None = None,
 ) -> Layout:
     """Return the arrays of a shard in file order.
 
@@ -247,6 +248,8 @@ def layout(
         media: A tuple (number of media spans, number of bytes of all references), or None without
             media.
         filled: Whether eos fill up the last block of a segment.
+        records: Number of records that sources with group_by joined to documents, or None without
+            such a source.
 
     Returns:
         A dict name → (dtype, shape).
@@ -277,6 +280,10 @@ def layout(
     if media is not None:
         arrays["media_offsets"] = (i64, (segments + 1,))
         arrays["media_ref_offsets"] = (i64, (media[0] + 1,))
+    if records is not None:
+        arrays["record_offsets"] = (i64, (segments + 1,))
+        arrays["record_position"] = (i64, (records,))
+        arrays["record_start"] = (i64, (records,))
 
     arrays["cu_seqlens"] = (i32, (segments + rows,))
     if padded:
@@ -292,6 +299,8 @@ def layout(
     if media is not None:
         arrays["media_slot"] = (i32, media[:1])
         arrays["media_tokens"] = (i32, media[:1])
+    if records is not None:
+        arrays["record_tokens"] = (i32, (records,))
 
     arrays |= header_of(2)
     if filled:
@@ -315,6 +324,7 @@ NAMES = frozenset(
         weighted=True,
         media=(0, 0),
         filled=True,
+        records=0,
     )
 )
 
@@ -347,8 +357,9 @@ def _inferred_layout(
         return shape[0]
 
     has_blocks = any(name.startswith("block_") for name in shapes)
-    has_trained, has_media = (
-        any(name.startswith(f"{part}_") for name in shapes) for part in ("trained", "media")
+    has_trained, has_media, has_records = (
+        any(name.startswith(f"{part}_") for name in shapes)
+        for part in ("trained", "media", "record")
     )
     expected = layout(
         count("tokens"),
@@ -363,6 +374,7 @@ def _inferred_layout(
         compact="segment_ids" not in shapes,
         media=(count("media_slot"), count("media_ref")) if has_media else None,
         filled="segment_fill" in shapes,
+        records=count("record_position") if has_records else None,
     )
     missing = [name for name in expected if name not in shapes]
     if missing:

@@ -23,6 +23,7 @@ import numpy as np
 from packprep.clock import Clock
 from packprep.conversations.supervision import Conversation
 from packprep.conversations.training import tokenize_supervised
+from packprep.documents.joining import Separators
 from packprep.documents.sample import (
     Looked,
     Place,
@@ -158,7 +159,7 @@ def calibrate(
     def look_at(sampling: Sampling, format: str, compression: str) -> Looked:
         if FORMATS[format].holds == "tokens":
             return look_at_tokens(sampling, settings, vocabulary)
-        if (position := position_of(format, compression)) == "byte":
+        if (position := position_of(format, compression)) == "byte" and not source.grouping:
             return look_at_lines(sampling, format)
         is_precise = sampling.precise
         return look_at_pieces(sampling, compressed=position == "stream", whole=is_precise)
@@ -321,6 +322,8 @@ def _window_of(place: Place) -> tuple[str, Conversation | None]:
     `conversation` is then a chat without trained spans, or None if the document is not a chat.
     """
     text, conversation, position = place
+    if isinstance(conversation, Separators):
+        conversation = None
     if position >= 0 and len(text) > 2 * TOKENIZED_CHARACTERS:
         begin = int(position * (len(text) - TOKENIZED_CHARACTERS))
         window = text[begin : begin + TOKENIZED_CHARACTERS]

@@ -27,6 +27,8 @@ from packprep.conversations.training import (
     training_columns,
 )
 from packprep.dataset.boundaries import offsets_of
+from packprep.dataset.segments import Records
+from packprep.documents.joining import GROUP_CUTS, UNGROUPED, ids_between, join_records
 from packprep.errors import BuildError, SourceError
 from packprep.randomness import SAMPLE, bits64, segment_key, text_key
 from packprep.recipe import DocumentKeys, Recipe
@@ -36,6 +38,7 @@ from packprep.sources.formats import (
     Batch,
     Choice,
     Decoders,
+    Groups,
     IdLists,
     Keep,
     Reject,
@@ -218,6 +221,9 @@ class ReadDocuments(NamedTuple):
     trained: Mapping[int, Trained]  # document's number in the batch → its trained spans
     rejects: Sequence[Reject]  # further documents, which were rejected before tokenization
     text_bytes: np.ndarray  # int64[n], or longer if it includes the text of rejects
+    # The documents that the n entries form, and the ids between the records of a document. None if
+    # each entry is a document.
+    groups: tuple[Groups, tuple[int, ...]] | None = None
 
 
 @dataclass
@@ -244,6 +250,8 @@ class Documents:
         text_digests: Digest per source: xxh3-128 of the text bytes that were read. For sources of
             tokens, the digest covers the content ids as int32. For token stores, it covers the
             stored ids and media spans, and has the prefix OF_TOKENS.
+        records: The records of all documents. None if no source has group_by.
+        grouped: For each source with group_by, the numbers GROUP_CUTS and UNGROUPED.
     """
 
     ids: np.ndarray  # uint16 or int32[tokens]
@@ -260,6 +268,16 @@ class Documents:
     dropped_tokens: dict[str, dict[str, int]] = field(default_factory=dict)
     text_digests: dict[str, str] = field(default_factory=dict)  # source → digest
     passes: dict[str, Counter[int]] = field(default_factory=dict)
+    records: Records | None = None
+    grouped: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def positions_of(self, d: int) -> list[int]:
+        """Return the positions of the records of document number `d`.
+
+        This is the position of the document if its source has no group_by.
+        """
+        positions = [] if self.records is None else self.records.of(d).position.tolist()
+        return positions or [int(self.position[d])]
 
 
 def is_bad(reason: str) -> bool:
@@ -435,7 +453,8 @@ class TextReader:
                 tokens, trained = self._tokenize(batch, conversations, place)
                 # Encoding is fast here, because the engine cached the UTF-8 form in each string.
                 sizes = _add_content(digest, batch, conversations)
-            yield ReadDocuments(batch.positions, tokens, trained, batch.rejects, sizes)
+            groups = batch.groups and (batch.groups, ids_between(source.source, self.vocabulary))
+            yield ReadDocuments(batch.positions, tokens, trained, batch.rejects, sizes, groups)
 
     def _read_store(
         self, source: PlannedSource, part: Slice, keep: Keep | None, digest: "Digest"
@@ -568,6 +587,7 @@ class _Batch(NamedTuple):
     ids: np.ndarray  # as `Documents.ids`
     columns: tuple[np.ndarray, ...]  # lengths, position, file, source, repeat, file_key
     trained: dict[int, Trained]  # document's number among these documents → its trained spans
+    records: Records | None = None  # None if each document is one record without group_by
 
 
 class _Digests(NamedTuple):
@@ -620,6 +640,9 @@ class DocumentsBuilder:
         self._passes: dict[str, Counter[int]] = {
             source.name: Counter() for source in sources if source.passes is not None
         }
+        self._grouped = {
+            source.name: {GROUP_CUTS: 0, UNGROUPED: 0} for source in sources if source.grouping
+        }
 
     def digest(self, source: PlannedSource) -> xxhash.xxh3_128:
         """Return the running digest of the data that was read from a source."""
@@ -632,23 +655,27 @@ class DocumentsBuilder:
             SourceError: If there are more than `most_bytes` of text or more than MOST_DOCUMENTS
                 documents, or if a document is bad and `bad_documents` is "fail".
         """
-        before, lengths = len(self.rejected), np.diff(batch.tokens.offsets)
+        before, n_records = len(self.rejected), len(batch.positions)
+        for i, reason, detail in batch.tokens.rejected:
+            self.rejected.add(source, part.use, part.file, batch.positions[i], reason, detail)
+        records: Records | None = None
+        if batch.groups is not None:
+            batch, records = self._joined(source, part, batch)
+        lengths = np.diff(batch.tokens.offsets)
         if self._settings.loss_weighting != "token":
             batch = batch._replace(trained=all_supervised(batch.trained, lengths))
         for reject in batch.rejects:
             self.rejected.add(
                 source, part.use, reject.file, reject.position, reject.reason, reject.detail
             )
-        for i, reason, detail in batch.tokens.rejected:
-            self.rejected.add(source, part.use, part.file, batch.positions[i], reason, detail)
         used = lengths >= self._settings.min_tokens
         if (unused := self._unused(source, batch, lengths, used)) or not used.all():
             used[list(unused)] = False
-            self._reject(source, part, batch, lengths, unused)
+            self._reject(source, part, batch, unused, records)
         if self._settings.bad_documents == "fail":
             fail_on_bad(self.rejected.records(range(before, len(self.rejected))), part.path)
-        self._append(source, part, batch, lengths, used)
-        self.read[source.name] += len(batch.positions) + len(batch.rejects)
+        self._append(source, part, batch, used, records)
+        self.read[source.name] += n_records + len(batch.rejects)
         self.text_bytes += int(batch.text_bytes.sum())
         if self._most_bytes is not None:
             n_read = sum(self.read.values())
@@ -692,28 +719,57 @@ class DocumentsBuilder:
         source: PlannedSource,
         part: Slice,
         batch: ReadDocuments,
-        lengths: np.ndarray,
         unused: Mapping[int, tuple[str, str]],
+        records: Records | None = None,
     ) -> None:
-        """Record the documents in `unused` as rejects, and count their tokens as dropped."""
-        dropped = self.dropped[source.name]
+        """Record the documents in `unused` as rejects, and count their tokens as dropped.
+
+        If `records` is not None, each record of such a document is a reject.
+        """
+        dropped, lengths = self.dropped[source.name], np.diff(batch.tokens.offsets)
         for i, (reason, detail) in sorted(unused.items()):
-            self.rejected.add(source, part.use, part.file, batch.positions[i], reason, detail)
+            positions = batch.positions[i : i + 1] if records is None else records.of(i).position
+            for position in positions.tolist():
+                self.rejected.add(source, part.use, part.file, position, reason, detail)
             if n := int(lengths[i]):
                 dropped[reason] = dropped.get(reason, 0) + n
+
+    def _joined(
+        self, source: PlannedSource, part: Slice, batch: ReadDocuments
+    ) -> tuple[ReadDocuments, Records]:
+        """Join the records of a batch to documents, and return the documents and their records.
+
+        A record that cannot be used becomes a reject, and its document goes on without it.
+        """
+        assert batch.groups is not None
+        groups, between = batch.groups
+        counts, tokens = self._grouped[source.name], batch.tokens
+        counts[GROUP_CUTS] += groups.cuts
+        counts[UNGROUPED] += groups.alone
+        used = np.ones(len(batch.positions), np.bool_)
+        used[[i for i, *_ in tokens.rejected]] = False
+        if self._marks is not None:
+            marked = _marked(tokens, {}, *self._marks[source.index])
+            found = {i: (SENTINEL_IN_TEXT, marked[i]) for i in marked if used[i]}
+            self._reject(source, part, batch, found)
+            used[list(found)] = False
+        joined = join_records(tokens, batch.positions, groups.number, used, between)
+        documents = batch._replace(positions=joined.positions, tokens=joined.tokens)
+        return documents, joined.records
 
     def _append(
         self,
         source: PlannedSource,
         part: Slice,
         batch: ReadDocuments,
-        lengths: np.ndarray,
         used: np.ndarray,
+        records: Records | None,
     ) -> None:
-        """Append the documents of a batch where `used` is True.
+        """Append the documents of a batch where `used`, bool[n], is True.
 
-        `lengths` is int64[n], the number of tokens of each document, and `used` is bool[n].
+        `records` has the records of all documents of the batch, if the source has group_by.
         """
+        lengths = np.diff(batch.tokens.offsets)
         ids = batch.tokens.ids if used.all() else batch.tokens.ids[np.repeat(used, lengths)]
         if part.file not in self._file_keys:
             self._file_keys[part.file] = file_key(source, part.file)
@@ -722,7 +778,11 @@ class DocumentsBuilder:
         same = part.file, source.index, part.use, self._file_keys[part.file]
         repeated = (np.repeat(value, int(used.sum())) for value in same)
         columns = (lengths[used], batch.positions[used], *repeated)
-        self._batches.append(_Batch(source.index, ids.astype(self._token_dtype), columns, trained))
+        if records is not None:
+            counts = np.diff(records.offsets)[used]
+            records = Records(offsets_of(counts), *records.within(used)[1:])
+        found = _Batch(source.index, ids.astype(self._token_dtype), columns, trained, records)
+        self._batches.append(found)
 
     def documents(self) -> Documents:
         """Return all documents that were added, as arrays.
@@ -756,7 +816,25 @@ class DocumentsBuilder:
             self.dropped,
             {source.name: _said(self._digests[source.name], source) for source in self._sources},
             self._passes,
+            self._records(batches) if self._grouped else None,
+            self._grouped,
         )
+
+    def _records(self, batches: Sequence[_Batch]) -> Records:
+        """Return the records of all documents of some batches."""
+        none = np.zeros(0, np.int64)
+        counts = [
+            none,
+            *(
+                np.zeros(len(batch.columns[0]), np.int64)
+                if batch.records is None
+                else np.diff(batch.records.offsets)
+                for batch in batches
+            ),
+        ]
+        found = [Records(none, none, none, none), *(b.records for b in batches if b.records)]
+        columns = zip(*(records[1:] for records in found), strict=True)
+        return Records(offsets_of(np.concatenate(counts)), *map(np.concatenate, columns))
 
 
 def read_documents(

@@ -21,6 +21,7 @@ import numpy as np
 
 from packprep.clock import Clock
 from packprep.dataset.boundaries import offsets_of
+from packprep.documents.joining import joined_texts
 from packprep.documents.reading import take_tokens
 from packprep.documents.sampled_passes import SampledPasses
 from packprep.documents.tally import Tally
@@ -169,7 +170,7 @@ def first_looks(
         key: Random key of the sample.
         supervise: Renders supervised documents. None reads only plain texts.
     """
-    if position_of(*kind) != "byte":
+    if position_of(*kind) != "byte" or source.grouping:
         for piece in _chosen(source, pieces, key, False):
             alone = Sampling(source, pieces, key, supervise, _no_count, False, Clock(), Tally())
             yield from _begin(source, piece, alone).texts
@@ -664,14 +665,23 @@ def _read(
 ) -> Iterator[Look]:
     documents = bad = 0
     for part in parts:
+        if part.grouping:  # The documents before and after the part would bias the estimates.
+            part = part._replace(grouping=part.grouping._replace(is_alone=True))
         if passes is not None:
             passes.known.clear()
         for batch in read(part, source.source.text_key, passes, fields=_fields(source, supervise)):
-            batch, conversations = supervise(batch) if supervise else (batch, {})
+            if batch.groups is None:
+                batch, conversations = supervise(batch) if supervise else (batch, {})
             if tally is not None:
                 count = len(batch.texts) + len(batch.rejects)
                 documents += count
                 bad += tally.count(count, batch.rejects, part.path)
+            if batch.groups is not None:
+                texts, separators = joined_texts(
+                    batch.texts, batch.groups.number, len(source.source.between)
+                )
+                yield texts, separators, [1.0] * len(texts)
+                continue
             numbers = [1.0] * len(batch.texts)
             if passes is not None:
                 numbers = [passes.known[position] for position in batch.positions.tolist()]
@@ -808,13 +818,15 @@ def _begin(source: PlannedSource, piece: int, sampling: Sampling) -> _Piece:
     split = source.pieces.at(np.array([piece]))
     stored, i = max(1, int(split.bytes[0])), int(split.file[0])
     format, compression = source.formats[i]
-    if position_of(format, compression) == "stream":
+    is_stream, begin = position_of(format, compression) == "stream", _parts_of_begin(stored)
+    if is_stream and source.grouping:  # at least one step, to join its records
+        begin = max(begin, -(-_ALL // -(-stored // source.step_bytes)))
+    elif is_stream:
         path = os.path.join(source.prefix, source.files.names[i])
         lines, looked = _begin_of_stream(path, int(source.files.sizes[i]), compression)
         decode = _decoder(source, supervise, format)
         texts, share = _texts_of(decode, lines, path, sampling)
         return _Piece(looked * share, looked >= stored and share == 1.0, iter([texts]))
-    begin = _parts_of_begin(stored)
     parts = list(source.slices_of(piece, 0, 0, begin, _ALL))
     held = held_by(source, [piece]) * begin / _ALL
     if position_of(format, compression) == "whole":  # These splits are whole files.
