@@ -41,7 +41,7 @@ from packprep.objectives.objective import Task
 from packprep.objectives.tasks import SHORTEST, in_place_rules, thresholds
 from packprep.randomness import TASK, bits64, segment_key, text_key
 from packprep.restoring import FITTING_TOKENS, restore, stored_segments
-from packprep.verification.coverage import sources_of_files
+from packprep.verification.coverage import records_may_join, sources_of_files
 from packprep.verification.faults import MAX_LISTED, Faults
 from packprep.verification.shard_check import ShardCheck
 from packprep.verification.slots import (
@@ -122,6 +122,7 @@ def check_layout(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> bool:
         "segment_ids": full,
         "loss_mask": full or bool(in_place) or "trained_offsets" in arrays,
         "cu_seqlens_padded": plan.recipe.packing.pad_seq_to_mult > 1,
+        "record_offsets": records_may_join(plan),
         "block_offsets": any(RULES[objective.attention].in_blocks for objective in objectives),
     }
     for name, has in wanted.items():
@@ -531,6 +532,7 @@ def check_parts(check: ShardCheck) -> bool:
         ("block_offsets", "block_noise", "P20"),
         ("media_offsets", "media_slot", "P25"),
         ("media_ref_offsets", "media_ref", "P25"),
+        ("record_offsets", "record_position", "P21"),
     ):
         if name not in arrays:
             continue
@@ -541,6 +543,7 @@ def check_parts(check: ShardCheck) -> bool:
             return False
     _check_trained(check)
     _check_blocks(check)
+    _check_records(check)
     if check.faults.total == before:
         _check_fill(check)
     return check.faults.total == before
@@ -580,6 +583,56 @@ def _check_trained(check: ShardCheck) -> None:
             f" {slots[segment[i]]} slots"
         )
         check.add_segment("P19", segment[i], message)
+
+
+def _check_records(check: ShardCheck) -> None:
+    """Check P21: the first segment of each document has the document's records, in order.
+
+    Only the tokens of the source's `between` are between two records. The document has the position
+    of its first record in the file. Segments of removed documents and of sources without group_by
+    have no records.
+    """
+    records, segments, plan = check.segments.records, check.segments, check.plan
+    before = check.faults.total
+    if records is None:
+        return
+    is_grouped = np.array([source.grouping is not None for source in plan.sources])
+    # The segments of a document follow one another in this order.
+    order = np.lexsort((segments.start, segments.doc, segments.repeat, segments.file))
+    columns = [column[order] for column in (segments.file, segments.repeat, segments.doc)]
+    first, last = np.ones((2, len(order)), np.bool_)
+    first[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    last[:-1] = first[1:]
+    counts, wanted = np.diff(records.offsets), np.zeros(len(segments), np.bool_)
+    wanted[order[first]] = True
+    wanted &= is_grouped[segments.source] & segments.has_tokens
+    for g in np.flatnonzero((counts > 0) != wanted)[:MAX_LISTED]:
+        is_missing = "no records, but is the first segment of" if wanted[g] else "records of"
+        check.add_segment("P21", g, f"has {is_missing} a document", value=int(counts[g]))
+    ends = np.zeros(len(segments), np.int64)
+    ends[order[first]] = (segments.start + segments.tokens)[order[last]]
+    begins = np.flatnonzero(counts)
+    if check.faults.total > before or not len(begins):
+        return
+    n_between = np.array([len(source.source.between) for source in plan.sources])
+    owner, tokens = records.owner, records.tokens.astype(np.int64)
+    is_first = np.ones(len(owner), np.bool_)
+    is_first[1:] = owner[1:] != owner[:-1]
+    after = np.roll(records.start + tokens, 1) + n_between[segments.source[owner]]
+    position = np.minimum.reduceat(records.position, records.offsets[begins])
+    last_record = records.offsets[begins + 1] - 1
+    end, end_of_segments = (records.start + tokens)[last_record], ends[begins]
+    may_be_longer = plan.recipe.documents.long in ("truncate", "decompose")
+    is_wrong = end < end_of_segments if may_be_longer else end != end_of_segments
+    wrong_start = records.start != np.where(is_first, 0, after)
+    for message, wrong in (
+        ("has a record of a negative length", owner[tokens < 0]),
+        ("has a record that does not follow the record before it", owner[wrong_start]),
+        ("has other records than its document", begins[is_wrong]),
+        ("is not at the first of its records", begins[position != segments.doc[begins]]),
+    ):
+        for g in np.unique(wrong)[:MAX_LISTED]:
+            check.add_segment("P21", g, message)
 
 
 def blocks_of_segments(plan: Plan, segments: Segments) -> Blocks:

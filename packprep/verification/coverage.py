@@ -10,6 +10,7 @@ shard.
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,14 @@ from packprep.building.removal import REMOVED
 from packprep.building.work import OTHER_LENGTH, PLACE_TOO_LONG, TOO_LONG, Made
 from packprep.dataset.boundaries import owners, ranks
 from packprep.dataset.segments import Arrays, Segments
-from packprep.documents.reading import DROP_REASONS, in_sample, keeps_all, kept_by_plan
+from packprep.documents.joining import JOINED
+from packprep.documents.reading import (
+    DROP_REASONS,
+    Documents,
+    in_sample,
+    keeps_all,
+    kept_by_plan,
+)
 from packprep.errors import DatasetError
 from packprep.format import read_file
 from packprep.format.json_files import (
@@ -122,6 +130,22 @@ def used_documents(arrays: Arrays) -> Locations:
     return locations.at(~_repeated(locations))
 
 
+def used_records(plan: Plan, arrays: Arrays) -> Locations:
+    """Return the records that the used documents of a shard were joined from, sorted.
+
+    A document of a source without group_by is one record. A record that is used twice is in the
+    result twice.
+    """
+    documents, records = used_documents(arrays), Segments.of_arrays(arrays).records
+    if records is None:
+        return documents
+    segments = Segments.of_arrays(arrays).select(records.owner)
+    is_grouped = np.array([source.grouping is not None for source in plan.sources])
+    alone = documents.at(~is_grouped[sources_of_files(plan)[documents.file]])
+    of_records = segments.file, segments.repeat, records.position
+    return _sorted(*(np.concatenate(pair) for pair in zip(alone, of_records, strict=True)))
+
+
 def read_rejects(
     directory: Path,
     shard: int,
@@ -196,20 +220,29 @@ def check_documents(
         faults: Receives the faults.
 
     Returns:
-        The parts of compressed files and tables that the build of the shard read. `check_apart`
-        compares them with the parts of other shards.
+        The parts of compressed files and tables that the build of the shard read, and of line files
+        of sources with group_by. `check_apart` compares them with the parts of other shards.
     """
-    used = used_documents(arrays)
+    documents, used = used_documents(arrays), used_records(plan, arrays)
     owner = sources_of_files(plan)
     for s, source in enumerate(plan.sources):
-        ledger_count = receipt["ledger"]["sources"][source.name]["documents"]["used"]
-        segment_count = int((owner[used.file] == s).sum())
-        if ledger_count != segment_count:
-            message = (
-                f"source {source.name}: the ledger counts {ledger_count} used documents, but the"
-                f" segments have {segment_count}"
-            )
-            faults.add("P21", receipt_name(shard), message)
+        counts = receipt["ledger"]["sources"][source.name]["documents"]
+        n_documents = int((owner[documents.file] == s).sum())
+        joined = int((owner[used.file] == s).sum()) - n_documents
+        for ledger_count, segment_count, what in (
+            (counts["used"], n_documents, "used documents"),
+            (counts.get(JOINED, 0), joined, "joined records"),
+        ):
+            if ledger_count != segment_count:
+                message = (
+                    f"source {source.name}: the ledger counts {ledger_count} {what}, but the"
+                    f" segments have {segment_count}"
+                )
+                faults.add("P21", receipt_name(shard), message)
+    for i in np.flatnonzero(_repeated(used))[:MAX_LISTED]:
+        message = f"{in_words(plan, used, i)} is in two documents"
+        faults.add("P21", shard_name(shard), message)
+    used = used.at(~_repeated(used))
     for i in np.flatnonzero(_repeated(rejects))[:MAX_LISTED]:
         faults.add("P21", rejects_name(shard), f"{in_words(plan, rejects, i)} is listed twice")
     every = _sorted(
@@ -228,8 +261,11 @@ def check_documents(
     inside = np.zeros(len(every.file), np.bool_)
     keys = np.unique(_uses_of_files(every.file, every.use))
     counts = np.zeros(len(keys), np.int64)  # Number of extents per file and pass.
+    all_extents = []
     for extents in _extents(plan, shard):
-        inside |= _inside(every, extents)
+        if records_may_join(plan):
+            all_extents.append(extents)
+        inside |= _inside(every, _with_ends_of_groups(plan, extents))
         ends = _uses_of_files(extents.file, extents.use)
         counts += np.searchsorted(ends, keys, "right") - np.searchsorted(ends, keys)
         _check_texts(plan, shard, every, extents, faults)
@@ -237,9 +273,12 @@ def check_documents(
     for i in np.flatnonzero(foreign)[:MAX_LISTED]:
         message = f"{in_words(plan, every, i)} is not in the part of the plan for this shard"
         faults.add("P21", shard_name(shard), message)
-    _check_kept(plan, shard, every, faults)
+    _check_kept(plan, shard, documents, faults)
+    _check_kept(plan, shard, rejects, faults)
     parts = dict(zip(keys.tolist(), counts.tolist(), strict=True))
-    return _runs(plan, shard, every.at(~foreign), parts, faults)
+    runs = _runs(plan, shard, every.at(~foreign), parts, faults)
+    of_lines = _runs_of_lines(plan, every.at(~foreign), all_extents)
+    return Runs(*(np.concatenate(pair) for pair in zip(runs, of_lines, strict=True)))
 
 
 def check_apart(plan: Plan, runs: Sequence[tuple[int, Runs]], whole: bool, faults: Faults) -> None:
@@ -351,7 +390,7 @@ def check_read(
     """
     documents = made.documents
     used = np.unique(made.segments.document[made.segments.has_tokens])
-    again = _sorted(documents.file[used], documents.repeat[used], documents.position[used])
+    again = _records_of(documents, used)
     turned_away = _sorted(*made.documents.rejected.places)
     count = sum(made.documents.read.values())
     if count != len(again.file) + len(turned_away.file):
@@ -362,7 +401,7 @@ def check_read(
             f" {len(turned_away.file)} rejected: this is a bug in packprep; please report it",
         )
     for file, stored, made_again, what in (
-        (shard_name(shard), used_documents(arrays), again, "in its segments"),
+        (shard_name(shard), used_records(plan, arrays), again, "in its segments"),
         (rejects_name(shard), rejects, turned_away, "in the rejects"),
     ):
         both = _sorted(
@@ -377,6 +416,19 @@ def check_read(
                 f"is {what}, but should not be" if is_stored[i] else f"should be {what}, but is not"
             )
             faults.add("P21", file, f"{in_words(plan, odd, i)} {message}")
+
+
+def _records_of(documents: Documents, used: np.ndarray) -> Locations:
+    """Return the records of some documents, given by their numbers. See `used_records`."""
+    positions = [documents.positions_of(d) for d in used.tolist()]
+    counts = [len(of_document) for of_document in positions]
+    file, use = (np.repeat(column[used], counts) for column in (documents.file, documents.repeat))
+    return _sorted(file, use, np.fromiter(chain(*positions), np.int64, sum(counts)))
+
+
+def records_may_join(plan: Plan) -> bool:
+    """Return whether a source of the plan has group_by."""
+    return any(source.grouping is not None for source in plan.sources)
 
 
 def sources_of_files(plan: Plan) -> np.ndarray:
@@ -517,6 +569,23 @@ def _inside(locations: Locations, extents: _Extents) -> np.ndarray:
     return inside
 
 
+def _with_ends_of_groups(plan: Plan, extents: _Extents) -> _Extents:
+    """Return the extents, each extended to the next extent of its file and pass, or to the end.
+
+    Only extents in files of sources with group_by are extended. A shard reads the last document of
+    an extent completely, and the plan does not determine where this document ends.
+    """
+    if not records_may_join(plan):
+        return extents
+    is_grouped = np.array([source.grouping is not None for source in plan.sources])
+    of_next = np.full(len(extents.end), _END)
+    keys = _uses_of_files(extents.file, extents.use)
+    goes_on = keys[1:] == keys[:-1]
+    of_next[:-1][goes_on] = extents.begin[1:][goes_on]
+    in_group = is_grouped[sources_of_files(plan)[extents.file]]
+    return extents._replace(end=np.where(in_group, np.maximum(extents.end, of_next), extents.end))
+
+
 def _groups(locations: Locations) -> list[tuple[int, int, slice]]:
     """Return (file, pass, slice) for each file and pass.
 
@@ -622,4 +691,23 @@ def _runs(
             found += [
                 (file, use, position[b], position[e]) for b, e in zip(begins, ends, strict=True)
             ]
+    return Runs(*np.array(found, np.int64).reshape(-1, 4).T)
+
+
+def _runs_of_lines(plan: Plan, every: Locations, extents: Sequence[_Extents]) -> Runs:
+    """Return the parts of uncompressed line files that the shard reads, for sources with group_by.
+
+    A shard reads the last document of an extent completely. The plan does not determine where this
+    document ends, so the end of each part comes from the documents.
+    """
+    found = []
+    for file, use, own in _groups(every):
+        is_grouped = _source_of(plan, file).grouping is not None
+        if not is_grouped or position_of(*_format(plan, file)) != "byte":
+            continue
+        begins = [each.begin[(each.file == file) & (each.use == use)] for each in extents]
+        position = every.position[own]
+        number = np.searchsorted(np.sort(np.concatenate(begins)), position, "right")
+        for part in np.split(position, np.flatnonzero(np.diff(number)) + 1):
+            found.append((file, use, part[0], part[-1]))
     return Runs(*np.array(found, np.int64).reshape(-1, 4).T)

@@ -5,7 +5,7 @@ datasets' plans, text digests and documents. Shard b reads the same parts of the
 dataset, so an array task compares only the shards that it also verifies.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -19,9 +19,10 @@ from packprep.building.planning import changed_keys
 from packprep.building.processes import Do, Report, in_processes, one_by_one
 from packprep.building.removal import REMOVED
 from packprep.building.work import OTHER_LENGTH
+from packprep.dataset.boundaries import owners
 from packprep.dataset.manifest import Manifest, read_manifest
 from packprep.dataset.mixture import mixture_of
-from packprep.dataset.segments import header_columns
+from packprep.dataset.segments import Arrays, header_columns
 from packprep.dataset.shard import shard_in
 from packprep.errors import DatasetError
 from packprep.format.json_files import (
@@ -286,16 +287,27 @@ def _read_shard(one: _Opened, b: int, faults: Faults) -> _ShardDocuments:
     found = read_receipt(LocalFolder(folder), b)
     assert found is not None
     receipt = found[0]
-    header = header_columns(shard_in(folder, one.manifest, b).arrays)
+    arrays = shard_in(folder, one.manifest, b).arrays
+    header = header_columns(arrays)
     segments = np.stack([header[name] for name in ("file", "repeat", "doc", "start", "tokens")])
     rejected, left = (
         read_rejects(folder, b, one.plan, receipt, faults, reason)
         for reason in (None, OTHER_LENGTH)
     )
     assert rejected is not None and left is not None
-    used = np.unique(segments[:3], axis=1)
+    used = np.unique(np.concatenate([segments[:3], *_of_records(arrays, header)], axis=1), axis=1)
     known = np.unique(np.concatenate([used, np.stack(rejected)], axis=1), axis=1)
     return _ShardDocuments(receipt, segments, known, used, np.stack(left))
+
+
+def _of_records(arrays: Arrays, header: Mapping[str, np.ndarray]) -> Iterator[np.ndarray]:
+    """Yield file, pass and position of the records of a shard's documents, int64[3, k].
+
+    Nothing is yielded if no source has group_by.
+    """
+    if "record_offsets" in arrays:
+        owner = owners(np.diff(arrays["record_offsets"]))
+        yield np.stack((header["file"][owner], header["repeat"][owner], arrays["record_position"]))
 
 
 def _check_pieces(
