@@ -25,8 +25,9 @@ from packprep.building.processes import Do, Report, in_processes, one_by_one
 from packprep.building.removal import encode_removed, note_removed, store_without, without
 from packprep.building.replaced import with_removed
 from packprep.building.run import Progress
+from packprep.dataset.boundaries import owners
 from packprep.dataset.manifest import Manifest, read_manifest, replaced
-from packprep.dataset.segments import header_columns
+from packprep.dataset.segments import Arrays, header_columns
 from packprep.dataset.shard import SLOT_ARRAYS, shard_in
 from packprep.documents.reading import Rejected
 from packprep.documents.store import open_arrays
@@ -335,7 +336,9 @@ class _Lost:
             there = ~plan.removed.at(file, position)
             there[arrays["rejected"]] = False
         else:
-            header = header_columns(shard_in(folder, self._manifest, b).arrays)
+            arrays = shard_in(folder, self._manifest, b).arrays
+            header = header_columns(arrays)
+            self._refuse_later_records(arrays)
             file, position, n = header["file"], header["doc"], header["tokens"]
             there = n > 0
         for number in np.intersect1d(file, list(self._of_file)).tolist():
@@ -351,6 +354,29 @@ class _Lost:
         for record in _records(folder / rejects_name(b)):
             if (number := numbers.get((record["source"], record["file"]))) is not None:
                 self._rejected[number] |= self._of_file[number][2] == record["position"]
+
+    def _refuse_later_records(self, arrays: Arrays) -> None:
+        """Check that each listed record of a shard is the first record of its document.
+
+        Raises:
+            RecipeError: If group_by joined a listed record to an earlier record of its file.
+        """
+        if "record_offsets" not in arrays:
+            return
+        owner = owners(np.diff(arrays["record_offsets"]))
+        file, doc = arrays["segment_file"][owner], arrays["segment_doc"][owner]
+        for number, (source, name, positions) in self._of_file.items():
+            later = (file == number) & (doc != arrays["record_position"])
+            hit = np.flatnonzero(later & np.isin(arrays["record_position"], positions))
+            listed = hit[~np.isin(doc[hit], positions)]
+            if len(listed):
+                at, document = int(arrays["record_position"][listed[0]]), int(doc[listed[0]])
+                raise RecipeError(
+                    f"source {source!r}: the record {name}:{at} is a part of the document"
+                    f" {name}:{document}, because the source has group_by. A document can only be"
+                    " removed as a whole\n"
+                    f"hint: list {document} to remove the document with all of its records"
+                )
 
     def described(self) -> dict[str, Any]:
         """Return the counts and examples for the result of `remove_documents`."""

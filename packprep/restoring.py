@@ -10,19 +10,22 @@ Special tokens such as bos, mode tokens, sentinels and eos are not part of the d
 """
 
 import itertools
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from packprep.building.plan import Plan
+from packprep.building.plan import Plan, open_plan
 from packprep.building.render import render_shard
 from packprep.building.segments import Cuts, cut, segments_of_cuts
 from packprep.building.work import documents_builder, text_reader
 from packprep.dataset.boundaries import offsets_of, owners, ranks, starts_of
-from packprep.dataset.segments import Arrays, Segments, TrainedRanges
-from packprep.dataset.shard import Shard
+from packprep.dataset.manifest import read_manifest
+from packprep.dataset.segments import Arrays, Records, Segments, TrainedRanges, header_columns
+from packprep.dataset.shard import Shard, shard_in
 from packprep.documents.reading import Documents, read_documents
 from packprep.errors import DatasetError, SourceError
 from packprep.objectives import causal
@@ -30,6 +33,8 @@ from packprep.objectives.objective import BodySlots, Task
 from packprep.randomness import segment_key
 from packprep.sources.formats import FORMATS, PIECE_BYTES, position_of
 from packprep.sources.slices import PlannedSource
+from packprep.storage import LocalFolder
+from packprep.tokenizer.texts import ByteTable, TokenTexts, texts_of_dataset
 
 
 def stored_segments(plan: Plan, arrays: Arrays) -> Segments:
@@ -413,17 +418,31 @@ def documents_at(
         pieces = pieces[np.isin(np.arange(len(pieces)), wanted // PIECE_BYTES)]
     elif (format := FORMATS[source.formats[i][0]]).indexed and not source.in_store:
         pieces = pieces[format.module.pieces_at(source.path(i), int(source.files.sizes[i]), wanted)]
-    slices = ((source, part) for piece in pieces for part in source.slices_of(int(piece), use))
-    documents = read_documents(
-        documents_builder(plan), text_reader(plan), slices, only={file: wanted}
-    )
+    documents = _documents_in(plan, source, {file: wanted}, pieces, use)
     missing = np.setdiff1d(wanted, documents.position)
+    if len(missing) and source.grouping:
+        # A document that continues a group is read with the group, maybe from an earlier split on.
+        pieces = source.pieces_at(i, wanted)
+        documents = _documents_in(plan, source, {file: wanted}, pieces, use)
+        missing = np.setdiff1d(wanted, documents.position)
     if len(missing):
         raise SourceError(
             f"source {source.name!r}: {source.files[i].name} no longer has a usable document at"
             f" {missing[0]}. The file changed since the build"
         )
     return documents
+
+
+def _documents_in(
+    plan: Plan,
+    source: PlannedSource,
+    only: Mapping[int, np.ndarray],
+    pieces: np.ndarray,
+    use: int,
+) -> Documents:
+    """Return the documents `only` in the splits `pieces` of a source, as in `read_documents`."""
+    slices = ((source, part) for piece in pieces for part in source.slices_of(int(piece), use))
+    return read_documents(documents_builder(plan), text_reader(plan), slices, only=only)
 
 
 def replay_segments(plan: Plan, arrays: Arrays, chosen: np.ndarray, epoch: int = 0) -> list[str]:
@@ -674,6 +693,86 @@ def restored_documents(plan: Plan, arrays: Arrays, path: str) -> RestoredDocumen
     return RestoredDocuments(
         tokens, lengths, ordered.source[first], bos, eos, order[first], in_part
     )
+
+
+class RestoredRecord(NamedTuple):
+    """A record of a file, restored from the document that group_by joined it to."""
+
+    source: str  # name of the source
+    file: str  # name of the file
+    position: int  # position of the record in the file
+    document: int  # position of the document in the file
+    repeat: int  # number of the pass
+    tokens: np.ndarray  # the ids of the record's text
+    text: str  # the text that these ids decode to
+
+
+def restored_records(directory: str | os.PathLike) -> Iterator[RestoredRecord]:
+    """Yield the records of a dataset whose sources have group_by, from its shards alone.
+
+    The documents of a shard are in order of source, file, position and pass. The records of a
+    document are in the order of `order_by`. A record that `documents.long` cut is left out.
+
+    Args:
+        directory: Folder of the dataset.
+
+    Yields:
+        Each record. The tokens between records are left out.
+
+    Raises:
+        DatasetError: If the dataset is damaged.
+        PlanError: If plan.json is missing or invalid.
+
+    Example:
+        >>> for record in restored_records("out"):
+        ...     print(record.file, record.position, record.text)
+    """
+    folder = Path(directory)
+    plan, manifest = open_plan(LocalFolder(folder)), read_manifest(folder)
+    decoded = RecordTexts(texts_of_dataset(folder, manifest), manifest["vocab_size"])
+    for number in range(plan.shards):
+        shard = shard_in(folder, manifest, number)
+        arrays, documents = (
+            shard.arrays,
+            restored_documents(plan, shard.arrays, str(shard.path)),
+        )
+        begins, header = offsets_of(documents.lengths), header_columns(arrays)
+        for d, g in enumerate(documents.segment.tolist()):
+            source = plan.sources[int(header["source"][g])]
+            file = source.files.names[int(header["file"][g]) - source.first_file]
+            begin, end = begins[d] + documents.bos[d], begins[d + 1] - documents.eos[d]
+            for position, ids, text in decoded.of(arrays, g, documents.tokens[begin:end]):
+                doc, use = int(header["doc"][g]), int(header["repeat"][g])
+                yield RestoredRecord(source.name, file, position, doc, use, ids, text)
+
+
+class RecordTexts:
+    """The texts of the records of a dataset's documents."""
+
+    def __init__(self, texts: TokenTexts, vocab_size: int):
+        self._texts, self._table = texts, ByteTable(texts, vocab_size)
+
+    def of(
+        self, arrays: Arrays, g: int, content: np.ndarray
+    ) -> Iterator[tuple[int, np.ndarray, str]]:
+        """Yield (position, ids, text) for each complete record of a document.
+
+        Nothing is yielded if the document was not joined from records.
+
+        Args:
+            arrays: The arrays of a shard.
+            g: Index of the document's first segment in the shard.
+            content: The restored tokens of the document, without bos and eos.
+        """
+        if "record_offsets" not in arrays:
+            return
+        records = Records(*(arrays[f"record_{name}"] for name in Records._fields))
+        for record in records.of(g).listed():
+            first, end = record["tokens"]
+            if end <= len(content):
+                ids = content[first:end]
+                text = self._table.decode(ids)[0].tobytes().decode(errors="replace")
+                yield record["position"], ids, self._texts.without_added_space(text)
 
 
 def _with_specials(

@@ -48,6 +48,7 @@ from packprep.dataset.order import integer
 from packprep.dataset.row import Row
 from packprep.dataset.row_media import Media, kinds_of, media_of
 from packprep.dataset.rows import COLUMNS, Facts, Place, RowSegments, gather
+from packprep.dataset.segments import records_of_document
 from packprep.dataset.shard import CAN_PREAD, IO, Shard, shard_of
 from packprep.errors import ArgumentError, DatasetError
 from packprep.forking import lazy
@@ -244,6 +245,9 @@ class Dataset(Reader):
             - repeat: Number of the pass over the document.
             - tokens: [first, end) of the document's tokens.
             - task: Name of the task.
+            - records: With group_by, the records of the document that have tokens in the segment,
+              as [{position, tokens}]. `position` is the position in the file. `tokens` is [first,
+              end) of the document's tokens. Without group_by, this key is missing.
 
         Raises:
             IndexError: If the row does not exist.
@@ -253,7 +257,8 @@ class Dataset(Reader):
             >>> ds.documents(0)[0]["file"], ds.documents(0)[0]["document"]
             ('web/a.jsonl', 81932)
         """
-        segments = RowSegments(self.facts, self._find(np.array([self._place(row)], np.int64)))
+        places = self._find(np.array([self._place(row)], np.int64))
+        segments = RowSegments(self.facts, places)
         sources = np.array([source["name"] for source in self.manifest["sources"]], object)
         tasks = np.array([task["name"] for task in self.tasks], object)
         start = segments.column("start").astype(np.int64)
@@ -269,7 +274,7 @@ class Dataset(Reader):
             (start + segments.column("tokens")).tolist(),
             segments.looked_up("task", tasks).tolist(),
         )
-        return [
+        described = [
             {
                 "segment": number,
                 "source": source,
@@ -283,6 +288,18 @@ class Dataset(Reader):
                 zip(*columns, strict=True), 1
             )
         ]
+        ((shard, _),) = places
+        for one, file in zip(described, files.tolist(), strict=True):
+            if "record_offsets" in shard.layout:
+                own = records_of_document(shard.arrays, file, one["document"], one["repeat"])
+                begin, end = one["tokens"]
+                if own is not None:
+                    one["records"] = [
+                        record
+                        for record in own.listed()
+                        if record["tokens"][0] < end and record["tokens"][1] > begin
+                    ]
+        return described
 
     def _at_hand(self, number: int) -> tuple[Any, int, Shard]:
         """Return (tokens, first_row, shard) for a shard number.

@@ -171,6 +171,15 @@ class Records(NamedTuple):
         low, high = self.offsets[i : i + 2].tolist()
         return Records(np.array([0, high - low]), *(column[low:high] for column in self[1:]))
 
+    def listed(self) -> list[dict[str, Any]]:
+        """Return {"position": position in the file, "tokens": [first, end)} for each record."""
+        ends = self.start + self.tokens
+        columns = (column.tolist() for column in (self.position, self.start, ends))
+        return [
+            {"position": position, "tokens": [first, end]}
+            for position, first, end in zip(*columns, strict=True)
+        ]
+
     def within(self, chosen: np.ndarray) -> "Records":
         """Return the same segments or documents, of which only the chosen ones have records.
 
@@ -375,6 +384,23 @@ def header_columns(arrays: Arrays) -> dict[str, np.ndarray]:
     return {
         name: arrays[f"segment_{name}"].astype(dtype, copy=False) for name, dtype in _DTYPES.items()
     }
+
+
+def records_of_document(arrays: Arrays, file: int, doc: int, repeat: int) -> Records | None:
+    """Return the records of a document of a shard, or None if it was not joined from records.
+
+    Args:
+        arrays: The arrays of the shard.
+        file: Index of the document's file in the plan.
+        doc: Position of the document in its file.
+        repeat: Number of the pass.
+    """
+    if "record_offsets" not in arrays:
+        return None
+    records = Records(*(arrays[f"record_{name}"] for name in Records._fields))
+    is_own = (arrays["segment_doc"] == doc) & (arrays["segment_file"] == file)
+    is_own &= (arrays["segment_repeat"] == repeat) & (np.diff(records.offsets) > 0)
+    return records.of(int(np.argmax(is_own))) if is_own.any() else None
 
 
 def segment_slots(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

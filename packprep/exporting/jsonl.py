@@ -8,7 +8,8 @@ A line is a document as it was read, or a row as a model reads it.
     {"row": 7, "segments": [{"text": "Ein Satz.\n<eos>", "labels": "", "trained": [[0, 15]], "task":
     "causal", …}, …]}
 
-For documents, the original tokens of all segments are restored and joined, without bos and eos. A
+For documents, the original tokens of all segments are restored and joined, without bos and eos. If
+group_by joined a document, "records" has the position and the text of each record. A
 dataset built from these lines has the same ids if the tokenizer decodes ids without loss. In a row,
 each segment has a text. In a segment of a same-position task, the labels are a second text.
 """
@@ -38,6 +39,7 @@ from packprep.exporting.export import (
 from packprep.exporting.parquet import row_groups
 from packprep.format.digests import digest_of
 from packprep.format.json_files import PLAN_NAME, REMOVED_NAME, TOKENIZER_NAME
+from packprep.restoring import RecordTexts
 from packprep.storage import Folder, LocalCopy
 from packprep.tokenizer.texts import ByteTable, TokenTexts, texts_of_dataset
 
@@ -159,6 +161,7 @@ def _origin(
 def _documents(local: LocalCopy, manifest: Manifest, out: Folder) -> Do:
     plan = plan_of(local, manifest)
     texts, table = _texts(local, manifest)
+    records = RecordTexts(texts, manifest["vocab_size"])
     files = _files(local)
 
     def lines(item: ShardToExport, report: Report) -> Iterator[dict[str, Any]]:
@@ -167,14 +170,17 @@ def _documents(local: LocalCopy, manifest: Manifest, out: Folder) -> Do:
             origins = _origin(manifest, files, shard.arrays, found.segment, str(shard.path))
             ends = np.cumsum(found.lengths)
             begins = (ends - found.lengths + found.bos).tolist()
-            each = zip(
-                begins, (ends - found.eos).tolist(), (~found.in_part).tolist(), origins, strict=True
-            )
-            for begin, end, all_trained, origin in each:
+            trained, segments = (~found.in_part).tolist(), found.segment.tolist()
+            each = zip(begins, (ends - found.eos).tolist(), trained, segments, origins, strict=True)
+            for begin, end, all_trained, segment, origin in each:
                 data = table.decode(found.tokens[begin:end])[0].tobytes()
                 text, _, exact = text_and_cuts(data, ())
                 text = text if origin["start"] else texts.without_added_space(text)
-                yield {"text": text, **origin, "exact": exact, "all_trained": all_trained}
+                line = {"text": text, **origin, "exact": exact, "all_trained": all_trained}
+                own = records.of(shard.arrays, segment, found.tokens[begin:end])
+                if listed := [{"position": at, "text": of_record} for at, _, of_record in own]:
+                    line["records"] = listed
+                yield line
             report(len(found.lengths), shard.size, len(found.tokens), 0)
 
     return one_by_one(_file_of(manifest, out, lines))

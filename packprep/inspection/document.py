@@ -20,7 +20,7 @@ from packprep.building.plan import Plan
 from packprep.building.removal import REMOVED
 from packprep.conversations.supervision import Conversation, read_supervised
 from packprep.conversations.training import tokenize_supervised
-from packprep.dataset.segments import Segments
+from packprep.dataset.segments import Records, Segments
 from packprep.documents.reading import (
     ReadDocuments,
     chosen_by_content,
@@ -70,13 +70,17 @@ def describe_document(
         - directory, source, position, shards, shards_searched
         - more_files: number of further files that have a document at the position, but are not in
           `files`
-        - files: [{file, text, tokens, not_read, before, after, uses}]
+        - files: [{file, document, text, tokens, not_read, before, after, uses}]
 
-        `text` is the start of the document. If the file was not read, `text` and `tokens` are None,
-        and `not_read` has the reason. If no document is at the position, `before` and `after` are
-        the nearest known positions. `uses` is [{use, outcome, why, segments, left_out}], with an
-        entry per pass. The outcome is "used", "removed", "rejected", "not sampled", "filtered",
-        "not repeated", "absent" or "lost".
+        `document` is the position of the document. It differs from `position` if group_by joined
+        the record at `position` to another record. `text` is the start of the document. If the file
+        was not read, `text` and `tokens` are None, and `not_read` has the reason. If no document is
+        at the position, `before` and `after` are the nearest known positions.
+
+        `uses` is [{use, outcome, why, segments, left_out, records}], with an entry per pass. The
+        outcome is "used", "removed", "rejected", "not sampled", "filtered", "not repeated",
+        "absent" or "lost".
+        `records` is [{position, tokens}], the records that group_by joined, otherwise [].
 
     Raises:
         RecipeError: If the source or file does not exist, or `place` is invalid.
@@ -157,6 +161,8 @@ class _Found:
         # Keys are (file of the plan, pass).
         self._segments: dict[tuple[int, int], list[dict[str, Any]]] = {}
         self._rejects: dict[tuple[int, int], dict[str, Any]] = {}
+        self._records: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        self._document_of: dict[int, int] = {}  # file of the plan → position of its document
         self._before: dict[int, int] = {}
         self._after: dict[int, int] = {}
 
@@ -174,6 +180,8 @@ class _Found:
             segments = Segments.of_arrays(shard.arrays)
             file, doc = segments.file, segments.doc
             of_document = (doc == self._position) & np.isin(file, self._files)
+            if segments.records is not None:
+                of_document = self._joined(segments, segments.records)
             chosen = np.flatnonzero(of_document & segments.has_tokens)
             if len(self._files) == 1:
                 self._note_neighbours(int(self._files[0]), doc[file == self._files[0]])
@@ -184,6 +192,23 @@ class _Found:
         for record in _rejects(self._data, number):
             if record["source"] == self._source.name:
                 self._note_reject(record)
+
+    def _joined(self, segments: Segments, records: Records) -> np.ndarray:
+        """Return which segments have a document with a record at the position, bool[m].
+
+        The records of these documents are noted.
+        """
+        of_document, owner = np.zeros(len(segments), np.bool_), records.owner
+        at = (records.position == self._position) & np.isin(segments.file[owner], self._files)
+        for g in owner[at].tolist():
+            key = file, use = int(segments.file[g]), int(segments.repeat[g])
+            self._document_of[file] = doc = int(segments.doc[g])
+            self._records[key] = records.of(g).listed()
+            of_document |= (
+                (segments.file == file) & (segments.repeat == use) & (segments.doc == doc)
+            )
+        alone = (segments.doc == self._position) & np.isin(segments.file, self._files)
+        return of_document | alone
 
     def _note_neighbours(self, file: int, positions: np.ndarray) -> None:
         before, after = positions[positions < self._position], positions[positions > self._position]
@@ -228,7 +253,8 @@ class _Found:
             (file, use) in self._segments or (file, use) in self._rejects
             for use in range(source.uses)
         )
-        read = _read_again(plan, source, i, self._position, bool(self._segments))
+        position = self._document_of.get(file, self._position)
+        read = _read_again(plan, source, i, position, bool(self._segments))
         exists = seen or read.exists
         before, after = read.before, read.after
         if before is None and after is None and not exists:
@@ -236,6 +262,7 @@ class _Found:
         uses = [self._use(plan, file, use, read, exists) for use in range(source.uses)]
         return {
             "file": source.files.names[i],
+            "document": position,
             "text": read.text,
             "tokens": read.tokens,
             "not_read": read.error,
@@ -248,6 +275,7 @@ class _Found:
         self, plan: Plan, file: int, use: int, read: "_ReadAgain", exists: bool | None
     ) -> dict[str, Any]:
         described: dict[str, Any] = {"use": use, "why": None, "segments": [], "left_out": []}
+        described["records"] = self._records.get((file, use), [])
         if segments := self._segments.get((file, use)):
             segments.sort(key=lambda segment: segment["tokens"])
             left_out = list(_left_out(plan, segments, read.tokens))
@@ -471,14 +499,15 @@ def _read_again(plan: Plan, source: PlannedSource, i: int, position: int, used: 
 
 
 def _parts_at(source: PlannedSource, i: int, position: int) -> Iterator[Any]:
-    for piece in source.pieces_at(i, np.array([position])).tolist():
+    # The last split has the document, unless group_by joined it from an earlier split on.
+    for piece in reversed(source.pieces_at(i, np.array([position])).tolist()):
         for part in source.slices_of(int(piece)):
             if part.file == source.first_file + i:
                 yield part
 
 
 SHOWN = 160  # Number of characters shown from the start of the document.
-MOST_SEGMENTS = 50  # Maximum number of segments shown per pass.
+MOST_SEGMENTS = 50  # Maximum number of segments, and of records, shown per pass.
 
 
 def print_document(described: Mapping[str, Any]) -> None:
@@ -494,7 +523,9 @@ def print_document(described: Mapping[str, Any]) -> None:
 def _draw(page: Page, described: Mapping[str, Any]) -> None:
     position = described["position"]
     for file in described["files"]:
-        where = f"{described['source']} {visible(file['file'])} at {position:,}"
+        where = f"{described['source']} {visible(file['file'])} at {file['document']:,}"
+        if file["document"] != position:
+            where += f", with the record at {position:,}"
         size = "" if file["tokens"] is None else f" · {counted(file['tokens'], 'token')}"
         page.wrap(f"{where}{size}", HEAD)
         if file["text"] is not None:
@@ -553,6 +584,12 @@ def _draw_use(page: Page, use: Mapping[str, Any]) -> None:
         page.put(
             f"  … and {counted(len(segments) - MOST_SEGMENTS, 'more segment')}; --json lists all"
         )
+    for record in use["records"][:MOST_SEGMENTS]:
+        begin, end = record["tokens"]
+        tokens = f"tokens {_in_words([begin, end])}" if end > begin else "no tokens"
+        page.put(f"  record at {record['position']:,}: {tokens}")
+    if (more := len(use["records"]) - MOST_SEGMENTS) > 0:
+        page.put(f"  … and {counted(more, 'more record')}; --json lists all")
     for left_out in use["left_out"]:
         begin, end = left_out["tokens"]
         tokens = f"tokens from {begin:,}" if end is None else f"tokens {_in_words([begin, end])}"

@@ -384,11 +384,14 @@ class PlannedSource:
         """For file `i`, return the splits that may contain the documents at `positions`.
 
         `positions`, int64[n], are positions in the file. The result, int64[k], has ascending
-        indices of splits in the source.
+        indices of splits in the source. With group_by, they are positions of records, and the
+        document of a record may begin in any earlier split.
         """
         pieces = np.array(self.pieces.of_file(i), np.int64)
         if position_of(*self.formats[i]) != "byte":
             return pieces
+        if self.grouping:
+            return pieces[: int(positions.max(initial=-1)) // PIECE_BYTES + 1]
         numbers = np.unique(positions // PIECE_BYTES)
         return pieces[numbers[numbers < len(pieces)]]
 
