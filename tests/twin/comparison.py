@@ -24,6 +24,7 @@ from tests.twin.shard import (
 ROW_ARRAYS = ("tokens", "labels", "segment_ids", "loss_mask")
 FILL = "segment_fill"  # is there only where one is above 0
 MEDIA = [f"media_{name}" for name in ("offsets", "ref_offsets", "slot", "tokens", "kind", "ref")]
+RECORDS = [f"record_{name}" for name in ("offsets", "position", "start", "tokens")]
 WEIGHTS = "trained_weights"  # is there only where one is not 1
 LOSS_WEIGHTS = (  # is there in later epochs alone, in the place of what shards store of blocks
     "loss_weights"
@@ -85,6 +86,7 @@ def compare_shard(
         "trained_offsets",
         "media_offsets",
         "media_ref_offsets",
+        "record_offsets",
     ):
         if name in columns:
             columns[name].append(0)
@@ -116,6 +118,8 @@ def compare_shard(
             plain["cu_seqlens_padded"] or plain["cu_seqlens"], row, made, strict=False
         ):
             _add_header(columns, segment, one)
+            if "record_offsets" in columns:
+                _add_records(columns, segment, one)
             if "media_offsets" in columns:
                 _add_media(columns, begin, one, sorted(twin.media))
         done(r + 1, len(of_rows))
@@ -142,6 +146,16 @@ def _add_header(columns: dict[str, list[Any]], segment: Segment, one: Rendered) 
         columns["trained_offsets"].append(columns["trained_offsets"][-1] + len(one.trainable))
         columns["trained_ranges"] += [(begin, end) for begin, end, _ in one.trainable]
         columns.setdefault(WEIGHTS, []).extend(weight for _, _, weight in one.trainable)
+
+
+def _add_records(columns: dict[str, list[Any]], segment: Segment, one: Rendered) -> None:
+    """The first segment of a document has all of its records, unless they were removed."""
+    found = segment.document.records if segment.start == 0 and one.n else ()
+    for position, start, n in found:
+        columns["record_position"].append(position)
+        columns["record_start"].append(start)
+        columns["record_tokens"].append(n)
+    columns["record_offsets"].append(columns["record_offsets"][-1] + len(found))
 
 
 def _add_media(
@@ -262,6 +276,7 @@ def _differing_names(
         ),
         **dict.fromkeys(("trained_offsets", "trained_ranges"), supervised),
         **dict.fromkeys(MEDIA, has_media),
+        **dict.fromkeys(RECORDS, any(source["group"][0] for source in twin.sources)),
         FILL: any(segment.fill for row in of_rows for segment in row),
     }
     ours = {name for name, is_expected in expected.items() if is_expected}
@@ -395,6 +410,17 @@ def _of_segment(
                 arrays[name][first:last] if name in arrays else np.ones(last - first, np.float32)
             )
             for difference in _differences_of(name, stored, ours, reported, None):
+                yield difference._replace(row=row)
+    if RECORDS[0] in arrays:
+        ours_of: dict[str, list[Any]] = {
+            name: [0] if name == RECORDS[0] else [] for name in RECORDS
+        }
+        _add_records(ours_of, segment, one)
+        first, last = arrays[RECORDS[0]][g : g + 2]
+        for name in RECORDS[1:]:
+            for difference in _differences_of(
+                name, arrays[name][first:last], ours_of[name], reported, None
+            ):
                 yield difference._replace(row=row)
     media: dict[str, list[Any]] = {name: [0] if name.endswith("offsets") else [] for name in MEDIA}
     _add_media(media, begin, one, sorted(twin.media))

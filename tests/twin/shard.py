@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from packprep.errors import PlanError
-from tests.twin import chance, cutting, objectives, reading, tokens
+from tests.twin import chance, cutting, groups, objectives, reading, tokens
 from tests.twin.chance import CandidateSlots
 from tests.twin.reading import Text, TextReader
 from tests.twin.records import Keys, Talk
@@ -38,6 +38,7 @@ class Document(NamedTuple):
     base: int = 0  # tokens of the same document that stand in earlier texts
     document_weight: float = 1.0  # the record's, which is multiplied into the others
     texts: Sequence["Document"] = ()  # all texts of the same document, in order
+    records: Sequence[tuple[int, int, int]] = ()  # position, first token, tokens of each
 
     def location(self) -> tuple[int, int, int, int]:
         """What tells it from all others."""
@@ -200,6 +201,7 @@ class Twin:
                 tuple(self.media),
             ),
             **{key: resolved[key] for key in ("repeat", "ratios", "step_bytes")},
+            "group": (given["group_by"], given["order_by"], given["between"]),
             "stream": (given["token_dtype"], self.vocab_size, self.roles.get("eos")),
             "seed": self.recipe["seed"],
             "prefix": prefix,
@@ -259,6 +261,8 @@ def documents_of(
     for s, source in enumerate(twin.sources):
 
         def listed(file: int, part: int) -> list[tuple[int, int]]:
+            if source["group"][0]:  # noqa: B023
+                return groups.sizes(twin, source, file, part)  # noqa: B023
             return reading.sizes(source, file, part, twin.reader)  # noqa: B023
 
         for part in reading.slices(source, shard, twin.shards):
@@ -274,6 +278,9 @@ def documents_of(
                 return reading.is_kept(source, part, position, listed)  # noqa: B023
 
             key = reading.file_key(source, part.file)
+            if source["group"][0]:
+                found += _joined_documents(twin, s, part, wanted)
+                continue
             for position, texts, weight, of_all in _token_documents(twin, source, part, wanted):
                 if twin.loss_weighting != "token":  # then each document is supervised
                     texts = [
@@ -295,6 +302,18 @@ def documents_of(
                     base += len(own)
                 found += of_document
     return found
+
+
+def _joined_documents(
+    twin: Twin, s: int, part: reading.Slice, wanted: Callable[[int], bool]
+) -> Iterator[Document]:
+    """The documents of a slice of a source with group_by."""
+    source = twin.sources[s]
+    file, key = source["first_file"] + part.file, reading.file_key(source, part.file)
+    for position, ids, of_records in groups.token_documents(twin, source, part, wanted):
+        if len(ids) >= max(1, twin.cutting["min_tokens"]):
+            given = (s, file, position, part.use, ids, None, key)
+            yield Document(*given, records=of_records)
 
 
 def _trained_whole(n: int, weight: float) -> Trained:
