@@ -128,6 +128,12 @@ class FormatModule(Protocol):
         provide this function.
         """
 
+    def rows_of_splits(self, part: Slice, decoders: Decoders) -> list[int]:
+        """Return the number of rows of each split of the file of a work range.
+
+        Only tables provide this function.
+        """
+
     def pieces_at(self, path: str, size: int, positions: np.ndarray) -> np.ndarray:
         """For a file, return the splits that contain the documents at `positions`.
 
@@ -472,14 +478,9 @@ def read(
             "hint: leave the file out of the source, or leave group_by out"
         )
 
-    def splits() -> int:
-        found = bytes_of_pieces(part.path, part.format, part.size, text_key)
-        return found if isinstance(found, int) else len(found)
-
     reader = FileReader(
         lambda own_part, n_bytes: module.read(own_part, text_key, None, n_bytes, own, fields),
         position,
-        lambda split: len(module.numbers(part._replace(piece=split), own)),
-        splits,
+        lambda: module.rows_of_splits(part, own),
     )
     return read_groups(reader, part, keep, batch_bytes)

@@ -103,10 +103,15 @@ def numbers(part: Slice, decoders: Decoders) -> range:
 
     Row numbers count from the start of the file.
     """
+    rows = rows_of_splits(part, decoders)
+    first = sum(rows[: part.piece])
+    return range(first, first + rows[part.piece])
+
+
+def rows_of_splits(part: Slice, decoders: Decoders) -> list[int]:
+    """Return the number of rows of each record batch of the file of a work range."""
     with _opened(part.path, part.size) as file:
-        index = decoders.fact(part.path, lambda: _index(file, part.size))
-        first = sum(index.rows[: part.piece])
-        return range(first, first + index.rows[part.piece])
+        return decoders.fact(part.path, lambda: _index(file, part.size)).rows
 
 
 def bytes_per_token(part: Slice, text_key: str) -> float | None:

@@ -46,15 +46,12 @@ class FileReader(NamedTuple):
     Attributes:
         read: Function (work range, batch_bytes) that yields the records of a work range.
         position: Meaning of a record's position, from `position_of`.
-        rows: Function that takes the index of a split, and returns its number of rows. It is only
-            called for a table.
-        splits: Function that returns the number of splits. It is only called for a table.
+        rows: Function that returns the number of rows of each split. It is only called for a table.
     """
 
     read: Callable[[Slice, int], Iterator[Batch]]
     position: str
-    rows: Callable[[int], int]
-    splits: Callable[[], int]
+    rows: Callable[[], list[int]]
 
 
 class _Record(NamedTuple):
@@ -292,7 +289,7 @@ def _parts_before(reader: FileReader, part: Slice) -> Iterator[Slice]:
 def _parts_after(reader: FileReader, part: Slice) -> Iterator[Slice]:
     """Yield work ranges that together cover the file after `part`, in file order."""
     is_table = reader.position == "number"
-    for split in range(part.piece, reader.splits()) if is_table else (0,):
+    for split in range(part.piece, len(reader.rows())) if is_table else (0,):
         units, (_, end), width = _units(reader, part, split)
         begin = end if split == part.piece or not is_table else 0
         while begin < units:
@@ -310,7 +307,7 @@ def _units(reader: FileReader, part: Slice, split: int) -> tuple[int, tuple[int,
         (number of units, interval of `part`, units to read first).
     """
     if reader.position == "number":
-        units = reader.rows(split)
+        units = reader.rows()[split]
         return units, part.range(units) if split == part.piece else (0, 0), NEAR_ROWS
     if reader.position == "stream":
         units = -(-part.size // part.step_bytes)

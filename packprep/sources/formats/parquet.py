@@ -223,10 +223,19 @@ def numbers(part: Slice, decoders: Decoders) -> range:
 
     Row numbers count from the start of the file.
     """
-    with _opened(part.path, part.size) as (_, file):
-        groups = _groups(file, part.piece + 1)
-        first = sum(group.num_rows for group in groups[:-1])
-        return range(first, first + groups[-1].num_rows)
+    rows = rows_of_splits(part, decoders)
+    first = sum(rows[: part.piece])
+    return range(first, first + rows[part.piece])
+
+
+def rows_of_splits(part: Slice, decoders: Decoders) -> list[int]:
+    """Return the number of rows of each row group of the file of a work range."""
+
+    def counts() -> list[int]:
+        with _opened(part.path, part.size) as (_, file):
+            return [group.num_rows for group in _groups(file, file.num_row_groups)]
+
+    return decoders.fact(part.path, counts)
 
 
 def _groups(file: pq.ParquetFile, count: int) -> list[pq.RowGroupMetaData]:
