@@ -297,7 +297,7 @@ class Dataset(Reader):
                     one["records"] = [
                         record
                         for record in own.listed()
-                        if record["tokens"][0] < end and record["tokens"][1] > begin
+                        if max(record["tokens"][0], begin) < min(record["tokens"][1], end)
                     ]
         return described
 
