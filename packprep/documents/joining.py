@@ -28,6 +28,14 @@ JOINED, GROUP_CUTS, UNGROUPED = "joined", "group_cuts", "ungrouped"
 """
 
 
+GROUP_WORDS = {
+    JOINED: "joined to other records",
+    GROUP_CUTS: "after cuts of long groups",
+    UNGROUPED: "without a value to group by",
+}
+"""What each count counts, in words after a number."""
+
+
 class Joined(NamedTuple):
     """Documents that were joined from records."""
 

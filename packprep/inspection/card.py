@@ -24,6 +24,7 @@ from typing import Any
 from packprep.building.ledger import FILTERED
 from packprep.building.plan import stored_plan
 from packprep.dataset.manifest import Manifest, is_in_place, read_manifest
+from packprep.documents.joining import JOINED
 from packprep.errors import ArgumentError, DatasetError, RecipeError
 from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME
 from packprep.inspection.summary import describe_manifest, percent, repeat_in_words
@@ -370,7 +371,7 @@ def _ledger(s: Mapping[str, Any]) -> Iterator[str]:
         (
             "documents",
             documents["read"],
-            {"used": documents["used"]},
+            {key: documents[key] for key in ("used", JOINED) if key in documents},
             "rejected: ",
             documents["rejected"],
         ),

@@ -21,6 +21,7 @@ from packprep.building.run import Outcome
 from packprep.dataset.loader import segments_of
 from packprep.dataset.manifest import Manifest, encoder_length, read_manifest
 from packprep.dataset.shard import shard_in
+from packprep.documents.joining import GROUP_WORDS
 from packprep.errors import DatasetError
 from packprep.format.json_files import MANIFEST_NAME, shard_name
 from packprep.inspection.terminal import HEAD, Page, page
@@ -484,6 +485,9 @@ def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:
     inside = (
         f", {slots['padding_inside']:,} padding inside segments" if slots["padding_inside"] else ""
     )
+    grouped = "".join(
+        f", {documents[kind]:,} {words}" for kind, words in GROUP_WORDS.items() if kind in documents
+    )
     of_media = f", including {slots[MEDIA]:,} of media" if slots[MEDIA] else ""
     filtered = f", {documents[FILTERED]:,} filtered" if documents[FILTERED] else ""
     without = fill["without_last_rows"]
@@ -493,7 +497,7 @@ def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:
             "documents",
             (
                 f"{documents['read']:,} read, {documents['used']:,}"
-                f" used{_listed(', rejected: ', rejected)}{filtered}"
+                f" used{grouped}{_listed(', rejected: ', rejected)}{filtered}"
             ),
         ),
         (

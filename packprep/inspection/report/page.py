@@ -16,6 +16,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from packprep.building.ledger import FILTERED
+from packprep.documents.joining import JOINED
 from packprep.inspection.card import versions
 from packprep.inspection.report.figures import Figures, charts_of, meter, stack
 from packprep.inspection.summary import repeat_in_words
@@ -189,7 +190,10 @@ def _sums(s: Mapping[str, Any]) -> list[dict[str, Any]]:
         (
             "Documents",
             ("read", documents["read"]),
-            [("used", documents["used"]), *_named("rejected: ", documents["rejected"])],
+            [
+                *((key, documents[key]) for key in ("used", JOINED) if key in documents),
+                *_named("rejected: ", documents["rejected"]),
+            ],
         ),
         (
             "Tokens",
