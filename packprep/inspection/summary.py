@@ -150,8 +150,12 @@ def _figures(directory: str, manifest: Manifest) -> dict[str, Any]:
         "row_slots": ledger["row_slots"],
         "segments": total["segments"],
         "documents": {
-            **{key: documents[key] for key in ("read", "used", "rejected")},
             FILTERED: documents.get(FILTERED, 0),
+            **{
+                key: documents[key]
+                for key in ("read", "used", "rejected", *GROUP_WORDS)
+                if key in documents
+            },
         },
         "tokens": {
             key: tokens[key] for key in ("read", "used", "truncated", "dropped", APART, HISTORY)

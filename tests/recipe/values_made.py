@@ -12,6 +12,7 @@ def in_section(section, key, value):
     if section == "":
         table[key] = value
     elif section == "sources":
+        table["sources"][0] |= {"group_by": "repo"} if key in ("order_by", "between") else {}
         table["sources"][0][key] = value
     elif section == "tasks":
         table["tasks"] = [{"objective": "causal", key: value}]
@@ -88,6 +89,12 @@ VALUES = {
             [0, math.nan],
             "ab",
         ],
+    ),
+    ("sources", "group_by"): (["repo", "meta.repo"], TEXTS),
+    ("sources", "order_by"): (["path", "meta.path"], TEXTS),
+    ("sources", "between"): (
+        [("", ()), ("<sep>", ("<sep>",)), (5, (5,)), (["<sep>", 5], ("<sep>", 5)), ([], ())],
+        [-1, [""], [-1], 1.5, True, {}],
     ),
     ("sources", "tasks"): (
         [("causal", ("causal",)), (["causal"], ("causal",))],
