@@ -464,7 +464,15 @@ def arrays() -> str:
     """The arrays of a shard in file order, from dataset/shard.py, with the words of `_MEANINGS`."""
     from packprep.dataset.shard import layout
 
-    names = {10: "rows", 20: "segments", 8: "seq_length", 40: "blocks", 70: "ranges", 2: "2"}
+    names = {
+        10: "rows",
+        20: "segments",
+        8: "seq_length",
+        40: "blocks",
+        70: "ranges",
+        2: "2",
+        80: "records",
+    }
     names |= {11: "rows + 1", 21: "segments + 1", 30: "segments + rows"}
     names |= {50: "places", 51: "places + 1", 60: "bytes"}
     full = layout(
@@ -479,6 +487,7 @@ def arrays() -> str:
         weighted=True,
         media=(50, 60),
         filled=True,
+        records=80,
     )
     rows = []
     for name, (dtype, shape) in full.items():
@@ -522,6 +531,13 @@ _MEANINGS = {
     "media_tokens": "how many slots it has",
     "media_kind": "its kind: number in the recipe's `specials.media`, by name",
     "media_ref": "the refs, in UTF-8, one after the other",
+    "record_offsets": (
+        "`group_by`: which of the records below belong to each segment; the first segment of a"
+        " document has [all of its records](#p21)"
+    ),
+    "record_position": "position of the record in the document's file",
+    "record_start": "the record's first token, counted in the document",
+    "record_tokens": "how many tokens the record has; may be 0",
     "cu_seqlens": (
         "for row r the slice `[row_offsets[r] + r : row_offsets[r+1] + r + 1]`: 0 and the running"
         " sum of real lengths"
