@@ -41,10 +41,9 @@ def check_written(
     is_written = all(str(function_of(call).get("name", "")) in text for call in calls)
     if calls and not (is_written and "tool_calls" in template.words):
         leaves_out("tool_calls", [_without(message, ("tool_calls",)) for message in messages])
-    has_thoughts = any(
+    if template.words.isdisjoint(THOUGHTS) and any(
         str(message.get(key, "")).strip() for message in messages for key in THOUGHTS
-    )
-    if has_thoughts and not template.words & set(THOUGHTS):
+    ):
         leaves_out("reasoning_content", [_without(message, THOUGHTS) for message in messages])
     for k, message in enumerate(messages):
         said = [part.strip() for part in texts_of(message) if part.strip()]
@@ -61,8 +60,9 @@ def writes_any(text: str, said: Sequence[str]) -> bool:
     `said` has the texts of a message's content. The answer is a long string outside <think> and
     </think>. The answer suffices, because a template may drop the reasoning before an answer.
     """
-    if any(part in text for part in said):
-        return True
+    for part in said:
+        if part in text:
+            return True
     answers = (string for part in said for string in TAGS.split(part)[::2])
     return any(len(string) >= _LONG_TEXT and string in text for string in answers)
 

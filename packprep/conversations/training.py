@@ -10,6 +10,7 @@ it begins inside a span. A token that begins before a {% generation %} block and
 trained with the block, as in Transformers.
 """
 
+from bisect import bisect_right
 from collections.abc import Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, cast
@@ -132,14 +133,15 @@ def trained_tokens(
     spans = np.array(conversation.spans, np.int64).reshape(-1, 2)
     weights = np.array(conversation.weights or (1.0,) * len(spans), np.float32)
     ranges, message, weight = _trained_ranges(conversation, begins, spans, weights, places)
-    first_tokens = np.searchsorted(begins, np.array(conversation.boundaries, np.int64))
+    first_tokens = begins.searchsorted(np.array(conversation.boundaries, np.int64))
     system = _system_tokens(conversation, begins, places)
     turns, cuts, ranks = _cut_positions(
         conversation.roles, first_tokens, ranges, message, system, begins
     )
     is_last_trained = bool(len(spans)) and int(spans[-1, 1]) == len(text)
-    token_at_start = np.searchsorted(begins, spans[:, 0])
-    starts_in_tokens = spans[np.append(begins, -1)[token_at_start] != spans[:, 0], 0].tolist()
+    span_begins = spans[:, 0]
+    is_inside = begins.searchsorted(span_begins) == begins.searchsorted(span_begins, side="right")
+    starts_in_tokens = span_begins[is_inside].tolist()
     return Trained(
         ranges,
         weight,
@@ -152,10 +154,6 @@ def trained_tokens(
         document_weight=conversation.weight,
         split_starts=sum(not text[start : start + 1].isspace() for start in starts_in_tokens),
     )
-
-
-_UNTRAINED = -1
-"""The message of an untrained token."""
 
 
 def _trained_ranges(
@@ -178,26 +176,37 @@ def _trained_ranges(
         places: The document's media spans, which are never trained.
     """
     n = len(begins)
-    boundaries = np.array(conversation.boundaries, np.int64)
-    # Message and weight can change only at these tokens.
-    edges = np.searchsorted(begins, np.concatenate((spans.ravel(), boundaries)))
-    starts = np.array(sorted({0, *edges.tolist(), *places.spans.ravel().tolist()} - {n}), np.int64)
-    first_begins = begins[starts] if n else begins
-    message = np.zeros(len(first_begins), np.int64)
-    if conversation.roles:
-        message = np.searchsorted(boundaries, first_begins, side="right")
-    # The last span that begins at or before each token, or −1. Span −1 is empty.
-    span = np.searchsorted(spans[:, 0], first_begins, side="right") - 1
-    message[first_begins >= np.append(spans[:, 1], 0)[span]] = _UNTRAINED
-    for begin, end in places.spans.tolist():
-        message[(begin <= starts) & (starts < end)] = _UNTRAINED
-    weight = np.append(weights, np.float32(0))[span]
-    is_new = np.diff(message, prepend=_UNTRAINED) != 0
-    is_new[1:] |= weight[1:] != weight[:-1]
-    first = np.flatnonzero(is_new)
-    ranges = np.stack((starts[first], np.append(starts[first[1:]], n)[: len(first)]), axis=1)
-    is_trained = message[first] != _UNTRAINED
-    return ranges[is_trained], message[first][is_trained], weight[first][is_trained]
+    boundaries = conversation.boundaries if conversation.roles else ()
+    # Message and weight can change only at these tokens. There are few of them, so lists are faster
+    # than arrays.
+    edges = begins.searchsorted(np.concatenate((spans.ravel(), np.array(boundaries, np.int64))))
+    starts = sorted({0, *edges.tolist(), *places.spans.ravel().tolist()} - {n})
+    span_begins, span_ends = spans[:, 0].tolist(), spans[:, 1].tolist()
+    place_begins, place_ends = places.spans[:, 0].tolist(), places.spans[:, 1].tolist()
+    ranges: list[tuple[int, int]] = []
+    messages: list[int] = []
+    of_ranges: list[float] = []
+    for start, end, character in zip(
+        starts, [*starts[1:], n], begins[starts].tolist(), strict=False
+    ):
+        # The last span and the last place that begin at or before the token, or −1.
+        span = bisect_right(span_begins, character) - 1
+        place = bisect_right(place_begins, start) - 1
+        if span < 0 or character >= span_ends[span] or (place >= 0 and start < place_ends[place]):
+            continue
+        message = bisect_right(boundaries, character)
+        weight = float(weights[span])
+        if ranges and (ranges[-1][1], messages[-1], of_ranges[-1]) == (start, message, weight):
+            ranges[-1] = ranges[-1][0], end
+            continue
+        ranges.append((start, end))
+        messages.append(message)
+        of_ranges.append(weight)
+    return (
+        np.array(ranges, np.int64).reshape(-1, 2),
+        np.array(messages, np.int64),
+        np.array(of_ranges, np.float32),
+    )
 
 
 def _system_tokens(conversation: Conversation, begins: np.ndarray, places: MediaPlaces) -> int:
@@ -241,12 +250,15 @@ def _cut_positions(
         begins: The result of `counted_begins`, int64[n].
     """
     n = len(begins)
+    turns = np.full((len(spans), 2), n, np.int64)
+    if roles and len(spans):
+        turns[:, 0] = spans[message_of_span.searchsorted(message_of_span), 0]
+    if not len(first_tokens):
+        return turns, np.zeros(0, np.int64), np.zeros(0, np.uint8)
     cuts = np.unique(first_tokens[(first_tokens > 0) & (first_tokens < n)]).astype(np.int64)
-    turns = np.repeat([[n, n]], len(spans), 0).astype(np.int64)
     ranks = np.full(len(cuts), ANYWHERE, np.uint8)
     if not roles or not len(spans):
         return turns, cuts, ranks
-    turns[:, 0] = spans[np.searchsorted(message_of_span, message_of_span), 0]
     asking = np.array([k for k, role in enumerate(roles) if role in ASKING], np.int64)
     if len(asking):
         question = np.searchsorted(asking, message_of_span) - 1  # −1: no message asks before

@@ -157,7 +157,8 @@ def read_integer(digits: str) -> int:
 
 
 _values = json.JSONDecoder(parse_int=read_integer)
-"""Decodes the values of media and weight, with the same integers as `decode_slowly`."""
+_without_numbers = json.JSONDecoder(parse_int=len, parse_float=len)
+"""A decoder that gives meaningless values for numbers."""
 
 
 def decode_slowly(line: bytes, text_key: str, fields: Fields | None = None) -> Outcome:
@@ -211,8 +212,7 @@ def parse_object(line: bytes, has_numbers: bool) -> dict[str, Any] | tuple[str, 
         return "malformed_json", f"nested deeper than {MAX_NESTING} levels"
     try:
         # Numbers are only parsed if they are needed, because Python refuses very long numbers.
-        read_int, read_float = (read_integer, float) if has_numbers else (len, len)
-        record = json.loads(source, parse_int=read_int, parse_float=read_float)
+        record = (_values if has_numbers else _without_numbers).decode(source)
     except ValueError:
         return "malformed_json", f"not JSON; the line begins {ascii(source[:60])}"
     if not isinstance(record, dict):
