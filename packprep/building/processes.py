@@ -42,6 +42,8 @@ It may take the next item before it yields the result of the previous item.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 STOPPED = "by a signal; committed work is kept, and the same command resumes it"
 STOP_S = 5.0
+COLLECTED_OBJECTS = 100_000
+"""Number of new objects after which a worker collects garbage. Python's default is 700."""
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # constants of malloc.h
 SILENT_S = 30.0
 """A message names a worker that has reported nothing for this many seconds."""
@@ -393,6 +395,7 @@ def _work(
         arguments: As in `in_processes`.
     """
     gc.freeze()  # Garbage collection would copy the pages that are shared with the parent.
+    gc.set_threshold(COLLECTED_OBJECTS)
     _keep_memory()
     for copy in inherited:
         copy.close()
