@@ -33,7 +33,12 @@ def test_the_totals_are_the_datasets(described):
     assert s["tokens"]["used"] == header(ds, "tokens").sum()
     assert (s["vocab_size"], s["token_dtype"], s["engine"]["name"]) == (528, "uint16", "bytes")
     assert s["fingerprint"] == ds.manifest["fingerprint"]
-    assert s["documents"] == {"read": 61, "used": 55, "rejected": {"empty": 5, "missing_text": 1}}
+    assert s["documents"] == {
+        "read": 61,
+        "used": 55,
+        "rejected": {"empty": 5, "missing_text": 1},
+        "filtered": 0,
+    }
 
 
 def test_every_slot_is_accounted_for(described):

@@ -84,8 +84,10 @@ def _value(tree: ast.expr, get: Get) -> Any:
         _numbers(inner)
         return None if inner is None else -inner
     if isinstance(tree, ast.IfExp):
-        chosen = tree.body if _value(tree.test, get) is True else tree.orelse
-        return _value(chosen, get)
+        test, first, second = (_value(one, get) for one in (tree.test, tree.body, tree.orelse))
+        if len({_kind(one) for one in (first, second) if one is not None}) > 1:
+            raise Unusable  # Kinds count in the branch that is not taken, too.
+        return first if test is not None and _truth(test) else second
     if isinstance(tree, ast.BinOp):
         return _calculated(tree.op, _value(tree.left, get), _value(tree.right, get))
     if isinstance(tree, ast.Compare):
