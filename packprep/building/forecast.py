@@ -120,8 +120,6 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
             1e-6 / STORE_MB_S if is_stored else sample.read_s_per_byte
         )
         tokenize_s += source["text_bytes"] * sample.tokenize_s_per_byte
-    # A store has the documents that expressions leave out too. Their number is not estimated.
-    is_chosen = any(s.where is not None or isinstance(s.repeat, str) for s in recipe.sources)
     # Warnings are printed in this order, so those about all rows come first.
     warnings = [*unequal_weights(tasks), *_emptiness(packed, recipe)]
     for task, figures in zip(tasks, task_figures, strict=True):
@@ -144,7 +142,7 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
             **of_sides(packed.inputs, packed.content, packed.rows, recipe.packing.sides),
         },
         "output_bytes": round(packed.file_bytes),
-        "store": None if inputs.stores or is_chosen else _of_store(plan, recipe),
+        "store": None if inputs.stores else _of_store(plan, recipe),
         "worker_bytes": PROCESS_BYTES
         + round(shard_tokens * 3 * item + shard_slots * slot_bytes * 2),
         "sampled": inputs.has_text,
@@ -331,11 +329,14 @@ def _advice_on(tally: Tally, prefix: str, files: Files) -> str:
     return f". {advice[0].upper()}{advice[1:]}"
 
 
-def _of_store(plan: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+def _of_store(plan: Mapping[str, Any], recipe: Recipe) -> dict[str, Any] | None:
     """Return the forecast of a token store. The store has each document of the plan's sources once.
 
-    The result is a dict with the keys documents, tokens, token_error and bytes.
+    The result is a dict with the keys documents, tokens, token_error and bytes. It is None if
+    expressions leave out documents, because the store also has these, and they are not estimated.
     """
+    if any(source.where is not None or isinstance(source.repeat, str) for source in recipe.sources):
+        return None
     uses = [
         s["repeat"] * (one.sample[1] - one.sample[0])
         for s, one in zip(plan["sources"], recipe.sources, strict=True)

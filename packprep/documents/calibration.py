@@ -34,8 +34,8 @@ from packprep.documents.sample import (
     look_at_pieces,
     look_at_tokens,
 )
-from packprep.documents.sample_notes import FEW_KEPT, SampleNotes
-from packprep.documents.sampled_passes import SampledPasses
+from packprep.documents.sample_notes import SampleNotes
+from packprep.documents.sampled_passes import FEW_KEPT, SampledPasses
 from packprep.documents.tally import Tally
 from packprep.randomness import CALIBRATION, bits64, text_key
 from packprep.recipe import DocumentKeys

@@ -23,7 +23,7 @@ from packprep.clock import Clock
 from packprep.dataset.boundaries import offsets_of
 from packprep.documents.joining import joined_texts
 from packprep.documents.reading import take_tokens
-from packprep.documents.sampled_passes import SampledPasses
+from packprep.documents.sampled_passes import FEW_KEPT, SampledPasses
 from packprep.documents.tally import Tally
 from packprep.randomness import CALIBRATION, permute, uniforms
 from packprep.recipe import DocumentKeys
@@ -320,21 +320,19 @@ def look_at_lines(sampling: Sampling, format: str) -> Looked:
             ]
             limited_and_chat |= _limited_and_chat(line.conversation for line in window)
             tokens = sampling.count_tokens(places)
-            sizes = [_size(line.text, line.conversation) for line in window]
-            seconds = [line.seconds for line in window]
-            stored = np.array([line.stored for line in window])
-            used = tokens * np.array([line.number for line in window])
-            rates.append((np.array([used, sizes, seconds]) / stored).mean(axis=1))
+            rates.append(_rates_of(window, tokens))
             documents += [
-                (size, float(count), line.stored, line.number)
-                for size, count, line in zip(sizes, tokens, window, strict=True)
+                (_size(line.text, line.conversation), float(n), line.stored, line.number)
+                for line, n in zip(window, tokens, strict=True)
                 if line.is_document
             ]
             if reader.read_bytes > READ_BYTES and len(rates) > 1:
                 break
         token_rates, text_rates, read_rates = np.array(rates).T
         error = float(np.std(token_rates, ddof=1)) / math.sqrt(len(rates))
-        if error <= ENOUGH * float(np.mean(token_rates)) or reader.read_bytes > READ_BYTES:
+        has_few = sampling.passes is not None and sampling.passes.kept < FEW_KEPT
+        is_enough = error <= ENOUGH * float(np.mean(token_rates)) and not has_few
+        if is_enough or reader.read_bytes > READ_BYTES:
             break
     columns = np.array(documents, np.float64).reshape(-1, 4).T
     document_sizes, document_tokens, stored, numbers = columns
@@ -351,6 +349,19 @@ def look_at_lines(sampling: Sampling, format: str) -> Looked:
         read_s=held * float(np.mean(read_rates)),
         numbers=None if sampling.passes is None else numbers,
     )
+
+
+def _rates_of(window: Sequence[_ReadLine], tokens: np.ndarray) -> np.ndarray:
+    """Return the mean tokens, text bytes and seconds per stored byte of a window, float64[3].
+
+    Tokens count once per pass.
+    """
+    sizes = [_size(line.text, line.conversation) for line in window]
+    seconds = [line.seconds for line in window]
+    stored = np.array([line.stored for line in window])
+    used = tokens * np.array([line.number for line in window])
+    rates: np.ndarray = (np.array([used, sizes, seconds]) / stored).mean(axis=1)
+    return rates
 
 
 def _documents(
@@ -577,7 +588,7 @@ def _at_places(
     # Each tuple has the sizes, the tokens, the weights and the numbers of passes.
     columns: list[tuple[np.ndarray, ...]] = [(np.zeros(0),) * 4]
     # The longest document represents all documents if the text is too short to have a position.
-    longest: tuple[str, Any, float] | None = None
+    longest: tuple[Place, float] | None = None
     limited_and_chat = np.zeros(2, np.bool_)
     text_bytes, all_bytes, next_position = [0] * len(looks), 0, distance / 2
     for k, look in enumerate(looks):
@@ -586,7 +597,7 @@ def _at_places(
             sizes = np.fromiter(map(_size, texts, conversations), np.int64)
             if longest is None and sizes.any():
                 i = int(sizes.argmax())
-                longest = texts[i], conversations[i], numbers[i]
+                longest = Place(texts[i], conversations[i], -1.0), numbers[i]
             ends = all_bytes + np.cumsum(sizes)
             text_bytes[k] += int(sizes.sum())
             all_bytes = sum(text_bytes)
@@ -604,19 +615,16 @@ def _at_places(
                 of_chosen = np.array(numbers)[chosen]
                 columns.append((sizes[chosen], count(places), weights, of_chosen))
     if longest is not None and len(columns) == 1:
-        text, conversation, number = longest
-        size = np.array([_size(text, conversation)], np.int64)
-        place = Place(text, conversation, -1.0)
+        place, number = longest
+        size = np.array([_size(place.text, place.conversation)], np.int64)
         columns.append((size, count([place]), all_bytes / size, np.array([number])))
-    sizes, tokens, weights, of_all = (
-        np.concatenate(column) for column in zip(*columns, strict=True)
-    )
+    sizes, tokens, weights, passes = map(np.concatenate, zip(*columns, strict=True))
     error = 0.0
     if distance and all_bytes:
-        rates = of_all * tokens / np.maximum(sizes, 1)
+        rates = passes * tokens / np.maximum(sizes, 1)
         error = _error_of_rates(rates, weights * sizes, distance, all_bytes)
     looked = Looked(0.0, all_bytes, error, sizes, tokens, weights, *limited_and_chat.tolist())
-    return looked._replace(numbers=of_all), text_bytes
+    return looked._replace(numbers=passes), text_bytes
 
 
 def _error_of_rates(
@@ -1017,12 +1025,7 @@ def _read_tokens(
         ids, used = ids + len(batch.tokens.ids), used + len(positions)
         taken = take_tokens(batch.tokens, settings, vocabulary)
         lengths.append(np.diff(taken.offsets))
-        if batch.token_weights is not None:
-            # A document with different weights limits which of its tokens are trained.
-            lengths_in_batch = np.diff(batch.tokens.offsets)
-            document = np.repeat(np.arange(len(lengths_in_batch)), lengths_in_batch)
-            is_change = np.diff(batch.token_weights) != 0
-            is_supervised |= bool((is_change & (np.diff(document) == 0)).any())
+        is_supervised |= _has_different_weights(batch)
         rejects = [Reject(0, positions[i], reason, detail) for i, reason, detail in taken.rejected]
         count = len(positions) + len(batch.rejects)
         looked_at += count
@@ -1036,6 +1039,19 @@ def _read_tokens(
     elif not is_whole:
         held = _held_by_tokens(source, piece, part, ids)
     return _TokenPiece(held, ids, lengths, numbers, used, is_whole, is_supervised, in_lines)
+
+
+def _has_different_weights(batch: Batch) -> bool:
+    """Return whether the weights of some document's tokens differ.
+
+    Such a document limits which of its tokens are trained.
+    """
+    if batch.tokens is None or batch.token_weights is None:
+        return False
+    lengths = np.diff(batch.tokens.offsets)
+    document = np.repeat(np.arange(len(lengths)), lengths)
+    is_change = np.diff(batch.token_weights) != 0
+    return bool((is_change & (np.diff(document) == 0)).any())
 
 
 def _held_by_tokens(source: PlannedSource, piece: int, part: Slice, tokens: int) -> float:

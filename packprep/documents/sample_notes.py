@@ -8,17 +8,12 @@ import numpy as np
 
 from packprep.conversations.supervision import Conversation
 from packprep.conversations.training import Trained
-from packprep.documents.sampled_passes import SampledPasses
+from packprep.documents.sampled_passes import FEW_KEPT, SampledPasses
 from packprep.recipe import DocumentKeys
 from packprep.tokenizer.encoding import Tokens
 from packprep.tokenizer.file import unknown_id
 from packprep.tokenizer.roles import Vocabulary
 
-FEW_KEPT = 200
-"""If the expressions of a source keep fewer sampled documents, a precise sample is taken.
-
-If a precise sample has fewer too, a warning says so.
-"""
 MOST_UNKNOWN = 0.01
 """The fraction of a source's tokens that may be the unknown token without a warning."""
 

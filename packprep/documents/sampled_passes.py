@@ -11,6 +11,13 @@ from packprep.sources.formats.jsonl import Lines, fields_of
 from packprep.sources.passes import ByFields, Passes, ReadFields, Records
 
 
+FEW_KEPT = 200
+"""If the expressions of a source keep fewer sampled documents, a precise sample is taken.
+
+If a precise sample has fewer too, a warning says so.
+"""
+
+
 class SampledPasses(ByFields):
     """A `ByFields` that keeps each sampled document that a pass may use, and counts documents.
 

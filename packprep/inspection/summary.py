@@ -193,9 +193,7 @@ def _figures(directory: str, manifest: Manifest) -> dict[str, Any]:
             {
                 "name": source["name"],
                 "repeat": source["repeat"],
-                "documents": sources[source["name"]]["documents"]["used"],
-                FILTERED: sources[source["name"]]["documents"].get(FILTERED, 0),
-                PASSES: sources[source["name"]]["documents"].get(PASSES, {}),
+                **_documents_of(sources[source["name"]]["documents"]),
                 "segments": sources[source["name"]]["segments"],
                 "tokens": sources[source["name"]]["tokens"]["used"],
                 "token_share": _share(sources[source["name"]]["tokens"]["used"], tokens["used"]),
@@ -203,6 +201,15 @@ def _figures(directory: str, manifest: Manifest) -> dict[str, Any]:
             }
             for source in manifest["sources"]
         ],
+    }
+
+
+def _documents_of(documents: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the counts of a source's documents, from its ledger."""
+    return {
+        "documents": documents["used"],
+        FILTERED: documents.get(FILTERED, 0),
+        PASSES: documents.get(PASSES, {}),
     }
 
 
@@ -427,8 +434,7 @@ def _draw(page: Page, s: Mapping[str, Any]) -> None:
     )
     for source in s["sources"]:
         if source[PASSES]:
-            by_number = ", ".join(f"{k}: {n:,}" for k, n in passes_in_groups(source[PASSES]))
-            page.wrap(f"documents of {source['name']} by number of passes: {by_number}")
+            page.wrap(f"documents of {source['name']} by number of passes: {_by_passes(source)}")
     for source in s["sources"]:
         got, asked = source["token_share"] or 0.0, source["wanted_share"]
         if asked is not None and abs(got - asked) > FAR:
@@ -450,24 +456,20 @@ def repeat_in_words(source: Mapping[str, Any]) -> str:
     return f"{'≤ ' if source[PASSES] else ''}{source['repeat']:g}"
 
 
-def passes_in_groups(passes: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return (numbers of passes, number of documents) pairs from a source's PASSES in a ledger.
+def _by_passes(source: Mapping[str, Any]) -> str:
+    """Return the number of documents by number of passes, such as "1: 9, 2: 4".
 
-    With more than MOST_GROUPS numbers, the numbers 2ⁿ … 2ⁿ⁺¹ − 1 are one pair.
-
-    Example:
-        {"1": 9, "2": 4} gives [("1", 9), ("2", 4)].
+    With more than MOST_GROUPS numbers, the numbers 2ⁿ … 2ⁿ⁺¹ − 1 are together, as in "4 … 7: 9".
     """
-    counts = sorted((int(number), count) for number, count in passes.items())
+    counts = sorted((int(number), count) for number, count in source[PASSES].items())
     if len(counts) <= MOST_GROUPS:
-        return [(str(number), count) for number, count in counts]
+        return ", ".join(f"{number}: {count:,}" for number, count in counts)
     groups: dict[int, int] = {}
     for number, count in counts:
         groups[number.bit_length()] = groups.get(number.bit_length(), 0) + count
-    return [
-        ("1" if bits == 1 else f"{1 << bits - 1} … {(1 << bits) - 1}", count)
-        for bits, count in groups.items()
-    ]
+    return ", ".join(
+        f"{1 << bits - 1} … {(1 << bits) - 1}: {count:,}" for bits, count in groups.items()
+    )
 
 
 def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -410,7 +410,8 @@ def test_a_dataset_without_rows_is_not_published(tmp_path):
     made.write(tmp_path / "a.jsonl", b'{"text": "abc"}\n')
     sample = [{"paths": ["a.jsonl"], "sample": [0.5, 0.5000001]}]
     with pytest.raises(
-        BuildError, match="would have no rows. 0 documents were read: sample and repeat select none"
+        BuildError,
+        match="would have no rows. 0 documents were read: sample, where and repeat select none",
     ):
         made.build(made.table(sample), tmp_path, tmp_path / "out")
     assert not (tmp_path / "out" / MANIFEST_NAME).exists()
