@@ -598,18 +598,10 @@ def _at_places(
             if longest is None and sizes.any():
                 i = int(sizes.argmax())
                 longest = Place(texts[i], conversations[i], -1.0), numbers[i]
-            ends = all_bytes + np.cumsum(sizes)
+            chosen, fractions, weights = _at_distance(sizes, all_bytes, next_position, distance)
+            next_position += len(chosen) * distance
             text_bytes[k] += int(sizes.sum())
             all_bytes = sum(text_bytes)
-            # With a distance of 0, each document is used completely and represents only itself.
-            chosen = np.arange(len(texts))
-            fractions, weights = np.full(len(texts), -1.0), np.ones(len(texts))
-            if distance:
-                positions = np.arange(next_position, all_bytes, distance)
-                next_position += len(positions) * distance
-                chosen = np.searchsorted(ends, positions, "right")
-                fractions = 1 - (ends[chosen] - positions) / sizes[chosen]
-                weights = distance / sizes[chosen]
             if len(chosen):
                 places = _places(texts, conversations, chosen, fractions)
                 of_chosen = np.array(numbers)[chosen]
@@ -625,6 +617,28 @@ def _at_places(
         error = _error_of_rates(rates, weights * sizes, distance, all_bytes)
     looked = Looked(0.0, all_bytes, error, sizes, tokens, weights, *limited_and_chat.tolist())
     return looked._replace(numbers=passes), text_bytes
+
+
+def _at_distance(
+    sizes: np.ndarray, before: int, first: float, distance: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (numbers, fractions, weights) of the sampled ones among consecutive documents.
+
+    With a distance of 0, each document is used completely and represents only itself.
+
+    Args:
+        sizes: int64[n], text bytes of each document.
+        before: Text bytes before these documents.
+        first: The first sampled position.
+        distance: Text bytes between two sampled positions.
+    """
+    if not distance:
+        return np.arange(len(sizes)), np.full(len(sizes), -1.0), np.ones(len(sizes))
+    ends = before + np.cumsum(sizes)
+    positions = np.arange(first, before + int(sizes.sum()), distance)
+    chosen = np.searchsorted(ends, positions, "right")
+    fractions = 1 - (ends[chosen] - positions) / sizes[chosen]
+    return chosen, fractions, distance / sizes[chosen]
 
 
 def _error_of_rates(

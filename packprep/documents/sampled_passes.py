@@ -10,7 +10,6 @@ from packprep.dataset.boundaries import offsets_of
 from packprep.sources.formats.jsonl import Lines, fields_of
 from packprep.sources.passes import ByFields, Passes, ReadFields, Records
 
-
 FEW_KEPT = 200
 """If the expressions of a source keep fewer sampled documents, a precise sample is taken.
 
