@@ -357,6 +357,23 @@ def test_a_token_that_cannot_be_between_records_is_refused(tmp_path, between, me
         made.build(table, tmp_path, tmp_path / "out")
 
 
+def test_a_field_that_no_record_has_is_refused(tmp_path):
+    made.write(tmp_path / "a.jsonl", b'{"text": "x", "repo": 1}\n{"text": "y", "repo": null}\n')
+    made.build(made.table([{"paths": ["a.jsonl"], "group_by": "repo"}]), tmp_path, tmp_path / "o")
+    with pytest.raises(RecipeError, match='group_by = "rep": no record in the sample has a value'):
+        made.build(
+            made.table([{"paths": ["a.jsonl"], "group_by": "rep"}]), tmp_path, tmp_path / "p"
+        )
+
+
+def test_the_plan_estimates_documents_and_tokens_with_their_separators(built):
+    (planned,) = open_plan(built / "out").stored["sources"]
+    counts = read_manifest(built / "out")["ledger"]["sources"]["code"]
+    # The plan counts empty documents too, and tokenizes the texts of a document as one text.
+    assert planned["documents"] == pytest.approx(counts["documents"]["used"], rel=0.1)
+    assert planned["tokens"] == pytest.approx(counts["tokens"]["read"], rel=0.02)
+
+
 def test_a_token_store_of_groups_is_refused(tmp_path):
     made.write(tmp_path / "a.jsonl", b'{"text": "x", "repo": 1}\n')
     made.write(

@@ -37,8 +37,9 @@ from packprep.documents.sample import (
 from packprep.documents.sample_notes import SampleNotes
 from packprep.documents.sampled_passes import FEW_KEPT, SampledPasses
 from packprep.documents.tally import Tally
+from packprep.errors import RecipeError
 from packprep.randomness import CALIBRATION, bits64, text_key
-from packprep.recipe import DocumentKeys
+from packprep.recipe import DocumentKeys, as_toml
 from packprep.sources.formats import FORMATS, position_of
 from packprep.sources.formats.batch import Batch
 from packprep.sources.slices import PlannedSource, format_name
@@ -145,6 +146,9 @@ def calibrate(
 
     Returns:
         The estimates, including counts of bad documents and of problems in the sample.
+
+    Raises:
+        RecipeError: If no sampled record has a value of the field `group_by`.
     """
     tables = [i for i in source.files.piece_bytes if position_of(*source.formats[i]) == "number"]
     # Keep only the sizes of tables, because an earlier sample may have recorded other sizes.
@@ -182,6 +186,13 @@ def calibrate(
         ratio = round(1024 * text_bytes / looked.held) if is_known else 1024
         ratios[name] = min(max(ratio, 1), highest_ratio(source))
         looks.append(looked)
+    if source.grouping and not tally.grouped and any(len(looked.sizes) for looked in looks):
+        raise RecipeError(
+            f"group_by = {as_toml(source.source.group_by)}: no record in the sample has a value of"
+            " this field, so no document would be joined\n"
+            "hint: name a field of the records, or leave group_by out",
+            ("sources", source.index, "group_by"),
+        )
     token_s = clock.seconds.get("tokenize", 0.0) / max(1, counter.tokens)
     return replace(_estimates(source, ratios, looks, token_s), tally=tally, notes=notes)
 

@@ -698,6 +698,9 @@ def _read(
                 count = len(batch.texts) + len(batch.rejects)
                 documents += count
                 bad += tally.count(count, batch.rejects, part.path)
+                tally.grouped += (
+                    0 if batch.groups is None else len(batch.texts) - batch.groups.alone
+                )
             if batch.groups is not None:
                 texts, separators = joined_texts(
                     batch.texts, batch.groups.number, len(source.source.between)

@@ -33,6 +33,7 @@ class Tally:
         is_whole: Whether all documents of the source were sampled.
         first_path: Path or URL of the file with the first bad document, or "".
         example: Message part about the first bad document, with its location and reason, or "".
+        grouped: Number of sampled records with a value to group by.
     """
 
     looked_at: int = 0
@@ -42,6 +43,7 @@ class Tally:
     is_whole: bool = True
     first_path: str = ""
     example: str = ""
+    grouped: int = 0
 
     def count(self, documents: int, rejects: Sequence[Reject], path: str) -> int:
         """Count documents, and return how many of their rejects are bad.
@@ -89,6 +91,7 @@ class Tally:
         self.is_whole &= kind.is_whole
         self.first_path = self.first_path or kind.first_path
         self.example = self.example or kind.example
+        self.grouped += kind.grouped
 
     def least_bad(self, by_chance: bool) -> float:
         """Return a lower bound for the number of bad documents that a build reads.
