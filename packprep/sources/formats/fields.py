@@ -368,6 +368,8 @@ def group_value(
 
     def scalar(key: str) -> Any:
         found = value(key) if key else None
+        if isinstance(found, str):
+            return found
         if isinstance(found, list | dict):
             kind = "a list" if isinstance(found, list) else "an object"
             name = "group_by" if key == grouping.group_by else "order_by"
