@@ -30,7 +30,7 @@ def corpus(folder):
     for name, seed in (("a.jsonl", 1), ("b.jsonl.gz", 2), ("c.jsonl.zst", 3)):
         lines = [json.dumps(row).encode() for row in rows(30, seed, 6)]
         for i in range(0, len(lines), 9):
-            lines[i:i] = [b"{", b'{"text": 5, "meta": {"repo": "x"}}'][: i % 3]
+            lines[i:i] = [b"{", b'{"text": 5, "meta": {"repo": "x"}}'][: i // 9 % 3]
         made.write_compressed(folder / "web" / name, b"\n".join(lines))
     table = pa.Table.from_pylist(rows(40, 4))
     folder.joinpath("tables").mkdir()
