@@ -168,6 +168,7 @@ def test_any_number_of_workers_gives_the_same_bytes(built, tmp_path, workers):
     assert receipts[0] == receipts[1]
 
 
+@pytest.mark.long
 def test_a_resumed_build_gives_the_same_bytes(built, tmp_path):
     shutil.copytree(built / "out", tmp_path / "out")
     for name in ("dataset.json", "receipts/000/000001.json", "shards/000/000002.safetensors"):
@@ -194,6 +195,7 @@ def test_files_come_back_byte_by_byte(built):
     assert sum(not text for text in found.values()) > 0
 
 
+@pytest.mark.long
 def test_an_export_has_the_text_of_each_record(built, tmp_path):
     export_dataset(built / "out", "jsonl", tmp_path / "jsonl", made.Silent(), what="documents")
     lines = [
@@ -302,7 +304,6 @@ def dropped(arrays):
         arrays[name] = np.delete(arrays[name], at)
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("forge", "message"),
     [
@@ -325,7 +326,6 @@ def test_verify_finds_forged_records(built, tmp_path, forge, message):
     assert any(re.search(message, fault["message"]) for fault in faults), faults
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -340,7 +340,6 @@ def test_what_group_by_does_not_support_is_refused_by_name(source, message, tmp_
         read_recipe(recipe(source=source), tmp_path)
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("between", "message"),
     [

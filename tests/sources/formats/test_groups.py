@@ -116,7 +116,6 @@ def test_work_ranges_of_compressed_lines_give_the_same_documents(tmp_path):
         assert read_all(parts) == whole
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("format", ["parquet", "arrow"])
 def test_work_ranges_of_tables_give_the_documents_of_the_file(tmp_path, format):
     rows = [row | {"repo": None if row["repo"] is None else repr(row["repo"])} for row in records()]
@@ -159,7 +158,6 @@ def test_a_group_that_is_longer_than_a_document_may_be_is_cut_and_counted(tmp_pa
         assert found.cuts == 3
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("row", "grouping", "message"),
     [
