@@ -6,7 +6,7 @@ from packprep.building.plan import stored_plan
 from packprep.errors import BuildError, RecipeError
 from packprep.format.json_files import MANIFEST_NAME, receipt_name
 from packprep.tokenizer.engines import ENGINES, engine_facts
-from tests import made
+from tests import made, media_made
 from tests.tokenizer import tokenizers_made
 from tests.tokenizer.engines_made import WRONG, prefer_fast_engines, wrong_kind
 from tests.verification.damage import report_of
@@ -98,3 +98,20 @@ def test_a_difference_stops_the_build_again_and_again_and_what_is_advised_gives_
     assert (out / receipt_name(0)).exists() and not (out / MANIFEST_NAME).exists()
     made.build(table(engine="reference"), folder, folder / "slow")
     assert report_of(folder / "slow")["faults"] == 0
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("every_document_is_compared")
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_difference_beside_media_stops_the_build(folder, monkeypatch, is_before):
+    use(monkeypatch, TRAP)
+    look_at_two_places(monkeypatch)
+    records = [{"text": text} for text in made.texts(400, mean_bytes=1000)]
+    text, at = (f"{TRAP}b", len(TRAP)) if is_before else (f"b{TRAP}", 1)
+    media = [{"at": at, "tokens": 2, "ref": "r", "kind": "film"}]
+    media_made.write(folder, "a.jsonl", [*records, {"text": text, "media": media}])
+    at = (folder / "a.jsonl").read_bytes().rindex(b"\n", 0, -1) + 1
+    with pytest.raises(
+        BuildError, match=f"differs from the reference in the document at {at} of 'a.jsonl'"
+    ):
+        made.build(table(engine=WRONG, specials=media_made.SPECIALS), folder, folder / "out")
