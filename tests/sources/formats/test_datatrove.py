@@ -16,6 +16,7 @@ from packprep.sources.formats import batch as limits
 from packprep.sources.formats.datatrove import (
     bytes_per_token,
     mistake_of_notes,
+    numbers,
     pieces_at,
     tokenizer_in_notes,
 )
@@ -86,6 +87,8 @@ def test_masks_are_ignored_where_nothing_says_to_read_them_and_long_documents_ar
     keep = {"keep": lambda file, positions: positions == 1}
     assert read_all(part_of(path), Fields(), **keep)[0] == [(1, [3, 4, 5], [0, 1, 1])]
     assert pieces_at(str(path), size_of(path), np.array([0, 1])).tolist() == [0]
+    pieces = [part_of(path, piece, piece_bytes=20) for piece in range(2)]
+    assert [numbers(part, Decoders()) for part in pieces] == [range(1), range(1, 2)]
     assert bytes_per_token(part_of(path), "text") == size_of(path) / 5
     for ids in ([7], []):
         other = write_datatrove(tmp_path / f"{len(ids)}.ds", [ids])
