@@ -9,7 +9,8 @@ import pytest
 import zstandard
 
 from packprep.building.planning import look_up
-from packprep.conversations.supervision import supervise
+from packprep.conversations.media import MediaPlace
+from packprep.conversations.supervision import Conversation, supervise
 from packprep.conversations.training import tokenize_supervised
 from packprep.documents import calibration
 from packprep.documents import sample as sampling
@@ -511,3 +512,10 @@ def test_lines_of_ids_longer_than_what_is_read_of_a_piece_are_sampled_whole(tmp_
     monkeypatch.setattr(sampling, "PIECES", 1)
     found = estimate(tmp_path, "a.jsonl", format="tokens")
     assert found.lengths.tolist() == [1_000_000] * 4 and all_tokens(found) == 4_000_000
+
+
+@pytest.mark.long
+def test_a_document_counts_its_bytes_and_four_for_each_slot_of_media():
+    assert sampling._size("é水", None) == 5
+    media = [MediaPlace(at=1, tokens=7, ref="r", kind="image")]
+    assert sampling._size("é水", Conversation("é水", ((0, 2),), places=tuple(media))) == 5 + 4 * 7
