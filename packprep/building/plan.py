@@ -274,9 +274,10 @@ class Plan:
                         " of its files"
                     )
             if planned.in_store and planned.passes is not None:
+                store = prefix.removeprefix(IN_STORE)
                 raise PlanError(
-                    f"source {source.name!r}: the token store {prefix.removeprefix(IN_STORE)} has no"
-                    f" fields, but {planned.passes} reads them\n"
+                    f"source {source.name!r}: the token store {store} has no fields, but"
+                    f" {planned.passes} reads them\n"
                     f"hint: pass the folder of the source's files as --source {source.name}=PREFIX"
                 )
             wanted = planned.uses if isinstance(source.repeat, str) else None
