@@ -50,6 +50,7 @@ from packprep.documents.store import (
     estimates_as_json,
     estimates_from_json,
 )
+from packprep.documents.store_estimates import chosen_estimates
 from packprep.errors import RecipeError
 from packprep.format.digests import digest_of, own_digest
 from packprep.format.json_files import FORMAT, LAW_VERSION, VERSION, as_stored, json_value
@@ -205,7 +206,8 @@ def look_up(recipe: Recipe, moved: Mapping[str, str], is_store: bool = False) ->
             found.append((files.root, files))
         else:
             found.append(find_files(source, i, recipe.base, moved.get(source.name)))
-        _refuse_without_fields(source, i, found[-1][1])
+        kept = stores[source.name].kept_fields(source.name) if source.name in stores else None
+        _refuse_without_fields(source, i, found[-1][1], kept)
     if not any(files.sizes.any() for _, files in found):
         first = next(
             (os.path.join(files.root, files.names[0]) for _, files in found if len(files)),
@@ -229,17 +231,27 @@ def look_up(recipe: Recipe, moved: Mapping[str, str], is_store: bool = False) ->
     return Inputs(recipe, vocabulary, prefixes, of_sources, template, stores, is_store)
 
 
-def _refuse_without_fields(source: Source, i: int, files: Files) -> None:
-    """Raise RecipeError if an expression of source `i` reads fields, but a file has none."""
-    if Passes.of(source, i) is None:
+def _refuse_without_fields(
+    source: Source, i: int, files: Files, kept: Sequence[str] | None
+) -> None:
+    """Raise RecipeError if source `i` reads fields, but a file or its token store has none.
+
+    `kept` has the fields that the source's token store keeps, or is None without a store.
+    """
+    passes = Passes.of(source, i)
+    if passes is None and not source.keep:
         return
-    key = "where" if source.where is not None else "repeat"
-    if files.root.startswith(IN_STORE):
-        raise RecipeError(
-            f"sources[{i}].{key}: the token store of source {source.name!r} has no fields\n"
-            "hint: build this source from its files",
-            ("sources", i, key),
-        )
+    key = "keep" if passes is None else "where" if source.where is not None else "repeat"
+    if kept is not None:
+        missing = [name for name in passes.fields if name not in kept] if passes else []
+        if missing:
+            raise RecipeError(
+                f"sources[{i}].{key} reads {missing[0]!r}, which the token store of source"
+                f" {source.name!r} does not keep; it keeps {', '.join(kept) or 'no fields'}\n"
+                "hint: name the field in keep of the store's recipe, and make the store again",
+                ("sources", i, key),
+            )
+        return
     for kind, (format, _) in enumerate(files.kinds):
         if not FORMATS[format].has_fields:
             name = files.names[int(np.flatnonzero(files.kind == kind)[0])]
@@ -632,8 +644,9 @@ def _calibrated(
             estimates, kept = sampled(
                 source, engine, inputs.vocabulary, settings, template, inputs.is_store
             )
-            if problem := estimates.notes.problem(source.source.share is not None):
-                raise RecipeError(problem)
+    with _named(source, recipe):
+        if problem := estimates.notes.problem(source.source.share is not None):
+            raise RecipeError(problem)
     if not inputs.is_store:
         if estimates.supervised:
             check_supervised(recipe, source.index)
@@ -714,7 +727,7 @@ def estimates_in(store: TokenStore, source: PlannedSource) -> Estimates:
     estimates, piece_bytes = estimates_from_json(kept[source.source.share is not None])
     for i, held in piece_bytes.items():
         source.files.note(i, held)
-    return estimates
+    return estimates if source.passes is None else chosen_estimates(store, source, estimates)
 
 
 @contextlib.contextmanager

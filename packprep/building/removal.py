@@ -22,7 +22,9 @@ from packprep.dataset.boundaries import offsets_of, owners
 from packprep.dataset.manifest import ANSWERS, is_count
 from packprep.dataset.segments import Arrays, Segments
 from packprep.documents.joining import JOINED
+from packprep.documents.kept_fields import without_fields
 from packprep.documents.reading import Rejected
+from packprep.documents.store import fields_of_parts
 from packprep.errors import DatasetError, PlanError
 from packprep.format.digests import digest_of
 from packprep.format.json_files import REMOVED_NAME, decode, encode
@@ -290,7 +292,8 @@ def store_without(
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], np.ndarray]:
     """In a shard of a token store, erase the documents that removed.json lists.
 
-    The tokens of a removed document become pad ids, and its media references become empty. Its
+    The tokens of a removed document become pad ids, its media references become empty, and its kept
+    fields become null. Its
     length and the positions of its media stay the same. Datasets that are built from the store
     therefore cut, pack and draw tasks as before.
 
@@ -319,7 +322,12 @@ def store_without(
             continue
         _lose(ledger["sources"][planned.name], count, n, n)
     return (
-        {**arrays, "tokens": tokens, **_without_refs(arrays, which)},
+        {
+            **arrays,
+            "tokens": tokens,
+            **_without_refs(arrays, which),
+            **without_fields(arrays, which, fields_of_parts(plan, arrays)),
+        },
         ledger,
         np.stack((source, 0 * source, file[which], position[which]), axis=1),
     )

@@ -44,6 +44,15 @@ If any document has media, the shard also has the m media spans of its supervise
     place_first, place_tokens, place_kind      i64 [m]     as in `media.MediaPlaces`
     place_refs          u8             UTF-8
 
+If a source has `keep`, the shard also has the fields of its documents. A part has F · n entries:
+the n documents of the first field, then those of the second field. `kept_fields.py` defines them.
+
+    field_offsets       i64 [K + 1]    first entry of each part
+    field_text_offsets  i64 [t + 1]    first byte of each text in `field_texts`
+    field_values        i64 [e]        bits of each value; for a text, its number
+    field_kinds         u8 [e]         type of each value
+    field_texts         u8             UTF-8
+
 A document with a weight counts as supervised, even if it is fully trained. The shard then also has:
 
     limited             u8 [S]         1 if the document limits which of its tokens are trained
@@ -75,6 +84,7 @@ from packprep.dataset.manifest import Manifest, ShardEntry, replaced
 from packprep.dataset.segments import Arrays
 from packprep.dataset.shard import Places, encoded, places_in
 from packprep.documents.calibration import Estimates
+from packprep.documents.kept_fields import FieldNotes, KeptFields, reader_of_part
 from packprep.documents.reading import (
     ReadDocuments,
     Rejected,
@@ -94,9 +104,11 @@ from packprep.sources.formats import (
     Keep,
     Reject,
     Slice,
+    by_fields,
     position_of,
 )
-from packprep.sources.formats.batch import kept
+from packprep.sources.formats.batch import BAD_FIELD, MAX_DETAIL, kept
+from packprep.sources.passes import ReadFields
 from packprep.sources.slices import PlannedSource
 from packprep.storage import Folder, Remote
 from packprep.tokenizer.encoding import TEXT_REASONS, Tokens
@@ -136,7 +148,11 @@ _MEDIA_TYPES = {
     **dict.fromkeys((f"place_{name}" for name in _OF_PLACES), "<i8"),
     "place_refs": "u1",
 }
-_OPTIONAL_TYPES = (_MEDIA_TYPES, {"limited": "u1"}, {"document_weight": "<f4"})
+_FIELD_TYPES = {
+    **dict.fromkeys(("field_offsets", "field_text_offsets", "field_values"), "<i8"),
+    **dict.fromkeys(("field_kinds", "field_texts"), "u1"),
+}
+_OPTIONAL_TYPES = (_MEDIA_TYPES, {"limited": "u1"}, {"document_weight": "<f4"}, _FIELD_TYPES)
 """Groups of optional arrays. A shard has a group if one of its documents needs the group."""
 _ALL_TYPES = _TYPES | {name: kind for types in _OPTIONAL_TYPES for name, kind in types.items()}
 DOCUMENT_BYTES = 28
@@ -149,27 +165,44 @@ _OF_TRAINED = (
 
 
 class _Noted(Choice):
-    """A `Choice` that keeps every document and records the documents' positions and sizes."""
+    """A `Choice` that keeps every document and records positions, sizes and fields.
 
-    def __init__(self) -> None:
+    `fields` has the names of the fields.
+    """
+
+    def __init__(self, fields: Sequence[str]) -> None:
         super().__init__(np.uint64(0), 0)
+        self.fields, self._notes = fields, FieldNotes(fields)
         self.positions: list[np.ndarray] = []
         self.sizes: list[np.ndarray] = []
 
     def __call__(
-        self, file: int, positions: np.ndarray, sizes: np.ndarray, *others: Any
+        self,
+        file: int,
+        positions: np.ndarray,
+        sizes: np.ndarray,
+        read_fields: ReadFields | None = None,
+        own: np.ndarray | None = None,
     ) -> np.ndarray:
         self.positions.append(np.array(positions, np.int64))
         self.sizes.append(np.array(sizes, np.int64))
+        if self.fields:
+            assert read_fields is not None, "planning refuses fields for formats without fields"
+            self._notes.add(len(positions), read_fields(self.fields))
         return np.ones(len(positions), np.bool_)
 
-    def at(self, positions: np.ndarray) -> np.ndarray:
-        """Return the recorded sizes of the documents at `positions`, int64[n]."""
+    def at(self, positions: np.ndarray) -> tuple[np.ndarray, KeptFields | None]:
+        """Return the recorded sizes, int64[n], and fields of the documents at `positions`.
+
+        The fields are None if there are no documents or fields.
+        """
         known, sizes = (
             np.concatenate([np.zeros(0, np.int64), *of]) for of in (self.positions, self.sizes)
         )
         order = np.argsort(known, kind="stable")
-        return sizes[order[np.searchsorted(known[order], positions)]]
+        places = order[np.searchsorted(known[order], positions)]
+        fields = self._notes.at(places) if self.fields and len(known) else None
+        return sizes[places], fields
 
 
 class StoredDocuments(NamedTuple):
@@ -188,6 +221,7 @@ class _Columns:
 
     of: dict[str, list[np.ndarray]] = field(default_factory=dict)
     documents: int = 0
+    texts: int = 0  # number of texts of kept fields
 
     def add(self, **columns: Any) -> None:
         for name, values in columns.items():
@@ -215,6 +249,7 @@ class _Columns:
             any(map(len, self.of.get("place_first", ()))),
             not np.all(self.array("limited")),
             bool(np.any(self.array("document_weight") != 1)),
+            any(map(len, self.of.get("field_kinds", ()))),
         )
         arrays = {name: self.array(name) for name in _names(needed)}
         if token_dtype == np.uint16:
@@ -254,7 +289,8 @@ def stored(
         settings, plan.vocabulary, plan.engine, template, decoders=decoders, clock=clock
     )
     for source, part in slices:
-        noted, first_document, first_reject = _Noted(), columns.documents, len(rejected)
+        noted = _Noted(source.source.keep)
+        first_document, first_reject = columns.documents, len(rejected)
         reads: list[ReadDocuments] = []
         for read in reader.read(source, part, noted, digests[source.name]):
             reads.append(read)
@@ -314,6 +350,12 @@ def _add_part(
     unit, units = _units(part, position, decoders)
     texts = [f"{reason} {detail}".encode() for _, reason, detail in rejects]
     rejected = np.searchsorted(position, [place for place, *_ in rejects]) + columns.documents
+    sizes, fields = noted.at(position)
+    if fields is None:
+        columns.add(field_offsets=[0])
+    else:
+        columns.add(**fields.columns(columns.texts))
+        columns.texts += len(fields.texts)
     columns.add(
         rejected=rejected,
         reject_offsets=[len(text) for text in texts],
@@ -321,7 +363,7 @@ def _add_part(
         document_offsets=lengths[order],
         position=position,
         unit=unit,
-        size=noted.at(position),
+        size=sizes,
         text_bytes=text_bytes[order],
         part_file=[part.file],
         part_piece=[part.piece],
@@ -380,6 +422,16 @@ def _units(part: Slice, positions: np.ndarray, decoders: Decoders) -> tuple[np.n
         return np.searchsorted(begins, positions, "right") - 1, -(-part.size // STEP_BYTES)
     numbers = FORMATS[part.format].module.numbers(part, decoders)
     return positions - numbers.start, len(numbers)
+
+
+def fields_of_parts(plan: Any, arrays: Arrays) -> list[int]:
+    """Return the number of fields that a store keeps of the documents of each part of a shard.
+
+    `plan` is the store's `building.plan.Plan`.
+    """
+    first = [source.first_file for source in plan.sources]
+    sources = np.searchsorted(first, arrays["part_file"].astype(np.int64), "right") - 1
+    return [len(plan.sources[s].source.keep) for s in sources.tolist()]
 
 
 def _names(needed: Iterable[bool]) -> list[str]:
@@ -668,6 +720,10 @@ class TokenStore:
     def __str__(self) -> str:
         return str(self.folder)
 
+    def kept_fields(self, name: str) -> Sequence[str]:
+        """Return the fields that the store keeps of the source `name`."""
+        return self._sources[name].source.keep
+
     def read(
         self, source: PlannedSource, part: Slice, keep: Keep | None, vocabulary: Vocabulary
     ) -> Iterator[ReadDocuments]:
@@ -704,13 +760,35 @@ class TokenStore:
             sizes = arrays["size"][first : first + high]
             # A Choice counts the documents of the split before the work range.
             seen = slice(0 if isinstance(keep, Choice) else low, high)
-            wanted = kept(keep, part.file, positions[seen], partial(sizes[seen].astype, np.int64))[
-                low - seen.start :
-            ]
+            read_fields = reader_of_part(arrays, k, own.source.keep, seen)
+            wanted = kept(
+                keep,
+                part.file,
+                positions[seen],
+                partial(sizes[seen].astype, np.int64),
+                read_fields,
+                int(positions[low]) if low < high else 0,
+            )[low - seen.start :]
             if wanted.any():
-                read = _documents(arrays, first + low, wanted, part.file)
+                chosen = by_fields(keep)
+                bad = chosen.bad if chosen is not None else {}
+                read = _documents(arrays, first + low, wanted, bad, part.file)
                 self._refuse_special(read, vocabulary, part)
                 yield read
+
+    def parts_of(self, source: PlannedSource) -> Iterator[tuple[int, Arrays, int]]:
+        """Yield (file, arrays, part) for each part of a dataset's source in the store's shards.
+
+        `file` is the index of the file in the source. `arrays` are those of the shard, and `part`
+        is the number of the part in it.
+        """
+        own = self._sources[source.name]
+        first, count = own.first_file, len(own.files)
+        for shard in own.shards_of(np.arange(len(own.pieces)), self.plan.shards).tolist():
+            found = self._shard(shard)
+            for (file, _), k in found.parts.items():
+                if first <= file < first + count:
+                    yield file - first, found.arrays, k
 
     def _shard(self, number: int) -> _OpenShard:
         in_memory = isinstance(self.folder, Remote)
@@ -780,13 +858,16 @@ The value at True has the shards at URLs, which are in memory. The value at Fals
 """
 
 
-def _documents(arrays: Arrays, first: int, wanted: np.ndarray, file: int) -> ReadDocuments:
+def _documents(
+    arrays: Arrays, first: int, wanted: np.ndarray, bad: Mapping[int, str], file: int
+) -> ReadDocuments:
     """Return some of n consecutive documents of a shard. All are from one file.
 
     Args:
         arrays: The arrays of the shard.
         first: Number of the first of the n documents in the shard.
         wanted: bool[n], wanted[i] says whether document first + i is returned.
+        bad: `ByFields.bad`: position → detail of each document that an expression cannot judge.
         file: Index of the documents' file among the plan's files.
     """
     end = first + len(wanted)
@@ -796,15 +877,19 @@ def _documents(arrays: Arrays, first: int, wanted: np.ndarray, file: int) -> Rea
     positions = arrays["position"][first:end]
     ids = arrays["tokens"][int(offsets[0]) : int(offsets[-1])]
     lengths, text_bytes = np.diff(offsets), arrays["text_bytes"][first:end].astype(np.int64)
-    rejects = []
+    is_bad = np.isin(positions, list(bad)) & wanted
+    rejects = [
+        Reject(file, position, BAD_FIELD, bad[position][:MAX_DETAIL])
+        for position in positions[is_bad].tolist()
+    ]
     for i, r in zip(rejected.tolist(), range(begin, stop), strict=True):
-        if wanted[i]:
+        if wanted[i] and not is_bad[i]:
             at, to = arrays["reject_offsets"][r : r + 2].tolist()
             reason, _, detail = arrays["reject_text"][at:to].tobytes().decode().partition(" ")
             rejects.append(Reject(file, int(positions[i]), reason, detail))
-    if not wanted.all():
-        ids, text_bytes = ids[np.repeat(wanted, lengths)], text_bytes[wanted]
-    used = wanted.copy()
+    used = wanted & ~is_bad
+    if not used.all():
+        ids, text_bytes = ids[np.repeat(used, lengths)], text_bytes[wanted]
     used[rejected] = False
     number = np.cumsum(used) - 1
     low, high = np.searchsorted(arrays["supervised"], [first, end]).tolist()
@@ -818,7 +903,8 @@ def _documents(arrays: Arrays, first: int, wanted: np.ndarray, file: int) -> Rea
         if used[d]
     }
     own = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths[used])))
-    return ReadDocuments(positions[used], Tokens(ids, own, []), trained, rejects, text_bytes)
+    tokens = Tokens(ids, own, [])
+    return ReadDocuments(positions[used], tokens, trained, sorted(rejects), text_bytes)
 
 
 def _trained(arrays: Arrays, s: int) -> Trained:

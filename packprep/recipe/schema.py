@@ -356,6 +356,14 @@ class Source:
         ]
         | None
     ) = None
+    keep: Annotated[
+        Strings,
+        _key(
+            "fields that a token store keeps, for where and repeat of datasets that are built from"
+            " it; not used without a store",
+            later=True,
+        ),
+    ] = ()
     share: (
         Annotated[
             float,

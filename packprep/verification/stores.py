@@ -9,7 +9,8 @@ from packprep.building.plan import Plan
 from packprep.building.work import make_store_shard
 from packprep.dataset.boundaries import owners
 from packprep.dataset.segments import Arrays
-from packprep.documents.store import open_arrays
+from packprep.documents.kept_fields import wrong_fields
+from packprep.documents.store import fields_of_parts, open_arrays
 from packprep.errors import DatasetError, SourceError
 from packprep.format import read_file
 from packprep.format.json_files import receipt_name, shard_name
@@ -128,7 +129,9 @@ def _check_form(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> None:
 
 
 def _check_contents(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> None:
-    """Check P21 and P23: documents are in file order, and removed documents have no tokens.
+    """Check P21 and P23: documents are in file order, and removed documents have no contents.
+
+    Also check P4 for the kept fields.
 
     The arrays must have passed `_check_form`.
     """
@@ -138,6 +141,10 @@ def _check_contents(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> No
         message = "the documents of a part are not in file order without duplicates"
         faults.add("P21", file, message)
     removed = _removed(plan, arrays)
+    was_removed = removed.copy()
+    was_removed[arrays["rejected"]] = False  # `remove` leaves rejected documents as they are.
+    for promise, message in wrong_fields(arrays, was_removed, fields_of_parts(plan, arrays)):
+        faults.add(promise, file, message)
     removed_tokens = arrays["tokens"][np.repeat(removed, np.diff(arrays["document_offsets"]))]
     if (removed_tokens != plan.vocabulary.roles["pad"]).any():
         faults.add("P23", file, "a removed document has tokens")

@@ -106,10 +106,10 @@ def values_of(node: Node, columns: Mapping[str, pa.Array]) -> Values:
         value = node.value.encode() if isinstance(node.value, str) else node.value
         return Values(_scalar(value), np.array(True), written=True)
     if isinstance(node, Field):
-        return _of_column(columns[node.name])
+        return of_column(columns[node.name])
     if node.function == "is null":
         inner = node.arguments[0]
-        if isinstance(inner, Field) and kind_of_type(columns[inner.name].type) not in _READ:
+        if isinstance(inner, Field) and kind_of_type(columns[inner.name].type) not in READ:
             valid = columns[inner.name].is_valid().to_numpy(zero_copy_only=False)
         else:
             valid = values_of(inner, columns).valid
@@ -126,7 +126,8 @@ def values_of(node: Node, columns: Mapping[str, pa.Array]) -> Values:
     return _FUNCTIONS[node.function](found)
 
 
-_READ = (NUMBER, TEXT, TRUTH, TIME, NULL)
+READ = (NUMBER, TEXT, TRUTH, TIME, NULL)
+"""The kinds of which `of_column` returns the values."""
 
 
 def _scalar(value: int | float | bool | bytes) -> Any:
@@ -139,7 +140,8 @@ def _scalar(value: int | float | bool | bytes) -> Any:
     return np.array(value, np.int64 if isinstance(value, int) else np.float64)
 
 
-def _of_column(column: pa.Array) -> Values:
+def of_column(column: pa.Array) -> Values:
+    """Return the values of a column as an expression reads them. Its kind must be in READ."""
     kind = kind_of_type(column.type)
     valid = column.is_valid().to_numpy(zero_copy_only=False)
     if kind == NULL:

@@ -61,6 +61,7 @@ class Choice:
 
         A reader that continues inside a split restores these counts.
         """
+        self.fields: Sequence[str] = fields_read(sample)
         self._shift = words(key, REPEAT, np.arange(_CLASSES)).astype(np.uint64)
 
     def __call__(
@@ -167,6 +168,13 @@ Keep = Callable[[int, np.ndarray], np.ndarray] | ByFields | Choice
 also takes the fields of the records. A `Choice` also takes the sizes of the documents, and is
 called with all documents from the start of a split.
 """
+
+
+def fields_read(keep: Keep | None) -> Sequence[str]:
+    """Return the names of the fields that a selector reads."""
+    if isinstance(keep, Choice):
+        return keep.fields
+    return keep.passes.fields if isinstance(keep, ByFields) else ()
 
 
 def by_fields(keep: Keep | None) -> ByFields | None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from packprep.sources.formats.batch import (
     Supervision,
     are_too_long,
     by_fields,
+    fields_read,
     invalid_utf8,
     kept,
     slices,
@@ -537,13 +539,18 @@ def find_field_columns(path: str, schema: pa.Schema, keep: Keep | None) -> dict[
         SourceError: If the file does not have a field, or if an expression does not accept its
             type.
     """
-    chosen = by_fields(keep)
-    if chosen is None:
-        return {}
-    places = {name: _place(schema, name) for name in chosen.passes.fields}
+    places = {name: _place(schema, name) for name in fields_read(keep)}
     found = {name: column for name, column in places.items() if column is not None}
-    types = {name: column.type_in(schema) for name, column in found.items()}
-    chosen.passes.check(path, types, dict(_leaves(schema)))
+    if (chosen := by_fields(keep)) is not None:
+        types = {name: column.type_in(schema) for name, column in found.items()}
+        chosen.passes.check(path, types, dict(_leaves(schema)))
+    elif len(found) < len(places):
+        missing = next(name for name in places if name not in found)
+        there = ", ".join(f"{name!r} ({kind})" for name, kind in islice(_leaves(schema), 50))
+        raise SourceError(
+            f"{path}: there is no field {missing!r} to keep; the fields are {there or 'none'}\n"
+            "hint: correct keep, or make the file a source of its own"
+        )
     return found
 
 

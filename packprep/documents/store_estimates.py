@@ -1,0 +1,109 @@
+"""Estimate what a source's expressions use of a token store.
+
+A store has the length and the kept fields of every document. So these estimates need no sample, and
+their only error is the build's random choice.
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from packprep.dataset.segments import Arrays
+from packprep.documents.calibration import Estimates, highest_ratio
+from packprep.documents.kept_fields import reader_of_part
+from packprep.documents.sample_notes import SampleNotes
+from packprep.documents.store import TokenStore
+from packprep.sources.slices import PlannedSource, format_name
+
+MOST_LENGTHS = 1 << 16
+"""Maximum number of documents whose lengths represent those of a source."""
+
+
+class _Lengths:
+    """The lengths of a regular choice of documents: document 0, `step`, 2 · `step`, …"""
+
+    def __init__(self) -> None:
+        self.step, self._seen = 1, 0
+        self._rows = np.zeros((0, 3))  # tokens, size, number of passes
+
+    def add(self, rows: np.ndarray) -> None:
+        """Add documents, float64[n, 3] with the columns tokens, size and number of passes."""
+        numbers = np.arange(self._seen, self._seen + len(rows))
+        self._seen += len(rows)
+        self._rows = np.concatenate((self._rows, rows[numbers % self.step == 0]))
+        while len(self._rows) > MOST_LENGTHS:
+            self._rows, self.step = self._rows[::2], 2 * self.step
+
+    @property
+    def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return (tokens, sizes, numbers of passes) of the chosen documents."""
+        tokens, sizes, numbers = self._rows.T
+        return tokens.astype(np.int64), sizes.astype(np.int64), numbers
+
+
+def chosen_estimates(store: TokenStore, source: PlannedSource, known: Estimates) -> Estimates:
+    """Return the estimates of the documents that a source's expressions use.
+
+    Args:
+        store: The token store of the source.
+        source: The source, which has expressions.
+        known: The stored estimates of all documents of the source.
+    """
+    passes = source.passes
+    assert passes is not None
+    uses = 1 if passes.repeat is None else math.ceil(passes.most)
+    of_passes = {name: np.zeros(uses) for name in known.ratios}
+    every, lengths = dict.fromkeys(known.ratios, 0.0), _Lengths()
+    tokens = documents = 0.0
+    judged = kept = 0
+    empty = set(passes.fields)
+    for file, arrays, k in store.parts_of(source):
+        first, end = arrays["part_offsets"][k : k + 2].tolist()
+        names = store.kept_fields(source.name)
+        read_fields = reader_of_part(arrays, k, names, slice(0, end - first))
+        for _, columns in read_fields(passes.fields):
+            empty -= {name for name, of in columns.items() if of.null_count < len(of)}
+        numbers, bad = passes.numbers(end - first, read_fields)
+        numbers[list(bad)] = 0
+        numbers[_rejected(arrays, first, end)] = 0
+        n_tokens = np.diff(arrays["document_offsets"][first : end + 1])
+        n_bytes = arrays["text_bytes"][first:end].astype(np.float64)
+        name = format_name(*source.formats[file])
+        every[name] += float(n_bytes.sum())
+        of_passes[name] += np.clip(numbers - np.arange(uses)[:, None], 0, 1) @ n_bytes
+        tokens, documents = tokens + float(numbers @ n_tokens), documents + float(numbers.sum())
+        judged, kept = judged + len(numbers), kept + int((numbers > 0).sum())
+        rows = np.stack((n_tokens, arrays["size"][first:end], numbers), axis=1).astype(np.float64)
+        lengths.add(rows[(numbers > 0) & (n_tokens > 0)])
+    ratios, planned = {}, 0.0
+    for name, ratio in known.ratios.items():
+        part = of_passes[name][0] / every[name] if every[name] else 1.0
+        ratios[name] = min(max(round(ratio * part), 1), highest_ratio(source))
+        planned += every[name] * ratios[name] / ratio
+    total = sum(of_passes.values(), np.zeros(uses))
+    pass_shares = None
+    if passes.repeat is not None:
+        pass_shares = np.minimum(total / max(float(total[0]), 1e-9), 1.0).tolist()
+        planned *= sum(pass_shares)
+    of_lengths, sizes, of_numbers = lengths.columns
+    return replace(
+        known,
+        ratios=ratios,
+        tokens_per_byte=tokens / planned if tokens and planned else 1.0,
+        document_bytes=float(total.sum()) / documents if documents else 0.0,
+        sampling_error=0.0,
+        lengths=of_lengths,
+        length_weights=of_numbers * lengths.step,
+        sizes=sizes,
+        numbers=of_numbers,
+        pass_shares=pass_shares,
+        notes=SampleNotes(judged=judged, kept=kept, empty=frozenset(empty)),
+    )
+
+
+def _rejected(arrays: Arrays, first: int, end: int) -> np.ndarray:
+    """Return the numbers of the rejected documents in [first, end), counted from `first`."""
+    begin, stop = np.searchsorted(arrays["rejected"], [first, end]).tolist()
+    rejected: np.ndarray = arrays["rejected"][begin:stop].astype(np.int64) - first
+    return rejected
