@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from packprep.errors import SourceError
@@ -89,7 +90,8 @@ def read(
             )
             batch = BatchBuilder(part.file)
             first = sum(index.rows[: part.piece])
-            how = first + low, keep, batch_bytes, first + begin, chosen_by
+            numbers = np.arange(first + low, first + end, dtype=np.int64)
+            how = numbers, keep, batch_bytes, first + begin, chosen_by
             if part.format == "arrow_tokens":
                 yield from read_lists(part.file, columns, text_key, *how)
                 return

@@ -3,13 +3,13 @@
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from packprep.sources.expressions import Range
 from packprep.sources.formats.batch import (
     MESSAGES,
     TOKEN_TEXT_BYTES,
@@ -18,6 +18,7 @@ from packprep.sources.formats.batch import (
     Choice,
     Keep,
     Slice,
+    by_fields,
     open_source,
 )
 from packprep.sources.formats.column_ranges import column_range
@@ -38,6 +39,7 @@ from packprep.sources.formats.table import (
     read_lists,
     read_rows,
     rows_of,
+    without_views,
 )
 from packprep.sources.formats.token_rows import COLUMNS
 from packprep.sources.passes import ByFields
@@ -45,6 +47,9 @@ from packprep.storage import is_url
 
 # Bytes of a column that are buffered. Without this limit, pyarrow reads a row group's whole column.
 _BUFFER_BYTES = 1 << 20
+_COUNTED_ROWS = 1 << 20  # rows of a left out row group that are counted at once
+_MOST_SKIPPED_ROWS = 1 << 28
+"""Maximum rows of a row group that is left out by its statistics. A footer can name any number."""
 
 
 def pieces(path: str, size: int, text_key: str, tokens: bool, piece_bytes: int) -> list[int]:
@@ -105,17 +110,22 @@ def read(
         if begin == end:
             return
         group = _Group(part, source, file, first, groups[-1].num_rows, batch_bytes)
+        chosen = by_fields(keep)
+        if chosen is not None and not chosen.passes.may_use(group.ranges(chosen_by)):
+            for at in range(begin, end, _COUNTED_ROWS):
+                rows = np.arange(first + at, first + min(at + _COUNTED_ROWS, end))
+                chosen.leave_out(part.file, rows)
+            return
         if isinstance(keep, ByFields):
             # The other columns are not read if no row is left.
             wanted = group.wanted(keep, chosen_by, begin, end)
-            if not len(wanted):
-                return
-            keep, chosen_by = partial(_is_wanted, wanted), {}
-            begin, end = int(wanted[0]) - first, int(wanted[-1]) + 1 - first
+            found, keep = group.rows_at(wanted, columns, tokens), None
+        else:
+            low = 0 if isinstance(keep, Choice) else begin
+            found = group.rows(columns, chosen_by, low, end, tokens)
         batch = BatchBuilder(part.file)
-        low = 0 if isinstance(keep, Choice) else begin
-        for at, values, by in group.rows(columns, chosen_by, low, end, tokens):
-            how = at, keep, batch_bytes, first + begin, by
+        for numbers, values, by in found:
+            how = numbers, keep, batch_bytes, first + begin, by
             if tokens:
                 yield from read_lists(part.file, values, text_key, *how)
             else:
@@ -150,8 +160,10 @@ class _Group(NamedTuple):
         begin: int,
         end: int,
         tokens: bool,
-    ) -> Iterator[tuple[int, dict[str, pa.Array], dict[str, pa.Array]]]:
-        """Yield (row number, values, fields) of consecutive rows of the group.
+    ) -> Iterator[tuple[np.ndarray, dict[str, pa.Array], dict[str, pa.Array]]]:
+        """Yield (row numbers, values, fields) of consecutive rows of the group.
+
+        The row numbers, int64[n], count from the start of the file.
 
         Args:
             columns: The columns of `values`.
@@ -178,7 +190,8 @@ class _Group(NamedTuple):
                     {key: c.of(table.column(schema.names[c.number])) for key, c in some.items()}
                     for some in (columns, chosen_by)
                 )
-                yield self.first + row + low, values, fields
+                at = self.first + row
+                yield np.arange(at + low, at + high, dtype=np.int64), values, fields
             row += rows.num_rows
             if row >= end:
                 break
@@ -187,35 +200,68 @@ class _Group(NamedTuple):
                 f"row group {part.piece} has {row} rows, but its footer says {self.n_rows}"
             )
 
+    def rows_at(
+        self, wanted: np.ndarray, columns: Mapping[str, Column], tokens: bool
+    ) -> Iterator[tuple[np.ndarray, dict[str, pa.Array], dict[str, pa.Array]]]:
+        """Yield (row numbers, values, {}) of some rows of the group, as `rows`.
+
+        `wanted`, int64[k], has the ascending row numbers. About as many rows are yielded together
+        as are read at once.
+        """
+        if not len(wanted):
+            return
+        begin, end = int(wanted[0]) - self.first, int(wanted[-1]) + 1 - self.first
+        held: list[tuple[np.ndarray, dict[str, pa.Array]]] = []
+        for positions, values, _ in self.rows(columns, {}, begin, end, tokens):
+            low, high = np.searchsorted(wanted, [positions[0], positions[-1] + 1])
+            if low < high:
+                is_wanted = np.zeros(len(positions), np.bool_)
+                is_wanted[wanted[low:high] - positions[0]] = True
+                mask = pa.array(is_wanted)
+                some = {key: without_views(of_key).filter(mask) for key, of_key in values.items()}
+                held.append((wanted[low:high], some))
+            if sum(len(numbers) for numbers, _ in held) >= len(positions):
+                yield _joined(held)
+                held = []
+        if held:
+            yield _joined(held)
+
+    def ranges(self, chosen_by: Mapping[str, Column]) -> dict[str, Range]:
+        """Return the range of each field that a selector reads, as the footer's statistics say."""
+        schema = self.file.schema_arrow
+        if self.n_rows > _MOST_SKIPPED_ROWS:
+            return {}
+        return {
+            name: column_range(
+                next(_chunks(self.source, self.file, [self.part.piece], [column.name(schema)])),
+                column.type_in(schema),
+                bool(column.inside),
+                self.n_rows,
+            )
+            for name, column in chosen_by.items()
+        }
+
     def wanted(
         self, keep: ByFields, chosen_by: Mapping[str, Column], begin: int, end: int
     ) -> np.ndarray:
         """Return the row numbers in the file of the rows that a selector takes, int64[k].
 
-        The other arguments are as in `rows`. Only the columns in `chosen_by` are read. If the
-        footer shows that no row can be taken, nothing is read.
+        The other arguments are as in `rows`. Only the columns in `chosen_by` are read.
         """
-        schema, ranges = self.file.schema_arrow, {}
-        for name, column in chosen_by.items():
-            names = [column.name(schema)]
-            (chunks,) = _chunks(self.source, self.file, [self.part.piece], names)
-            kind, is_nested = column.type_in(schema), bool(column.inside)
-            ranges[name] = column_range(chunks, kind, is_nested, self.n_rows)
-        if not keep.passes.may_use(ranges):
-            keep.leave_out(self.part.file, np.arange(self.first + begin, self.first + end))
-            return np.zeros(0, np.int64)
         found = [np.zeros(0, np.int64)]
-        for at, _, fields in self.rows({}, chosen_by, begin, end, False):
-            positions = np.arange(at, at + len(next(iter(fields.values()))), dtype=np.int64)
+        for positions, _, fields in self.rows({}, chosen_by, begin, end, False):
             read_fields = rows_of(fields, 0, len(positions))
             own = np.ones(len(positions), np.bool_)
             found.append(positions[keep(self.part.file, positions, read_fields, own)])
         return np.concatenate(found)
 
 
-def _is_wanted(wanted: np.ndarray, file: int, positions: np.ndarray) -> np.ndarray:
-    """Return which of some ascending positions are in `wanted`, bool[n]."""
-    return np.isin(positions, wanted, assume_unique=True)
+def _joined(
+    held: Sequence[tuple[np.ndarray, dict[str, pa.Array]]],
+) -> tuple[np.ndarray, dict[str, pa.Array], dict[str, pa.Array]]:
+    numbers = np.concatenate([of_rows for of_rows, _ in held])
+    keys = held[0][1]
+    return numbers, {key: pa.concat_arrays([some[key] for _, some in held]) for key in keys}, {}
 
 
 def numbers(part: Slice, decoders: Decoders) -> range:

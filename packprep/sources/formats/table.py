@@ -477,7 +477,7 @@ def read_rows(
     columns: Mapping[str, pa.Array],
     text_key: str,
     fields: Fields | None,
-    first: int,
+    numbers: np.ndarray,
     keep: Keep | None,
     batch_bytes: int,
     wanted_from: int = 0,
@@ -490,7 +490,7 @@ def read_rows(
         columns: Maps each key to its values, all with the same number of rows.
         text_key: Key of the text.
         fields: The other fields to read, or None.
-        first: The first row in `columns` has this row number in the file.
+        numbers: int64[n], row number in the file of each row in `columns`, ascending.
         keep: Selects the documents to decode, or None for all.
         batch_bytes: Content size in bytes at which a batch is complete.
         wanted_from: Row number in the file of the first row to add. The rows before it are only
@@ -508,11 +508,11 @@ def read_rows(
             if key != text_key and (_has_nulls(rows) or not fields or fields.says(key))
         ]
         others = {key: columns[key].slice(begin, at_once) for key in needed}
-        positions = np.arange(first + begin, first + begin + len(rows), dtype=np.int64)
+        positions = numbers[begin : begin + len(rows)]
         counted = [others[key] for key in fields.counted(others)] if fields else []
         sizes, read_fields = partial(_sizes, rows, counted), rows_of(chosen_by, begin, at_once)
         wanted = kept(keep, batch.file, positions, sizes, read_fields, wanted_from)
-        rows, *values = map(_without_views, (rows, *others.values()))
+        rows, *values = map(without_views, (rows, *others.values()))
         if not wanted.all():
             mask = pa.array(wanted)
             positions, rows, values = (
@@ -570,7 +570,7 @@ def _has_nulls(rows: pa.Array) -> bool:
     )
 
 
-def _without_views(column: pa.Array) -> pa.Array:
+def without_views(column: pa.Array) -> pa.Array:
     """Return a column of string views or binary views as binary, and any other column unchanged.
 
     pyarrow cannot filter views.
@@ -854,7 +854,7 @@ def read_lists(
     file: int,
     columns: Mapping[str, pa.Array],
     text_key: str,
-    first: int,
+    numbers: np.ndarray,
     keep: Keep | None,
     batch_bytes: int,
     wanted_from: int = 0,
@@ -868,7 +868,7 @@ def read_lists(
         file: Index of the file.
         columns: Maps the keys that `find_token_columns` returns to their values.
         text_key: Key of the lists of ids.
-        first: The first row in `columns` has this row number in the file.
+        numbers: int64[n], row number in the file of each row in `columns`, ascending.
         keep: Selects the documents to decode, or None for all.
         batch_bytes: Approximate content size of a batch in bytes.
         wanted_from: Row number in the file of the first row to read. The rows before it are only
@@ -879,7 +879,7 @@ def read_lists(
     for begin in range(0, len(column), SLICE_LISTS):
         rows = column.slice(begin, SLICE_LISTS)
         beside = {key: columns[key].slice(begin, SLICE_LISTS) for key in others}
-        positions = np.arange(first + begin, first + begin + len(rows), dtype=np.int64)
+        positions = numbers[begin : begin + len(rows)]
         sizes, read_fields = partial(list_lengths, rows), rows_of(chosen_by, begin, len(rows))
         wanted = kept(keep, file, positions, sizes, read_fields, wanted_from)
         if not wanted.all():
