@@ -1,6 +1,6 @@
 """Builds of a Parquet source with a condition that keeps a tenth, measured against the whole.
 
-python benchmarks/filter.py CORPUS                      1 GB of text from what benchmarks/corpus.py made
+python benchmarks/filter.py CORPUS                      files of 1 GB from what benchmarks/corpus.py made
 python benchmarks/filter.py CORPUS --size 100MB --runs 1
 
 The documents of the corpus are repeated with changes. Each has a random score. One file has the
@@ -90,7 +90,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("corpus", type=Path, help="what benchmarks/corpus.py made")
-    parser.add_argument("--size", type=parse_size, default=parse_size("1GB"), help="text (1GB)")
+    parser.add_argument("--size", type=parse_size, default=parse_size("2.2GB"), help="text (2.2GB)")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--inputs", type=Path, help="keep the inputs here, and use them again")
