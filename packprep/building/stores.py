@@ -85,7 +85,7 @@ def in_stores(
     for i, source in enumerate(recipe.sources):
         place = moved.get(source.name, "")
         if source.format != STORE and not place.startswith(IN_STORE):
-            sources.append(source if is_store else replace(source, keep=()))
+            sources.append(source if is_store else replace(source, keep=None))
             continue
         if is_store:
             raise RecipeError(
@@ -155,7 +155,7 @@ def _source_in(store: TokenStore, source: Source, i: int) -> Source:
             ("sources", i, "name"),
         )
     use = {key: getattr(source, key) for key in _OF_USE if key not in ("name", "paths", "format")}
-    return replace(own[name], paths=(), keep=(), **use)
+    return replace(own[name], paths=(), keep=None, **use)
 
 
 def _refuse_other_keys(recipe: Recipe, store: TokenStore) -> None:

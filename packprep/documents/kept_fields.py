@@ -19,6 +19,7 @@ import numpy as np
 
 from packprep.dataset.boundaries import offsets_of
 from packprep.dataset.segments import Arrays
+from packprep.recipe import Source
 from packprep.sources.passes import ReadFields, Records
 
 TYPES = (
@@ -31,6 +32,11 @@ NULL, BOOL, TEXT, OBJECT, DATE = (
 )
 UNREADABLE = len(TYPES)
 """The kind of each field of a record that could not be read."""
+
+
+def kept_names(source: Source) -> tuple[str, ...]:
+    """Return the names of the fields that a token store keeps of a source."""
+    return tuple(dict.fromkeys(source.keep or ()))
 
 
 class KeptFields(NamedTuple):

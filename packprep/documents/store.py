@@ -84,7 +84,7 @@ from packprep.dataset.manifest import Manifest, ShardEntry, replaced
 from packprep.dataset.segments import Arrays
 from packprep.dataset.shard import Places, encoded, places_in
 from packprep.documents.calibration import Estimates
-from packprep.documents.kept_fields import FieldNotes, KeptFields, reader_of_part
+from packprep.documents.kept_fields import FieldNotes, KeptFields, kept_names, reader_of_part
 from packprep.documents.reading import (
     ReadDocuments,
     Rejected,
@@ -289,7 +289,7 @@ def stored(
         settings, plan.vocabulary, plan.engine, template, decoders=decoders, clock=clock
     )
     for source, part in slices:
-        noted = _Noted(source.source.keep)
+        noted = _Noted(kept_names(source.source))
         first_document, first_reject = columns.documents, len(rejected)
         reads: list[ReadDocuments] = []
         for read in reader.read(source, part, noted, digests[source.name]):
@@ -431,7 +431,7 @@ def fields_of_parts(plan: Any, arrays: Arrays) -> list[int]:
     """
     first = [source.first_file for source in plan.sources]
     sources = np.searchsorted(first, arrays["part_file"].astype(np.int64), "right") - 1
-    return [len(plan.sources[s].source.keep) for s in sources.tolist()]
+    return [len(kept_names(plan.sources[s].source)) for s in sources.tolist()]
 
 
 def _names(needed: Iterable[bool]) -> list[str]:
@@ -722,7 +722,7 @@ class TokenStore:
 
     def kept_fields(self, name: str) -> Sequence[str]:
         """Return the fields that the store keeps of the source `name`."""
-        return self._sources[name].source.keep
+        return kept_names(self._sources[name].source)
 
     def read(
         self, source: PlannedSource, part: Slice, keep: Keep | None, vocabulary: Vocabulary
@@ -760,7 +760,7 @@ class TokenStore:
             sizes = arrays["size"][first : first + high]
             # A Choice counts the documents of the split before the work range.
             seen = slice(0 if isinstance(keep, Choice) else low, high)
-            read_fields = reader_of_part(arrays, k, own.source.keep, seen)
+            read_fields = reader_of_part(arrays, k, self.kept_fields(source.name), seen)
             wanted = kept(
                 keep,
                 part.file,

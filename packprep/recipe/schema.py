@@ -356,14 +356,17 @@ class Source:
         ]
         | None
     ) = None
-    keep: Annotated[
-        Strings,
-        _key(
-            "fields that a token store keeps, for where and repeat of datasets that are built from"
-            " it; not used without a store",
-            later=True,
-        ),
-    ] = ()
+    keep: (
+        Annotated[
+            Strings,
+            _key(
+                "fields that a token store keeps, for where and repeat of datasets that are built"
+                " from it; not used without a store",
+                later=True,
+            ),
+        ]
+        | None
+    ) = None
     share: (
         Annotated[
             float,
