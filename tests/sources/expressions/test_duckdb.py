@@ -1,6 +1,9 @@
 """Expressions select the rows that DuckDB selects, from tables of its own reading."""
 
+import json
 import random
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -8,7 +11,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from packprep.recipe import Source
 from packprep.sources.expressions import Expression
+from packprep.sources.formats import Slice, count_pieces, detect_format, read
+from packprep.sources.passes import ByFields, Passes
 from tests.sources.expressions import random_expressions as made
 
 duckdb = pytest.importorskip("duckdb", reason="the judge of expressions")
@@ -122,6 +128,76 @@ def test_conditions_on_tables_select_what_duckdb_selects(table, tmp_path):
             ):
                 wanted = selected(relation, sql or text, connection)
                 assert condition(text, read).tolist() == wanted, text
+
+
+OF_TABLES = ("single", "kind", "hash", "price", "made", "nothing")
+"""Fields with types that JSON does not have."""
+SUFFIXES = ("parquet", "arrow", "jsonl")
+
+
+def used(path: Path, text: str) -> list[int]:
+    """The numbers of the documents that packprep's reader keeps."""
+    format, _ = detect_format(path.name)
+    size = path.stat().st_size
+    pieces = count_pieces(str(path), format, "", size)
+    passes, kept, found = Passes.of(Source(paths=("a",), where=text), 0), Counter(), []
+    for piece in range(pieces):
+        keep = ByFields(passes, 0, lambda file: np.uint64(0))
+        part = Slice(str(path), 0, size, format, "", piece, 0, 1, 1, 1)
+        for batch in read(part, "text", keep):
+            assert not batch.rejects
+            found += map(int, batch.texts)
+        kept.update(keep.counts)
+    assert kept[1] == len(found) and kept[0] + kept[1] == 400
+    return found
+
+
+def test_readers_of_each_format_keep_what_duckdb_selects(table, tmp_path):
+    table = table.add_column(0, "text", pa.array([str(i) for i in range(len(table))]))
+    lines = table.drop(list(OF_TABLES)).to_pylist()
+    for i, line in enumerate(lines):  # A missing key is null as well.
+        lines[i] = {k: v for k, v in line.items() if v is not None or i % 2}
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)), "utf-8")
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=40)
+    with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=70)
+    with duckdb.connect() as connection:
+        connection.register("of_arrow", pa.ipc.open_file(tmp_path / "a.arrow").read_all())
+        kinds = {
+            **{"text": "varchar", "score": "bigint", "quality": "double", "lang": "varchar"},
+            **{"ok": "boolean", "big": "bigint", "tags": "varchar[]"},
+            "meta": "struct(k bigint, s varchar)",
+        }
+        relations = f"'{tmp_path / 'a.parquet'}'", "of_arrow"
+        of_lines = f"read_json('{tmp_path / 'a.jsonl'}', columns={kinds})"
+        for text, sql in CASES:
+            for suffix, relation in zip(SUFFIXES, (*relations, of_lines), strict=True):
+                if suffix == "jsonl" and any(name in text for name in OF_TABLES):
+                    continue
+                query = f"select text from {relation} where {sql or text}"
+                wanted = [int(row[0]) for row in connection.execute(query).fetchall()]
+                assert used(tmp_path / f"a.{suffix}", text) == sorted(wanted), (text, suffix)
+
+
+def test_values_of_mixed_types_are_judged_one_by_one(tmp_path):
+    """DuckDB's try_cast knows no rejects: packprep names the records that it cannot judge."""
+    values = [1, "3", 4.5, None, True, [5], {"a": 1}, 7, "x", 2**70]
+    lines = [json.dumps({"text": str(i), "score": value}) for i, value in enumerate(values)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines), "utf-8")
+    of_lines = (
+        f"read_json('{tmp_path / 'a.jsonl'}', columns={{'text': 'varchar', 'score': 'json'}})"
+    )
+    is_number = "json_type(score) in ('BIGINT', 'UBIGINT', 'HUGEINT', 'UHUGEINT', 'DOUBLE')"
+    query = f"select text from {of_lines} where {is_number} and try_cast(score as double) >= 3"
+    with duckdb.connect() as connection:
+        wanted = [row[0] for row in connection.execute(query).fetchall()]
+    keep = ByFields(Passes.of(Source(paths=("a",), where="score >= 3"), 0), 0, None)
+    size = (tmp_path / "a.jsonl").stat().st_size
+    part = Slice(str(tmp_path / "a.jsonl"), 0, size, "jsonl", "", 0, 0, 1, 1, 1)
+    (batch,) = read(part, "text", keep)
+    assert batch.texts == wanted == ["2", "7", "9"]
+    assert [reject.reason for reject in batch.rejects] == ["bad_field"] * 5
+    assert "score is a text and 3 is a number" in batch.rejects[0].detail
 
 
 def test_random_conditions_select_what_duckdb_selects():

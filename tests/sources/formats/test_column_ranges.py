@@ -2,14 +2,19 @@
 
 import math
 import random
+from collections import Counter
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from packprep.errors import SourceError
+from packprep.recipe import Source
 from packprep.sources.expressions import Expression, Range
+from packprep.sources.formats import Slice, read
 from packprep.sources.formats.column_ranges import column_range
+from packprep.sources.passes import ByFields, Passes
 from tests.sources.expressions import random_expressions as made
 
 
@@ -107,3 +112,47 @@ def test_a_column_has_the_range_of_its_statistics(tmp_path):
         "price": Range(null=False),
         "made": Range(null=False),
     }
+
+
+def test_a_row_group_that_no_pass_uses_is_counted_and_not_read(tmp_path):
+    path = tmp_path / "a.parquet"
+    table = pa.table({"text": [f"{i} " * 50 for i in range(400)], "score": range(400)})
+    pq.write_table(table, path, row_group_size=100, use_dictionary=False, compression="none")
+    groups = [pq.ParquetFile(path).metadata.row_group(g) for g in range(4)]
+    data = bytearray(path.read_bytes())
+    for group in groups[:3]:  # Only a reader that skips these groups can read the file.
+        for c in range(2):
+            data[group.column(c).data_page_offset] ^= 255
+    path.write_bytes(data)
+    for keys, kept in (
+        ({"where": "score >= 350"}, 50),
+        ({"where": "score >= 350", "repeat": "clip(score - 300, 0, 1)"}, 50),
+        ({"repeat": "clip(score - 300, 0, 1)"}, 99),
+        ({"where": "score > 500"}, 0),
+    ):
+        passes, counts, texts = Passes.of(Source(paths=("a",), **keys), 0), Counter(), 0
+        for piece in range(4):
+            keep = ByFields(passes, 0, lambda file: np.uint64(0))
+            part = Slice(str(path), 0, len(data), "parquet", "", piece, 0, 1, 1, 1)
+            texts += sum(len(batch.texts) for batch in read(part, "text", keep))
+            counts.update(keep.counts)
+        assert (texts, counts[0], counts[1]) == (kept, 400 - kept, kept)
+    keep = ByFields(Passes.of(Source(paths=("a",), where="score >= 0"), 0), 0, None)
+    with pytest.raises(SourceError, match="is damaged|corrupt|truncated|page"):
+        list(read(part._replace(piece=0), "text", keep))
+
+
+def test_damaged_statistics_are_an_error_and_do_not_end_the_process(tmp_path):
+    path, value = tmp_path / "a.parquet", (0x1122334455667701).to_bytes(8, "little")
+    table = pa.table({"text": ["a"], "score": [int.from_bytes(value, "little")]})
+    pq.write_table(table, path, use_dictionary=False)
+    data = path.read_bytes()
+    size = int.from_bytes(data[-8:-4], "little")
+    pages, footer = data[: -8 - size], data[-8 - size : -8]
+    assert b"\x08" + value in footer
+    footer = footer.replace(b"\x08" + value, b"\x03" + value[:3])
+    path.write_bytes(pages + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+    keep = ByFields(Passes.of(Source(paths=("a",), where="score >= 3"), 0), 0, None)
+    part = Slice(str(path), 0, path.stat().st_size, "parquet", "", 0, 0, 1, 1, 1)
+    with pytest.raises(SourceError, match="a.parquet"):
+        list(read(part, "text", keep))
