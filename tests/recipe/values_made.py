@@ -71,6 +71,10 @@ VALUES = {
         [(2, 2.0), 0.001, 1e-9, (1000, 1000.0), "clip(score - 1, 0, 4)"],
         [0, 1e-300, -1, 1000.5, "", *(value for value in NUMBERS if not isinstance(value, str))],
     ),
+    ("sources", "keep"): (
+        [("score", ("score",)), (["score", "a.b"], ("score", "a.b"))],
+        [[], [""], 5],
+    ),
     ("sources", "where"): (["score >= 3"], ["", *TEXTS]),
     ("sources", "max_repeat"): ([(2, 2.0), 0.5], [0, -1, 1000.5, *NUMBERS]),
     ("sources", "share"): ([(1, 1.0), 0.5, 1e-9], [0, 0.0, 1e-300, 1.5, -1, *NUMBERS]),
