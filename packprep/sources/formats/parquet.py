@@ -227,10 +227,20 @@ class _Group(NamedTuple):
             yield _joined(held)
 
     def ranges(self, chosen_by: Mapping[str, Column]) -> dict[str, Range]:
-        """Return the range of each field that a selector reads, as the footer's statistics say."""
+        """Return the range of each field that a selector reads, as the footer's statistics say.
+
+        Damaged statistics would abort the process, but pyarrow's reader raises an exception for
+        them. Therefore the reader reads one row first.
+        """
         schema = self.file.schema_arrow
         if self.n_rows > _MOST_SKIPPED_ROWS:
             return {}
+        names = [column.name(schema) for column in chosen_by.values()]
+        (chunks,) = _chunks(self.source, self.file, [self.part.piece], names)
+        if not is_url(self.part.path):
+            _check_pages(self.part.path, self.source, self.part.size, chunks)
+        groups = [self.part.piece]
+        next(self.file.iter_batches(1, row_groups=groups, columns=names, use_threads=False), None)
         return {
             name: column_range(
                 next(_chunks(self.source, self.file, [self.part.piece], [column.name(schema)])),
