@@ -8,8 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from packprep.documents.kept_fields import TYPES, FieldNotes, reader_of_part
-from packprep.documents.store import _Columns, open_arrays
+from packprep.building.plan import open_plan
+from packprep.documents.kept_fields import (
+    TEXT,
+    TYPES,
+    FieldNotes,
+    reader_of_part,
+    without_fields,
+    wrong_fields,
+)
+from packprep.documents.store import _Columns, fields_of_parts, open_arrays
 from packprep.errors import RecipeError, SourceError
 from packprep.format.json_files import shard_name
 from packprep.removing import remove_documents
@@ -163,3 +171,45 @@ def test_removed_documents_lose_their_fields(folder, tmp_path):
     assert first in b"".join(made.contents(tmp_path / "store", "shards").values())
     assert first not in b"".join(made.contents(tmp_path / "less", "shards").values())
     assert faults_of(tmp_path / "less") == []
+
+
+def test_forged_fields_are_found(folder):
+    plan = open_plan(folder / "store")
+    name = next(name for name in made.contents(folder / "store", "shards"))
+    arrays = dict(open_arrays((folder / "store" / name).read_bytes(), name))
+    counts, removed = fields_of_parts(plan, arrays), np.zeros(len(arrays["position"]), bool)
+    assert set(counts) == {3} and wrong_fields(arrays, removed, counts) == []
+    is_text = np.flatnonzero(arrays["field_kinds"] == TEXT)[0]
+
+    def changed(name, place, value):
+        array = np.array(arrays[name])
+        array[place] = value
+        return wrong_fields({**arrays, name: array}, removed, counts)
+
+    assert changed("field_kinds", 0, len(TYPES) + 1)[0][0] == "P4"
+    assert changed("field_values", is_text, -1)[0][0] == "P4"
+    assert changed("field_values", is_text, 1 << 40)[0][0] == "P4"
+    assert changed("field_offsets", -1, 5)[0][0] == "P4"
+    assert changed("field_text_offsets", 0, 1)[0][0] == "P4"
+    without = {key: value for key, value in arrays.items() if not key.startswith("field_")}
+    assert wrong_fields(without, removed, counts)[0][0] == "P4"
+    removed[0] = True
+    assert wrong_fields(arrays, removed, counts) == [("P23", "a removed document has fields")]
+    erased = {**arrays, **without_fields(arrays, removed, counts)}
+    assert wrong_fields(erased, removed, counts) == []
+
+
+def test_a_store_of_tokens_keeps_fields(tmp_path):
+    rows = [{"input_ids": [i, i + 1, 5], "score": i % 4} for i in range(60)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "b.parquet", row_group_size=20)
+    own = [
+        {"name": name[0], "paths": [name], "format": "tokens"} for name in ("a.jsonl", "b.parquet")
+    ]
+    kept = [{**one, "keep": "score"} for one in own]
+    made.build(recipe(kept), tmp_path, tmp_path / "store", is_store=True)
+    chosen = [{**one, "where": "score == 3"} for one in own]
+    made.build(recipe(chosen), tmp_path, tmp_path / "text")
+    made.build(recipe(of_store(chosen)), tmp_path, tmp_path / "stored")
+    assert contents(tmp_path / "text") == contents(tmp_path / "stored")
+    assert sum(contents(tmp_path / "stored").values()) == 30
