@@ -273,13 +273,6 @@ class Plan:
                         f"plan.json: sources[{i}]: ratios has no {format_name(*kind)}, the format"
                         " of its files"
                     )
-            if planned.in_store and planned.passes is not None:
-                store = prefix.removeprefix(IN_STORE)
-                raise PlanError(
-                    f"source {source.name!r}: the token store {store} has no fields, but"
-                    f" {planned.passes} reads them\n"
-                    f"hint: pass the folder of the source's files as --source {source.name}=PREFIX"
-                )
             wanted = planned.uses if isinstance(source.repeat, str) else None
             if (planned.pass_shares and len(planned.pass_shares)) != wanted:
                 raise PlanError(

@@ -724,6 +724,23 @@ class TokenStore:
         """Return the fields that the store keeps of the source `name`."""
         return kept_names(self._sources[name].source)
 
+    def check_fields(self, source: PlannedSource) -> None:
+        """Check that the store keeps the fields that the expressions of a dataset's source read.
+
+        Raises:
+            SourceError: If a field is missing.
+        """
+        kept = self.kept_fields(source.name)
+        missing = (
+            [name for name in source.passes.fields if name not in kept] if source.passes else []
+        )
+        if missing:
+            raise SourceError(
+                f"source {source.name!r}: the token store {self} does not keep the field"
+                f" {missing[0]!r}, but {source.passes} reads it\n"
+                f"hint: pass the folder of the source's files as --source {source.name}=PREFIX"
+            )
+
     def read(
         self, source: PlannedSource, part: Slice, keep: Keep | None, vocabulary: Vocabulary
     ) -> Iterator[ReadDocuments]:
@@ -740,8 +757,10 @@ class TokenStore:
 
         Raises:
             SourceError: If a document's text might give other tokens with `vocabulary` than with
-                the store's vocabulary.
+                the store's vocabulary. Also if the store does not keep a field that an expression
+                reads.
         """
+        self.check_fields(source)
         own, i = self._sources[source.name], part.file - source.first_file
         piece = own.pieces.of_file(i)[part.piece]
         for shard in own.shards_of(np.array([piece]), self.plan.shards).tolist():

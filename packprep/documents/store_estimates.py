@@ -52,6 +52,7 @@ def chosen_estimates(store: TokenStore, source: PlannedSource, known: Estimates)
     """
     passes = source.passes
     assert passes is not None
+    store.check_fields(source)
     uses = 1 if passes.repeat is None else math.ceil(passes.most)
     of_passes = {name: np.zeros(uses) for name in known.ratios}
     every, lengths = dict.fromkeys(known.ratios, 0.0), _Lengths()

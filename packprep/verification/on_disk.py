@@ -613,7 +613,7 @@ def check_estimates(plan: Plan, files: Sequence[Files | None], faults: Faults) -
                     break
         except PackprepError as error:
             messages.append([f"source {source.name}: {error}"])
-        for message in messages[0] if messages[-1] else ():
+        for message in messages[0] if messages and messages[-1] else ():
             faults.add("P22", PLAN_NAME, message)
 
 
@@ -627,6 +627,9 @@ def _sampled_again(
     token store, if it can be opened. The second comes from the text, sampled in the way that is
     used for local files. The third comes from the text, sampled in the way that is used for a URL,
     which reads fewer but longer parts of the files.
+
+    A source with expressions has no result from the text if it was planned from a store, and no
+    result from a store if it was planned from the text.
     """
     resolved = {**UNSAMPLED, "repeat": source.repeat, "prefix": planned["prefix"]}
     again = PlannedSource(
@@ -650,14 +653,19 @@ def _sampled_again(
         }
 
     in_store = planned["prefix"].startswith(IN_STORE)
+    # With expressions, a store counts documents that a sample of the text only estimates.
+    is_other = source.passes is not None and source.in_store != in_store
     if source.in_store:
-        yield found(estimates_in(source.store, again), [])
+        if not is_other:
+            yield found(estimates_in(source.store, again), [])
         return
     if in_store:
         with contextlib.suppress(PackprepError):
             yield found(
                 estimates_in(open_store(planned["prefix"].removeprefix(IN_STORE)), again), []
             )
+    if is_other:
+        return
     for at_url in (False, True) if in_store else (again.planned_at_url,):
         again.planned_at_url = at_url
         settings, template = plan.recipe.documents, plan.stored["chat_template"]

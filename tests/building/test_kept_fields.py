@@ -6,6 +6,7 @@ from datetime import date
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from packprep.building.plan import open_plan
@@ -88,6 +89,9 @@ def test_a_dataset_of_the_store_uses_the_documents_that_one_of_the_text_uses(
             assert ledgers[0][name][kind] == ledgers[1][name][kind], name
     assert stored.manifest["fingerprint"] == text.manifest["fingerprint"]
     assert faults_of(tmp_path / "stored", -1) == []
+    moved = {name: f"store:{folder / 'store'}" for name in ledgers[0]}
+    assert faults_of(tmp_path / "text", -1, **moved) == []
+    assert faults_of(tmp_path / "stored", -1, **dict.fromkeys(moved, str(folder))) == []
 
 
 def test_a_store_with_fields_is_sound_and_the_same_with_any_workers(folder, tmp_path):
