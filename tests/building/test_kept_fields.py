@@ -65,7 +65,6 @@ def of_store(own, store="store"):
     ]
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize(
     "keys",
     [
@@ -89,7 +88,14 @@ def test_a_dataset_of_the_store_uses_the_documents_that_one_of_the_text_uses(
             assert ledgers[0][name][kind] == ledgers[1][name][kind], name
     assert stored.manifest["fingerprint"] == text.manifest["fingerprint"]
     assert faults_of(tmp_path / "stored", -1) == []
-    moved = {name: f"store:{folder / 'store'}" for name in ledgers[0]}
+
+
+@pytest.mark.long
+def test_a_dataset_can_be_verified_from_the_text_and_from_the_store(folder, tmp_path):
+    own = sources(where="score >= 3", repeat="clip(quality, 0, 2)")
+    made.build(recipe(own), folder, tmp_path / "text")
+    made.build(recipe(of_store(own)), folder, tmp_path / "stored")
+    moved = {one["name"]: f"store:{folder / 'store'}" for one in own}
     assert faults_of(tmp_path / "text", -1, **moved) == []
     assert faults_of(tmp_path / "stored", -1, **dict.fromkeys(moved, str(folder))) == []
 

@@ -158,9 +158,9 @@ def test_readers_of_each_format_keep_what_duckdb_selects(table, tmp_path):
     for i, line in enumerate(lines):  # A missing key is null as well.
         lines[i] = {k: v for k, v in line.items() if v is not None or i % 2}
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)), "utf-8")
-    pq.write_table(table, tmp_path / "a.parquet", row_group_size=40)
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=150)
     with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
-        writer.write_table(table, max_chunksize=70)
+        writer.write_table(table, max_chunksize=150)
     with duckdb.connect() as connection:
         connection.register("of_arrow", pa.ipc.open_file(tmp_path / "a.arrow").read_all())
         kinds = {

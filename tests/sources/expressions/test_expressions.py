@@ -28,66 +28,68 @@ def number(text: str, **columns) -> list[float | None]:
     return [None if math.isnan(value) else value for value in values]
 
 
-@pytest.mark.every_case
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        ("", "the expression is empty"),
-        ("score >", "this is not an expression"),
-        ("score = 3", "character 7: unknown operator =\nhint: write =="),
-        ("score && ok", "character 7: unknown operator &\nhint: write and"),
-        ("score > 3 AND ok", "character 11: AND is not an operator\nhint: write and"),
-        ("score > 3 # ok", "character 11: the expression has a comment\nhint: remove it"),
-        ("score\n> 3", "the expression has a line break\nhint: write it in one line"),
-        ("lang == 'de", "character 9: this is not an expression"),
-        ("(lang == 'de'", "a bracket or a quotation mark is not closed"),
-        ("lang in ('de' 'fr')", "character 15: a comma is missing between two texts"),
-        ("lang in 'de'", "character 9: in needs a list\nhint: write x in ('a', 'b')"),
-        ("lang in ()", "the list after in is empty"),
-        ("lang in ('de', other)", "character 16: a list holds only numbers and texts"),
-        ("lang == null", "a comparison with null is never true\nhint: write x is null"),
-        ("lang is 'de'", "is compares only with null\nhint: write == or !="),
-        ("a == b in (1, 2)", "in, is and != are not part of a chain"),
-        ("1 < 2", "no field of the record is in the expression"),
-        ("score", None),
-        ("score + 1", "the result is a number, not true or false"),
-        ("  'de'", "character 3: the result is a text, not true or false"),
-        ("lang > 'a' and score + 'a' > 2", "character 24: + takes a number, but 'a' is a text"),
-        ("score > 3 and 5", "and takes true or false, but 5 is a number"),
-        ("ok < true", "< has no order for true and false"),
-        ("score > 99999999999999999999", "character 9: a number is too large"),
-        ("score > 1e999", "character 9: a number is too large"),
-        ("score > 3j", "a literal of type complex is unknown"),
-        ("name == b'x'", "a literal of type bytes is unknown"),
-        ("name == f'{x}'", "character 9: an expression has no such part"),
-        ("name == '\\d'", "this is not an expression"),
-        ("name == '\\ud800'", "a text has a lone surrogate"),
-        ("score ** 2 > 3", "this operator is unknown\nhint: use one of + - * / %"),
-        ("__import__('os')", "__import__ is not a function"),
-        ("(lambda: score)() > 1", "this is not a function"),
-        ("[x for x in score]", "an expression has no such part"),
-        ("score[0] > 1", "an expression has no such part"),
-        ("(score := 3) > 1", "an expression has no such part"),
-        ("a.b().c > 1", "only a field has fields"),
-        ("mni(score, 3) > 1", "mni is not a function\nhint: write min"),
-        ("clip(score) > 1", "clip takes 3 arguments, not 1"),
-        ("ﬁeld > 2", "a field's name has characters of another form\nhint: write field('…')"),
-        ("(" * 240 + "score > 1" + ")" * 240, "this is not an expression|not closed"),
-        ("not " * 300 + "ok", "the expression is nested too deeply"),
-        ("-" * (MAX_TOKENS + 1) + "score > 1", f"at most {MAX_TOKENS} are read"),
-        ("a" + ".b" * 200 + " > 1", "the expression is nested too deeply"),
-        ("a" * (MAX_CHARACTERS + 1), f"at most {MAX_CHARACTERS} are read"),
-        ("ok\0", "this is not an expression|not closed"),
-    ],
+REFUSED = (
+    ("", "the expression is empty"),
+    ("score >", "this is not an expression"),
+    ("score = 3", "character 7: unknown operator =\nhint: write =="),
+    ("score && ok", "character 7: unknown operator &\nhint: write and"),
+    ("score > 3 AND ok", "character 11: AND is not an operator\nhint: write and"),
+    ("score > 3 # ok", "character 11: the expression has a comment\nhint: remove it"),
+    ("score\n> 3", "the expression has a line break\nhint: write it in one line"),
+    ("lang == 'de", "character 9: this is not an expression"),
+    ("(lang == 'de'", "a bracket or a quotation mark is not closed"),
+    ("lang in ('de' 'fr')", "character 15: a comma is missing between two texts"),
+    ("lang in 'de'", "character 9: in needs a list\nhint: write x in ('a', 'b')"),
+    ("lang in ()", "the list after in is empty"),
+    ("lang in ('de', other)", "character 16: a list holds only numbers and texts"),
+    ("lang == null", "a comparison with null is never true\nhint: write x is null"),
+    ("lang is 'de'", "is compares only with null\nhint: write == or !="),
+    ("a == b in (1, 2)", "in, is and != are not part of a chain"),
+    ("1 < 2", "no field of the record is in the expression"),
+    ("score", None),
+    ("score + 1", "the result is a number, not true or false"),
+    ("  'de'", "character 3: the result is a text, not true or false"),
+    ("lang > 'a' and score + 'a' > 2", "character 24: + takes a number, but 'a' is a text"),
+    ("score > 3 and 5", "and takes true or false, but 5 is a number"),
+    ("ok < true", "< has no order for true and false"),
+    ("score > 99999999999999999999", "character 9: a number is too large"),
+    ("score > 1e999", "character 9: a number is too large"),
+    ("score > 3j", "a literal of type complex is unknown"),
+    ("name == b'x'", "a literal of type bytes is unknown"),
+    ("name == f'{x}'", "character 9: an expression has no such part"),
+    ("name == '\\d'", "this is not an expression"),
+    ("name == '\\ud800'", "a text has a lone surrogate"),
+    ("score ** 2 > 3", "this operator is unknown\nhint: use one of + - * / %"),
+    ("__import__('os')", "__import__ is not a function"),
+    ("(lambda: score)() > 1", "this is not a function"),
+    ("[x for x in score]", "an expression has no such part"),
+    ("score[0] > 1", "an expression has no such part"),
+    ("(score := 3) > 1", "an expression has no such part"),
+    ("a.b().c > 1", "only a field has fields"),
+    ("mni(score, 3) > 1", "mni is not a function\nhint: write min"),
+    ("clip(score) > 1", "clip takes 3 arguments, not 1"),
+    ("ﬁeld > 2", "a field's name has characters of another form\nhint: write field('…')"),
+    ("(" * 240 + "score > 1" + ")" * 240, "this is not an expression|not closed"),
+    ("not " * 300 + "ok", "the expression is nested too deeply"),
+    ("-" * (MAX_TOKENS + 1) + "score > 1", f"at most {MAX_TOKENS} are read"),
+    ("a" + ".b" * 200 + " > 1", "the expression is nested too deeply"),
+    ("a" * (MAX_CHARACTERS + 1), f"at most {MAX_CHARACTERS} are read"),
+    ("ok\0", "this is not an expression|not closed"),
 )
-def test_an_expression_that_cannot_be_used_is_refused_by_key_and_place(text, message):
-    if message is None:
-        Expression.parse_condition(text, KEY)
-        return
-    with pytest.raises(RecipeError) as caught:
-        Expression.parse_condition(text, KEY)
-    assert str(caught.value).startswith(f"{WHERE} = {text!r:.500}: ") and caught.value.key == KEY
-    assert any(part in str(caught.value) for part in message.split("|")), str(caught.value)
+"""Expressions, and a part of the message that refuses each. A \"|\" separates parts of versions of
+Python. None: the expression is good."""
+
+
+def test_an_expression_that_cannot_be_used_is_refused_by_key_and_place():
+    for text, message in REFUSED:
+        if message is None:
+            Expression.parse_condition(text, KEY)
+            continue
+        with pytest.raises(RecipeError) as caught:
+            Expression.parse_condition(text, KEY)
+        shown = str(caught.value)
+        assert shown.startswith(f"{WHERE} = {text!r:.500}: ") and caught.value.key == KEY
+        assert any(part in shown for part in message.split("|")), shown
 
 
 def test_a_list_of_thousands_of_texts_is_read():
@@ -96,28 +98,27 @@ def test_a_list_of_thousands_of_texts_is_read():
     assert condition(text, repo=["x", names[2999], None]) == [False, True, False]
 
 
-@pytest.mark.every_case
-@pytest.mark.parametrize(
-    "types, message",
-    [
-        ({}, "there is no field 'meta.lang'"),
-        (
-            {"meta.lang": pa.int64()},
-            "== takes values of one kind, but meta.lang is a number and 'de'",
-        ),
-        ({"meta.lang": pa.list_(pa.string())}, "meta.lang is a list; only 'is null' reads it"),
-        ({"meta.lang": pa.duration("s")}, "a value of the type duration[s]; only 'is null'"),
-        ({"meta.lang": pa.timestamp("s")}, "'de' is not a timestamp[s]\nhint"),
-    ],
+WRONG_TYPES = (
+    ({}, "there is no field 'meta.lang'"),
+    (
+        {"meta.lang": pa.int64()},
+        "== takes values of one kind, but meta.lang is a number and 'de'",
+    ),
+    ({"meta.lang": pa.list_(pa.string())}, "meta.lang is a list; only 'is null' reads it"),
+    ({"meta.lang": pa.duration("s")}, "a value of the type duration[s]; only 'is null'"),
+    ({"meta.lang": pa.timestamp("s")}, "'de' is not a timestamp[s]\nhint"),
 )
-def test_a_table_with_a_wrong_field_is_refused_with_the_fields_there_are(types, message):
+
+
+def test_a_table_with_a_wrong_field_is_refused_with_the_fields_there_are():
     expression = Expression.parse_condition("meta.lang == 'de'", KEY)
     there = {"text": pa.string(), "score": pa.float32()}
-    with pytest.raises(SourceError) as caught:
-        expression.check("a.parquet", types, there)
-    given = "the fields are 'text' (string), 'score' (float)"
-    assert str(caught.value).startswith(f"a.parquet: {WHERE} = \"meta.lang == 'de'\": ")
-    assert message.partition("\nhint")[0] in str(caught.value) and given in str(caught.value)
+    for types, message in WRONG_TYPES:
+        with pytest.raises(SourceError) as caught:
+            expression.check("a.parquet", types, there)
+        given = "the fields are 'text' (string), 'score' (float)"
+        assert str(caught.value).startswith(f"a.parquet: {WHERE} = \"meta.lang == 'de'\": ")
+        assert message.partition("\nhint")[0] in str(caught.value) and given in str(caught.value)
     expression.check("a.parquet", {"meta.lang": pa.dictionary(pa.int8(), pa.string())}, there)
 
 

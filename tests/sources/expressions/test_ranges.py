@@ -51,7 +51,7 @@ def check(rng: random.Random) -> None:
 
 def test_no_random_expression_holds_where_its_range_says_that_it_cannot():
     rng = random.Random(49)
-    for _ in range(1500):
+    for _ in range(300):
         check(rng)
 
 
@@ -65,44 +65,42 @@ def test_no_random_expression_of_many_holds_where_its_range_says_that_it_cannot(
 SCORES = Range(2, 4, null=False)
 
 
-@pytest.mark.every_case
-@pytest.mark.parametrize(
-    "text, ranges, may_hold",
-    [
-        ("score >= 4", {"score": SCORES}, True),
-        ("score > 4", {"score": SCORES}, False),
-        ("score != 3", {"score": Range(3, 3)}, False),
-        ("not score == 3", {"score": Range(3, 3)}, False),
-        ("score is null", {"score": SCORES}, False),
-        ("score is null", {"score": Range(2, 4)}, True),
-        ("score > 4", {"score": Range(null=True, value=False)}, False),
-        ("score > 4", {}, True),
-        ("score > 4 or lang == 'de'", {"score": SCORES}, True),
-        ("score > 4 and lang == 'de'", {"score": SCORES}, False),
-        ("lang in ('de', 'fr')", {"lang": Range(b"en", b"es")}, False),
-        ("coalesce(score, 9) > 4", {"score": SCORES}, False),
-        ("coalesce(score, 9) > 4", {"score": Range(2, 4)}, True),
-        ("f > 0.1", {"f": Range(0.0, float(np.float32(0.1)), single=True)}, False),
-        ("clip(score - 2, 0, 4) > 2", {"score": SCORES}, False),
-    ],
+MAY_HOLD = (
+    ("score >= 4", {"score": SCORES}, True),
+    ("score > 4", {"score": SCORES}, False),
+    ("score != 3", {"score": Range(3, 3)}, False),
+    ("not score == 3", {"score": Range(3, 3)}, False),
+    ("score is null", {"score": SCORES}, False),
+    ("score is null", {"score": Range(2, 4)}, True),
+    ("score > 4", {"score": Range(null=True, value=False)}, False),
+    ("score > 4", {}, True),
+    ("score > 4 or lang == 'de'", {"score": SCORES}, True),
+    ("score > 4 and lang == 'de'", {"score": SCORES}, False),
+    ("lang in ('de', 'fr')", {"lang": Range(b"en", b"es")}, False),
+    ("coalesce(score, 9) > 4", {"score": SCORES}, False),
+    ("coalesce(score, 9) > 4", {"score": Range(2, 4)}, True),
+    ("f > 0.1", {"f": Range(0.0, float(np.float32(0.1)), single=True)}, False),
+    ("clip(score - 2, 0, 4) > 2", {"score": SCORES}, False),
 )
-def test_a_row_group_is_left_out_where_no_row_can_pass(text, ranges, may_hold):
-    assert Expression.parse_condition(text, KEY).may_hold(ranges) == may_hold
 
 
-@pytest.mark.every_case
-@pytest.mark.parametrize(
-    "text, bounds",
-    [
-        ("clip(score - 1, 0, 4)", (0, 4)),
-        ("clip(score, 0, 4) / 2 + 1", (1, 3)),
-        ("score", (-math.inf, math.inf)),
-        ("max(score, 0)", (0, math.inf)),
-        ("2 if lang == 'de' else 1", (1, 2)),
-        ("score % 3", (-3, 3)),
-        ("1 / clip(score, 0, 1)", (-math.inf, math.inf)),
-        ("abs(clip(score, -3, 2))", (0, 3)),
-    ],
+def test_a_row_group_is_left_out_where_no_row_can_pass():
+    for text, ranges, may_hold in MAY_HOLD:
+        assert Expression.parse_condition(text, KEY).may_hold(ranges) == may_hold, text
+
+
+BOUNDS = (
+    ("clip(score - 1, 0, 4)", (0, 4)),
+    ("clip(score, 0, 4) / 2 + 1", (1, 3)),
+    ("score", (-math.inf, math.inf)),
+    ("max(score, 0)", (0, math.inf)),
+    ("2 if lang == 'de' else 1", (1, 2)),
+    ("score % 3", (-3, 3)),
+    ("1 / clip(score, 0, 1)", (-math.inf, math.inf)),
+    ("abs(clip(score, -3, 2))", (0, 3)),
 )
-def test_bounds_follow_from_the_expression(text, bounds):
-    assert Expression.parse_number(text, ("sources", 0, "repeat")).bounds() == bounds
+
+
+def test_bounds_follow_from_the_expression():
+    for text, bounds in BOUNDS:
+        assert Expression.parse_number(text, ("sources", 0, "repeat")).bounds() == bounds, text
