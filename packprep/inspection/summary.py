@@ -432,9 +432,7 @@ def _draw(page: Page, s: Mapping[str, Any]) -> None:
         ],
         text_columns=1,
     )
-    for source in s["sources"]:
-        if source[PASSES]:
-            page.wrap(f"documents of {source['name']} by number of passes: {_by_passes(source)}")
+    _draw_passes(page, s["sources"])
     for source in s["sources"]:
         got, asked = source["token_share"] or 0.0, source["wanted_share"]
         if asked is not None and abs(got - asked) > FAR:
@@ -454,6 +452,13 @@ MOST_GROUPS = 16
 def repeat_in_words(source: Mapping[str, Any]) -> str:
     """Return a source's repeat in a summary as text. For an expression, this is its upper limit."""
     return f"{'≤ ' if source[PASSES] else ''}{source['repeat']:g}"
+
+
+def _draw_passes(page: Page, sources: Sequence[Mapping[str, Any]]) -> None:
+    """Show how many documents of each source have how many passes, if expressions decide."""
+    for source in sources:
+        if source[PASSES]:
+            page.wrap(f"documents of {source['name']} by number of passes: {_by_passes(source)}")
 
 
 def _by_passes(source: Mapping[str, Any]) -> str:

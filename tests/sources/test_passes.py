@@ -159,6 +159,25 @@ def test_any_number_of_workers_gives_the_same_passes(tmp_path, workers):
     assert made.contents(tmp_path / "none") == made.contents(tmp_path / "some")
 
 
+def test_a_build_uses_and_repeats_the_documents_that_duckdb_counts(tmp_path):
+    """DuckDB reads the same files, and counts in SQL."""
+    duckdb = pytest.importorskip("duckdb", reason="the judge of expressions")
+    write(tmp_path, records(90, 13))
+    where, repeat = "not (score < 2) or meta.lang is null", "coalesce(score, 1) - 2 * (quality / 2)"
+    in_sql = "NOT (score < 2) OR meta.lang IS NULL", "coalesce(score, 1) - 2 * (quality / 2)"
+    whole = f"greatest(0, least(3, floor({in_sql[1]})))"
+    for name in (FILES[0], FILES[1], FILES[2]):
+        found = duckdb.sql(
+            f"SELECT {whole}, count(*) FROM '{tmp_path / name}' WHERE {in_sql[0]} GROUP BY ALL"
+        ).fetchall()
+        own = {"name": "s", "paths": [name], "where": where, "repeat": f"floor({repeat})"}
+        outcome = build(tmp_path, f"out_{name[0]}", [{**own, "max_repeat": 3}])
+        documents = outcome.manifest["ledger"]["sources"]["s"]["documents"]
+        expected = {str(int(number)): count for number, count in found if number}
+        assert documents["passes"] == expected and len(expected) == 3
+        assert documents["filtered"] == 90 - sum(expected.values())
+
+
 def test_fractions_of_repeat_are_drawn_by_document_and_not_by_shard_or_other_documents(tmp_path):
     rows = records(300, 3)
     write(tmp_path, rows)
