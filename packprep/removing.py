@@ -57,7 +57,7 @@ _KEYS = {"source", "file", "doc"}
 _SHOWN = 3
 _NOTHING = {
     "rejected": "rejected or removed before",
-    "elsewhere": "not selected by sample or repeat, or not documents",
+    "elsewhere": "not selected by sample, where or repeat, or not documents",
 }
 
 

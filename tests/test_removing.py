@@ -532,7 +532,7 @@ def test_what_is_said_of_a_removed_document(built, tmp_path):
     said = inside("remove", old, "--documents", write_list(tmp_path / "list", lines), "--out", new)
     assert said.status == 0 and "removed 1 document with" in said.out
     assert (
-        "without content here: 1 not selected by sample or repeat, or not documents: web web.jsonl:1"
+        "without content here: 1 not selected by sample, where or repeat, or not documents: web web.jsonl:1"
         in said.out
     )
     shown = inside("inspect", new, "--doc", f"{gone['file']}:{gone['doc']}", "--json").json

@@ -27,7 +27,7 @@ from packprep.sources.formats import parquet
 from packprep.sources.passes import ByFields, Passes, Records
 from tests import made
 from tests.twin.check import verify_with_twin
-from tests.verification.damage import edit_manifest, edit_receipt, faults_of, sign
+from tests.verification.damage import edit_manifest, edit_plan, edit_receipt, faults_of, sign
 
 WHERE = "score >= 3 and meta.lang in ('de', 'fr')"
 FILES = ("a.jsonl", "b.jsonl.gz", "c.parquet", "d.arrow")
@@ -320,6 +320,12 @@ def test_forged_passes_are_found(tmp_path):
     edit_manifest(tmp_path / "out", change_sum)
     sign(tmp_path / "out")
     assert {fault["promise"] for fault in faults_of(tmp_path / "out")} == {"P21"}
+    # Other shares of the passes would divide the source in another way.
+    edit_plan(tmp_path / "out", lambda plan: plan["sources"][2].update(pass_shares=[1.0, 0.1]))
+    assert "P22" in {fault["promise"] for fault in faults_of(tmp_path / "out")}
+    edit_plan(tmp_path / "out", lambda plan: plan["sources"][2].update(pass_shares=[1.0]))
+    with pytest.raises(PlanError, match="pass_shares does not match the passes of its repeat"):
+        faults_of(tmp_path / "out")
 
 
 @pytest.mark.every_case
