@@ -237,6 +237,15 @@ def test_verification_is_measured_beside_the_digest_of_the_same_bytes(built, cap
     assert "times as long as the digest" in capsys.readouterr().out
 
 
+def test_audits_are_measured_for_each_format(tmp_path, capsys):
+    arguments = ["--gigabytes", "0.001", "--repeats", "1", "--folder", str(tmp_path)]
+    script("audit").main([*arguments, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert {one["tokens"] for one in found.values()} == {500_000} and len(found) == 3
+    script("audit").main(arguments)
+    assert capsys.readouterr().out.count("s of CPU") == 3 and not any(tmp_path.iterdir())
+
+
 def test_a_damaged_dataset_is_not_measured(built, tmp_path):
     directory = Path(shutil.copytree(built.out, tmp_path / "copy"))
     (directory / "more").write_bytes(b"")

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from packprep.audit.documents import SpecialIds, find_documents
 from packprep.audit.markup import prompt_search
 from packprep.audit.report import Request, describe_audit
+from packprep.audit.rows import PackedRows
 from packprep.audit.special_ids import read_vocabulary
 from tests import made
-from tests.conversations.chats_made import CHATML, HOISTED, LLAMA3
+from tests.conversations.chats_made import CHATML, GENERATION, HOISTED, LLAMA3
 from tests.verification.damage import places_of, resigned
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<pad>", "<think>", "</think>"]
@@ -101,3 +103,33 @@ def test_a_template_without_markup_gives_a_reason(tmp_path):
     folder = write_tokenizer(tmp_path / "tokenizer", CHATML, "<|im_end|>")
     plain = "{% for m in messages %}{{ m.content }} {% endfor %}"
     assert "no markup" in prompt_search(plain, read_vocabulary(str(folder)))
+
+
+@pytest.mark.long
+def test_masks_of_transformers_train_no_prompt_and_their_inverses_do(tmp_path):
+    """The judge is `apply_chat_template` with its mask of the assistant's tokens."""
+    transformers = pytest.importorskip("transformers", reason="the judge is Transformers")
+    added = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<pad>"]
+    folder = write_tokenizer(tmp_path / "tokenizer", GENERATION, "<|end|>", added)
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), chat_template=GENERATION
+    )
+    search = prompt_search(GENERATION, read_vocabulary(str(folder)))
+    random = np.random.default_rng(0)
+    ids, mask, starts = [], [], [0]
+    for _ in range(50):
+        roles = ["system"] * int(random.integers(0, 2)) + ["user", "assistant"] * 2
+        words = ["".join(map(chr, random.integers(97, 123, 12))) for _ in roles]
+        found = tokenizer.apply_chat_template(
+            [{"role": r, "content": w} for r, w in zip(roles, words, strict=True)],
+            return_assistant_tokens_mask=True,
+            return_dict=True,
+        )
+        ids += found["input_ids"]
+        mask += found["assistant_masks"]
+        starts.append(len(ids))
+    rows = PackedRows(np.array(ids), np.array(starts), document_starts=np.array(starts[:-1]))
+    documents = find_documents(rows, SpecialIds(), False)
+    trained = np.array(mask, bool)
+    assert trained.any() and not search(rows, documents, trained).any()
+    assert search(rows, documents, ~trained).all()
