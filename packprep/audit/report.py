@@ -13,7 +13,7 @@ from packprep.audit.rows import Choices, PackedData
 from packprep.audit.source_documents import compare_source
 from packprep.audit.special_ids import ChosenIds, read_vocabulary
 from packprep.conversations.chat_template import find_template
-from packprep.errors import RecipeError
+from packprep.errors import RecipeError, SourceError
 from packprep.inspection.terminal import DIM, Page, page
 from packprep.messages import counted, visible
 from packprep.tokenizer.roles import Vocabulary
@@ -57,6 +57,17 @@ def describe_audit(request: Request) -> dict[str, Any]:
         VocabularyError: If the tokenizer cannot be read.
     """
     _check(request)
+    try:
+        return _audited(request)
+    except SourceError as error:
+        what, _, hint = str(error).partition("\nhint: ")
+        # The readers of sources also serve builds, so their hints may be about a recipe.
+        hint = "fetch the data again, or write them again" if "recipe" in hint else hint
+        raise SourceError(f"{what}\nhint: {hint}" if hint else what) from None
+
+
+def _audited(request: Request) -> dict[str, Any]:
+    """Audit the data of a request; see `describe_audit`."""
     data = open_packed(request.path, request.choices)
     vocabulary = None if request.tokenizer is None else read_vocabulary(request.tokenizer)
     chosen = ChosenIds(request.special_ids, data.special_ids, vocabulary)
@@ -77,6 +88,8 @@ def describe_audit(request: Request) -> dict[str, Any]:
         if chat.several_bos:
             audit.unchecked.setdefault("two_bos", reason.format("bos"))
     audit.add_all()
+    if not audit.tokens:
+        raise SourceError(f"{request.path}: the data have no tokens\nhint: write them again")
     audit.finish()
     wholes = {"tokens": audit.tokens, "documents": audit.documents, "rows": audit.rows}
     if request.source is not None and request.tokenizer is not None and audit.has_documents:

@@ -260,7 +260,7 @@ def numpy_header(path: str, begin: bytes) -> tuple[tuple[int, ...], np.dtype, in
     `begin` has the first bytes of the file at `path`.
 
     Raises:
-        SourceError: If the header is damaged.
+        SourceError: If the header is damaged, or the array is not stored row by row.
     """
     header = io.BytesIO(begin)
     try:
@@ -269,9 +269,14 @@ def numpy_header(path: str, begin: bytes) -> tuple[tuple[int, ...], np.dtype, in
             (1, 0): np.lib.format.read_array_header_1_0,
             (2, 0): np.lib.format.read_array_header_2_0,
         }[version]
-        shape, _, dtype = read_header(header)
+        shape, by_column, dtype = read_header(header)
     except (ValueError, KeyError) as error:
         raise damaged(path, f"its NumPy header is not readable: {error}") from None
+    if by_column and len(shape) > 1:
+        raise SourceError(
+            f"{path}: a NumPy array that is stored column by column\n"
+            "hint: save numpy.ascontiguousarray(array)"
+        )
     return shape, dtype, header.tell()
 
 

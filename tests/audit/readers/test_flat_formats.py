@@ -130,3 +130,23 @@ def test_data_of_no_known_format_are_refused_with_the_formats(tmp_path):
         described(tmp_path / "x.bmp")
     with pytest.raises(SourceError, match="no such file or directory"):
         described(tmp_path / "absent")
+
+
+def test_data_that_cannot_be_audited_are_refused_without_words_about_recipes(tmp_path):
+    (tmp_path / "empty.bin").write_bytes(b"")
+    np.save(tmp_path / "none.npy", np.zeros((0, 8), np.uint16))
+    np.save(tmp_path / "columns.npy", np.asfortranarray(np.ones((4, 8), np.uint16)))
+    np.save(tmp_path / "cut.npy", np.ones(99, np.uint16))
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "cut.npy").read_bytes()[:-8])
+    (tmp_path / "pair.bin").write_bytes(b"ab")
+    (tmp_path / "pair.idx").write_bytes(b"x")
+    for name, words in (
+        ("empty.bin", "no tokens"),
+        ("none.npy", "no tokens"),
+        ("columns.npy", "column by column"),
+        ("cut.npy", "damaged"),
+        ("pair", "damaged"),
+    ):
+        with pytest.raises(SourceError, match=words) as caught:
+            described(tmp_path / name)
+        assert "hint: " in str(caught.value) and "recipe" not in str(caught.value)
