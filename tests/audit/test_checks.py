@@ -1,6 +1,6 @@
 import numpy as np
-import pytest
 
+from packprep.audit import checks
 from packprep.audit.checks import Audit
 from packprep.audit.documents import SpecialIds
 from packprep.audit.kinds import KINDS
@@ -8,17 +8,6 @@ from packprep.audit.rows import NEXT, SAME, PackedData, PackedRows
 from tests.audit import faults_made as made
 
 SPECIAL = SpecialIds(made.EOS, made.BOS, made.PAD, made.UNK, made.VOCAB_SIZE)
-IDS_ALONE = {
-    "duplicate_documents",
-    "empty_documents",
-    "no_eos",
-    "inner_eos",
-    "two_bos",
-    "beyond_vocabulary",
-    "unknown_tokens",
-    "padding",
-    "duplicate_rows",
-}
 
 
 def data_of(packed: made.Packed, at: str, rows_at_once: int = 7) -> PackedData:
@@ -58,15 +47,26 @@ def found(audit: Audit) -> set[str]:
     }
 
 
-@pytest.mark.every_case
-@pytest.mark.parametrize("at", [SAME, NEXT])
-def test_each_planted_fault_is_named_and_clean_rows_have_none(at):
-    audit = audited(data_of(made.clean(), at))
-    assert found(audit) == set() and audit.labels_at == at
-    assert set(audit.unchecked) == set()
+def test_each_planted_fault_is_named_and_clean_rows_have_none():
     assert len(made.FAULTS) >= 15
-    for kind, planted in made.FAULTS.items():
-        packed = planted()
-        audit = audited(data_of(packed, at))
-        assert found(audit) == {kind} | made.IMPLIED.get(kind, set()), kind
-        assert audit.tallies[kind].places, kind
+    for at in (SAME, NEXT):
+        audit = audited(data_of(made.clean(), at))
+        assert found(audit) == set() and audit.labels_at == at and not audit.unchecked
+        for kind, planted in made.FAULTS.items():
+            audit = audited(data_of(planted(), at))
+            assert found(audit) == {kind} | made.IMPLIED.get(kind, set()), kind
+            assert audit.tallies[kind].places, kind
+
+
+def test_a_long_text_without_eos_is_divided_so_that_memory_is_bounded(monkeypatch):
+    monkeypatch.setattr(checks, "MOST_UNFINISHED", 100)
+    ids = np.full(300, made.FIRST, np.uint16)
+    ids[280] = made.EOS
+
+    def batches():
+        for first in range(0, 300, 50):
+            own = ids[first : first + 50]
+            yield PackedRows(own, np.array([0, 50]), continued=first > 0)
+
+    audit = audited(PackedData("made", batches, {}, has_rows=False))
+    assert (audit.tokens, audit.divided, audit.documents) == (300, 2, 4)

@@ -88,19 +88,14 @@ def test_a_trained_prompt_and_a_trained_empty_reasoning_are_named(chats, tmp_pat
         assert found(copy, tokenizer) == {kind}
 
 
-@pytest.mark.every_case
-@pytest.mark.parametrize(
-    "template, added, eos",
-    [(LLAMA3, LLAMA, "<|eot_id|>"), (HOISTED, ["</s>", "<pad>", "<s>"], "</s>")],
-)
-def test_prompts_are_found_by_the_markup_of_other_families(template, added, eos, tmp_path):
-    folder = write_tokenizer(tmp_path / "tokenizer", template, eos, added)
-    own = template.replace("bos_token", repr(added[-1])).replace("eos_token", repr(eos))
-    assert not isinstance(prompt_search(own, read_vocabulary(str(folder))), str)
-
-
-def test_a_template_without_markup_gives_a_reason(tmp_path):
-    folder = write_tokenizer(tmp_path / "tokenizer", CHATML, "<|im_end|>")
+def test_prompts_are_found_by_the_markup_of_other_families_or_the_reason_is_given(tmp_path):
+    for template, added, eos in (
+        (LLAMA3, LLAMA, "<|eot_id|>"),
+        (HOISTED, ["</s>", "<pad>", "<s>"], "</s>"),
+    ):
+        folder = write_tokenizer(tmp_path / eos.strip("</|>"), template, eos, added)
+        own = template.replace("bos_token", repr(added[-1])).replace("eos_token", repr(eos))
+        assert not isinstance(prompt_search(own, read_vocabulary(str(folder))), str)
     plain = "{% for m in messages %}{{ m.content }} {% endfor %}"
     assert "no markup" in prompt_search(plain, read_vocabulary(str(folder)))
 
