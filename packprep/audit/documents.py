@@ -176,6 +176,14 @@ def starts_by_eos(ids, begin, end, eos):
     return starts
 
 
+@kernel(inline=True)
+def mixed(x):
+    """Return a uint64 whose bits all depend on all bits of `x`."""
+    x = (x ^ (x >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+    x = (x ^ (x >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+    return x ^ (x >> np.uint64(32))
+
+
 @kernel
 def document_figures(ids, begin, end, special, figures, hashes, heads):
     """Compute the figures and the hashes of documents.
@@ -225,12 +233,8 @@ def document_figures(ids, begin, end, special, figures, hashes, heads):
         if bos == eos:
             bos_count = (first - a) + (first < last and ids[first] == bos)
         length = np.uint64(last - first)
-        x ^= length
-        y ^= length
-        x = (x ^ (x >> np.uint64(32))) * other
-        y = (y ^ (y >> np.uint64(29))) * multiplier
-        hashes[d, 0] = x ^ (x >> np.uint64(32))
-        hashes[d, 1] = y ^ (y >> np.uint64(29))
+        hashes[d, 0] = mixed(x ^ length)
+        hashes[d, 1] = mixed(y ^ length)
         figures[d, 0] = b - a
         figures[d, 1] = bos_count
         figures[d, 2] = eos_count

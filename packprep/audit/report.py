@@ -92,28 +92,8 @@ def _audited(request: Request) -> dict[str, Any]:
         raise SourceError(f"{request.path}: the data have no tokens\nhint: write them again")
     audit.finish()
     wholes = {"tokens": audit.tokens, "documents": audit.documents, "rows": audit.rows}
-    if request.source is not None and request.tokenizer is not None and audit.has_documents:
-        assert heads is not None
-        found = compare_source(
-            request.source,
-            request.tokenizer,
-            request.chat_template or "",
-            chosen.ids,
-            audit.of_documents,
-            heads,
-        )
-        wholes["source documents"] = found.documents
-        for kind, count, places in (
-            ("missing_documents", found.missing, found.missing_places),
-            ("cut_documents", found.cut, found.cut_places),
-        ):
-            audit.tallies[kind].count = count
-            audit.tallies[kind].places = [Place(-1, -1, place) for place in places]
-        if found.rejected:
-            notes.append(
-                f"{counted(found.rejected, 'document')} of the source cannot be tokenized and were"
-                " not looked up"
-            )
+    if heads is not None and audit.has_documents:
+        wholes["source documents"] = _look_up_source(request, audit, heads, notes)
     checks = [_described(kind, audit, wholes, request.limits) for kind in KINDS]
     return {
         "path": str(request.path),
@@ -133,6 +113,31 @@ def _audited(request: Request) -> dict[str, Any]:
         "failed": [check["kind"] for check in checks if check["failed"]],
         "notes": [*notes, *_notes(audit)],
     }
+
+
+def _look_up_source(request: Request, audit: Audit, heads: HashTable, notes: list[str]) -> int:
+    """Count the documents of --source that the data lack, and return the number of documents."""
+    assert request.source is not None and request.tokenizer is not None
+    found = compare_source(
+        request.source,
+        request.tokenizer,
+        request.chat_template or "",
+        audit.special,
+        audit.of_documents,
+        heads,
+    )
+    for kind, count, places in (
+        ("missing_documents", found.missing, found.missing_places),
+        ("cut_documents", found.cut, found.cut_places),
+    ):
+        audit.tallies[kind].count = count
+        audit.tallies[kind].places = [Place(-1, -1, place) for place in places]
+    if found.rejected:
+        notes.append(
+            f"{counted(found.rejected, 'document')} of the source cannot be tokenized and were"
+            " not looked up"
+        )
+    return found.documents
 
 
 def _check(request: Request) -> None:
