@@ -102,10 +102,10 @@ def audit_kinds() -> str:
     from packprep.audit.kinds import KINDS
 
     rows = [
-        (f"`{name}`", f"{kind.title}. {kind.means}", f"{kind.most:.0%} of {kind.unit}")
+        (f"`{name}`", kind.title, f"{kind.most:.0%} of {kind.unit}")
         for name, kind in KINDS.items()
     ]
-    return _table(("kind", "meaning", "finding above"), rows)
+    return _table(("kind", "what it counts", "finding above"), rows)
 
 
 def parameters(objective: str) -> str:
