@@ -69,9 +69,11 @@ def describe_audit(request: Request) -> dict[str, Any]:
 def _audited(request: Request) -> dict[str, Any]:
     """Audit the data of a request; see `describe_audit`."""
     data = open_packed(request.path, request.choices)
-    vocabulary = None if request.tokenizer is None else read_vocabulary(request.tokenizer)
+    tokenizer = request.tokenizer or data.tokenizer
+    vocabulary = None if tokenizer is None else read_vocabulary(tokenizer)
     chosen = ChosenIds(request.special_ids, data.special_ids, vocabulary)
-    searches, reasons, template = _searches(request, vocabulary)
+    template = _template(request, data)
+    searches, reasons = _searches(request, data, vocabulary, template)
     heads = None if request.source is None else HashTable()
     chat = None
     if template is not None and vocabulary is not None:
@@ -159,19 +161,26 @@ def _check(request: Request) -> None:
             )
 
 
-def _searches(
-    request: Request, vocabulary: Vocabulary | None
-) -> tuple[dict[str, Search], dict[str, str], str | None]:
-    """Return the searches in texts, the reasons for absent ones, and the chat template."""
-    no_source = "no --source is given"
-    reasons = dict.fromkeys(("missing_documents", "cut_documents"), no_source)
-    if request.source is not None:
-        reasons = {}
-    if vocabulary is None or request.tokenizer is None:
-        needed = dict.fromkeys(("trained_prompts", "empty_reasoning"), "no --tokenizer is given")
-        return {}, reasons | needed, None
+def _template(request: Request, data: PackedData) -> str | None:
+    """Return the text of the chat template, or None."""
+    if request.tokenizer is None:
+        return data.chat_template
     name = "" if request.chat_template is None else str(Path(request.chat_template).resolve())
-    template = find_template(name, Path.cwd(), request.tokenizer)
+    return find_template(name, Path.cwd(), request.tokenizer)
+
+
+def _searches(
+    request: Request, data: PackedData, vocabulary: Vocabulary | None, template: str | None
+) -> tuple[dict[str, Search], dict[str, str]]:
+    """Return the searches in texts, and the reasons for absent ones."""
+    reasons = {}
+    if request.source is None:
+        reasons = dict.fromkeys(("missing_documents", "cut_documents"), "no --source is given")
+    if vocabulary is None:
+        needed = dict.fromkeys(("trained_prompts", "empty_reasoning"), "no --tokenizer is given")
+        return {}, reasons | needed
+    if not _has_loss(data):
+        return {}, reasons
     found: dict[str, Search | str] = {
         "trained_prompts": "no chat template is known. Give --chat-template"
         if template is None
@@ -179,7 +188,7 @@ def _searches(
         "empty_reasoning": reasoning_search(vocabulary),
     }
     searches = {kind: one for kind, one in found.items() if not isinstance(one, str)}
-    return searches, reasons | {k: v for k, v in found.items() if isinstance(v, str)}, template
+    return searches, reasons | {k: v for k, v in found.items() if isinstance(v, str)}
 
 
 def _has_loss(data: PackedData) -> bool:

@@ -84,6 +84,8 @@ class PackedData(NamedTuple):
             "metadata.json"), where the data's own notes contain it.
         impossible: Kind of `kinds.KINDS` → why the format does not allow this check, such as a
             format whose documents never have eos.
+        tokenizer: The tokenizer that is stored with the data, as --tokenizer would name it.
+        chat_template: The text of the chat template that is stored with the data.
         notes: Sentences for the report, such as ignored columns or files that were not read.
     """
 
@@ -95,6 +97,8 @@ class PackedData(NamedTuple):
     row_length: int | None = None
     special_ids: Mapping[str, tuple[int, str]] = {}
     impossible: Mapping[str, str] = {}
+    tokenizer: str | None = None
+    chat_template: str | None = None
     notes: tuple[str, ...] = ()
 
 

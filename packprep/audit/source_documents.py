@@ -60,6 +60,7 @@ def compare_source(
     table = {
         "sources": [{"paths": [source]}],
         "tokenizer": tokenizer if not Path(tokenizer).exists() else str(Path(tokenizer).resolve()),
+        "specials": {"missing": "add"},
         "seq_length": 1 << 20,
         "tasks": [{"preset": "causal"}],
     }

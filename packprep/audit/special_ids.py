@@ -15,10 +15,14 @@ _OPTIONS["vocab_size"] = "--vocab-size"
 def read_vocabulary(tokenizer: str) -> Vocabulary:
     """Return the vocabulary of a tokenizer, with the special tokens that its files declare.
 
+    A tokenizer without eos and pad gets further tokens for them, which `ChosenIds` ignores.
+
     Raises:
         VocabularyError: If the tokenizer cannot be read.
     """
-    return resolve_vocabulary(tokenizer, Path.cwd(), Specials(), Needs(frozenset(), (), 0))
+    return resolve_vocabulary(
+        tokenizer, Path.cwd(), Specials(missing="add"), Needs(frozenset(), (), 0)
+    )
 
 
 class ChosenIds:
@@ -47,11 +51,12 @@ class ChosenIds:
         """
         of_tokenizer: dict[str, tuple[int, str]] = {}
         if vocabulary is not None:
-            roles = vocabulary.roles
-            ids = {name: roles[name] for name in roles if name in ("eos", "bos", "pad")}
+            added = {token["id"] for token in vocabulary.added_tokens}
+            names = ("eos", "bos", "pad")
+            ids = {n: i for n, i in vocabulary.roles.items() if n in names and i not in added}
             unknown = unknown_id(vocabulary.tokenizer_json)
             ids |= {} if unknown is None else {"unk": unknown}
-            ids["vocab_size"] = vocabulary.vocab_size
+            ids["vocab_size"] = vocabulary.vocab_size - len(added)
             of_tokenizer = {name: (id, "the tokenizer") for name, id in ids.items()}
         options = {name: (id, _OPTIONS[name]) for name, id in given.items()}
         self.places: dict[str, tuple[int, str]] = {**of_tokenizer, **of_data, **options}

@@ -63,8 +63,9 @@ def chats(tmp_path_factory):
     return folder
 
 
-def found(path, tokenizer) -> set[str]:
-    checks = describe_audit(Request(path, str(tokenizer)))["checks"]
+def found(path, tokenizer=None) -> set[str]:
+    """The findings. Without a tokenizer, those by the stored tokenizer and chat template."""
+    checks = describe_audit(Request(path, tokenizer and str(tokenizer)))["checks"]
     assert {"trained_prompts", "empty_reasoning"} <= {
         check["kind"] for check in checks if check["state"] != "not_checked"
     }
@@ -74,7 +75,7 @@ def found(path, tokenizer) -> set[str]:
 
 def test_a_trained_prompt_and_a_trained_empty_reasoning_are_named(chats, tmp_path):
     tokenizer = chats / "tokenizer"
-    assert found(chats / "out", tokenizer) == set()
+    assert found(chats / "out", tokenizer) == found(chats / "out") == set()
     ids = read_vocabulary(str(tokenizer)).tokenizer_json
     start, think = (json.loads(ids)["added_tokens"][i]["id"] for i in (0, 3))
     for kind, after in (("trained_prompts", start), ("empty_reasoning", think)):
@@ -85,7 +86,7 @@ def test_a_trained_prompt_and_a_trained_empty_reasoning_are_named(chats, tmp_pat
             at = begin[0] + int(np.flatnonzero(of_row[begin[0] :] == after)[0])
             at += 10 if kind == "trained_prompts" else 0
             arrays["loss_mask"][row[0], at] = 1
-        assert found(copy, tokenizer) == {kind}
+        assert found(copy, tokenizer) == found(copy) == {kind}
 
 
 def test_prompts_are_found_by_the_markup_of_other_families_or_the_reason_is_given(tmp_path):

@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from packprep.audit.kinds import KINDS
 from tests.audit import faults_made as made
@@ -67,6 +68,16 @@ def test_the_ids_of_an_option_win_over_those_of_a_tokenizer_and_the_report_says_
     assert described["special_ids"]["eos"] == {"id": 1, "from": "--eos-id"}
     assert described["special_ids"]["pad"]["from"] == "the tokenizer"
     assert any("eos is 1 in --eos-id" in note for note in described["notes"])
+
+
+def test_a_tokenizer_without_special_tokens_gives_only_its_vocabulary(rows, tmp_path):
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    said = inside("audit", rows, "--tokenizer", tmp_path / "tokenizer.json", "--json")
+    described = json.loads(said.out)
+    assert described["special_ids"] == {"vocab_size": {"id": 256, "from": "the tokenizer"}}
+    assert described["documents"] is None
 
 
 def test_a_file_of_wider_ids_than_expected_names_the_option(tmp_path):

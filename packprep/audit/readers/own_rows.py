@@ -7,12 +7,12 @@ import numpy as np
 
 from packprep.audit.rows import NEXT, Choices, PackedData, PackedRows
 from packprep.building.ledger import add_ledgers
+from packprep.building.plan import stored_plan
 from packprep.dataset.loader import Dataset, open_dataset
 from packprep.dataset.manifest import Manifest, encoder_length
 from packprep.dataset.shard import CAN_PREAD
 from packprep.errors import DatasetError
 from packprep.format.json_files import MANIFEST_NAME, TOKENIZER_NAME
-from packprep.tokenizer.file import unknown_id
 
 
 def recognizes(path: Path) -> bool:
@@ -33,10 +33,7 @@ def open_rows(path: Path, choices: Choices) -> PackedData:
     specials, where = manifest["specials"], MANIFEST_NAME
     ids = {role: specials[role] for role in ("eos", "bos") if isinstance(specials.get(role), int)}
     ids |= {"pad": manifest["pad_id"], "vocab_size": manifest["vocab_size"]}
-    unknown = unknown_id((path / TOKENIZER_NAME).read_bytes())
-    special = {name: (id, where) for name, id in ids.items()}
-    if unknown is not None:
-        special["unk"] = (unknown, TOKENIZER_NAME)
+    plan = stored_plan(path)
     columns = {
         "segments": "segment_ids",
         "positions": "position_ids",
@@ -49,7 +46,9 @@ def open_rows(path: Path, choices: Choices) -> PackedData:
         columns=columns,
         labels_at=NEXT,
         row_length=manifest["seq_length"],
-        special_ids=special,
+        special_ids={name: (id, where) for name, id in ids.items()},
+        tokenizer=str(path / TOKENIZER_NAME),
+        chat_template=None if plan is None else plan["chat_template"],
         impossible=_impossible(dataset, manifest),
     )
 
