@@ -23,6 +23,7 @@ from packprep.errors import SourceError
 from packprep.sources.formats.batch import Batch, BatchBuilder, Choice, Keep, Slice, open_source
 from packprep.sources.formats.compressed import Decoders
 from packprep.sources.formats.fields import Fields
+from packprep.sources.formats.flat_ids import size_on_disk
 from packprep.sources.formats.table import (
     Column,
     arrow_errors,
@@ -100,6 +101,47 @@ def read(
             yield from batch.take()
 
 
+def schema_of(path: str) -> pa.Schema:
+    """Return the schema of a file or stream.
+
+    Raises:
+        SourceError: If the file is missing or damaged.
+    """
+    with _opened(path, size_on_disk(path)) as file:
+        index = _index(file, size_on_disk(path))
+        with pa.memory_map(path) as source:
+            return _schema(source, index)
+
+
+def record_batches(path: str, names: Sequence[str], values: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file or stream in batches.
+
+    Args:
+        path: Path of the file.
+        names: Columns to read. The first one contains lists.
+        values: Approximate number of values per batch in the first column.
+
+    Raises:
+        SourceError: If the file is missing or damaged.
+    """
+    size = size_on_disk(path)
+    with _opened(path, size) as file:
+        index = _index(file, size)
+        for piece, n_rows in enumerate(index.rows):
+            for offset in (*index.dictionaries, index.offsets[piece]):
+                advice = "write it with fewer rows per batch"
+                check_block(path, "a record batch", _largest_decompressed(file, offset), advice)
+            # A new mapping for each batch frees the pages of the batches before.
+            with pa.memory_map(path) as source:
+                schema = _schema(source, index)
+                wanted = [schema.get_field_index(name) for name in names]
+                arrays = list(map(_validated, _arrays(piece, source, index, schema, wanted)))
+                count = max(1, values * n_rows // max(1, int(list_lengths(arrays[0]).sum())))
+                for begin in range(0, n_rows, count):
+                    some = [array.slice(begin, count) for array in arrays]
+                    yield pa.RecordBatch.from_arrays(some, names=list(names))
+
+
 def numbers(part: Slice, decoders: Decoders) -> range:
     """Return the row numbers of the whole record batch that the work range `part` belongs to.
 
@@ -144,8 +186,7 @@ def _columns(
     The first dict maps the keys that `find_columns` or `find_token_columns` selects to their
     values. The second dict maps the fields that `keep` reads to their values.
     """
-    source.seek(0)  # At a URL, this is the same file object that the index was read from.
-    schema = (pa.ipc.open_stream if index.is_stream else pa.ipc.open_file)(source).schema
+    schema = _schema(source, index)
     if part.format == "arrow_tokens":
         columns = find_token_columns(part.path, schema, text_key, fields)
     else:
@@ -173,6 +214,11 @@ def _columns(
         {key: values_of(column) for key, column in some.items()} for some in (columns, chosen_by)
     )
     return own, by
+
+
+def _schema(source: pa.NativeFile, index: BatchIndex) -> pa.Schema:
+    source.seek(0)  # At a URL, this is the same file object that the index was read from.
+    return (pa.ipc.open_stream if index.is_stream else pa.ipc.open_file)(source).schema
 
 
 def _arrays(

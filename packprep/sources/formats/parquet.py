@@ -24,6 +24,7 @@ from packprep.sources.formats.batch import (
 from packprep.sources.formats.column_ranges import column_range
 from packprep.sources.formats.compressed import Decoders
 from packprep.sources.formats.fields import Fields
+from packprep.sources.formats.flat_ids import size_on_disk
 from packprep.sources.formats.table import (
     REPEATED_BYTES,
     SLICE_LISTS,
@@ -272,6 +273,37 @@ def _joined(
     numbers = np.concatenate([of_rows for of_rows, _ in held])
     keys = held[0][1]
     return numbers, {key: pa.concat_arrays([some[key] for _, some in held]) for key in keys}, {}
+
+
+def schema_of(path: str) -> pa.Schema:
+    """Return the schema of a file.
+
+    Raises:
+        SourceError: If the file is missing or damaged.
+    """
+    with _opened(path, size_on_disk(path)) as (_, file):
+        return file.schema_arrow
+
+
+def record_batches(path: str, names: Sequence[str], values: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file in batches.
+
+    Args:
+        path: Path of the file.
+        names: Columns to read.
+        values: Approximate number of values per batch in the longest of these columns.
+
+    Raises:
+        SourceError: If the file is missing or damaged.
+    """
+    size = size_on_disk(path)
+    with _opened(path, size) as (source, file):
+        groups = _groups(file, file.num_row_groups)
+        for number, chunks in enumerate(_chunks(source, file, range(len(groups)), names)):
+            _check_pages(path, source, size, chunks)
+            longest = max((chunk.num_values for chunk in chunks), default=0)
+            rows = max(1, values * groups[number].num_rows // max(1, longest))
+            yield from file.iter_batches(rows, row_groups=[number], columns=names)
 
 
 def numbers(part: Slice, decoders: Decoders) -> range:

@@ -1,0 +1,191 @@
+"""Read packed tables: Parquet and Arrow files, and folders of Hugging Face `datasets`.
+
+TRL, Axolotl, LLaMA-Factory, ms-swift, NeMo and Megatron-Bridge write such tables. `columns.py` says
+what their columns mean.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from packprep.audit.readers.columns import (
+    COLUMNS,
+    IDS,
+    PER_DOCUMENT,
+    StoredRows,
+    packed_data,
+)
+from packprep.audit.rows import Choices, PackedData
+from packprep.dataset.boundaries import offsets_of
+from packprep.errors import SourceError
+from packprep.sources.formats import arrow, parquet
+from packprep.sources.formats.table import list_lengths
+
+STATE = "state.json"
+"""File that `save_to_disk` of Hugging Face `datasets` writes next to the Arrow files of a split."""
+PARQUET, ARROW = (".parquet", ".pq"), (".arrow",)
+
+
+class TableFormat(NamedTuple):
+    """A format of tables."""
+
+    title: str
+    schema_of: Callable[[str], pa.Schema]
+    record_batches: Callable[[str, Sequence[str], int], Iterator[pa.RecordBatch]]
+
+
+_PARQUET = TableFormat("Parquet", parquet.schema_of, parquet.record_batches)
+_ARROW = TableFormat("Arrow", arrow.schema_of, arrow.record_batches)
+
+
+def recognizes(path: Path) -> bool:
+    """Return whether a path is a table, a folder of tables, or a folder of splits of tables."""
+    if path.is_file():
+        return path.suffix in (*PARQUET, *ARROW)
+    return bool(_files(path) or _splits(path))
+
+
+def open_table(path: Path, choices: Choices) -> PackedData:
+    """Open a table, or all tables of a folder in the order of their names.
+
+    Raises:
+        SourceError: If a file is damaged, or has no column of token ids. Also if a folder has
+            several splits, or a column has values of the wrong type.
+    """
+    splits = [] if path.is_file() or _files(path) else _splits(path)
+    if len(splits) > 1:
+        names = ", ".join(split.name for split in splits)
+        raise SourceError(
+            f"{path}: it has several splits: {names}\nhint: audit {splits[0]}, then the others"
+        )
+    folder = splits[0] if splits else path
+    files = [folder] if folder.is_file() else _files(folder)
+    table = _PARQUET if files[0].suffix in PARQUET else _ARROW
+    schema = table.schema_of(str(files[0]))
+    kinds = _kinds(files[0], schema)
+    ignored = sorted(name for name in set(schema.names) & set(COLUMNS) if name not in kinds)
+    notes = tuple(
+        f"The column {name} was not read, because its type is {schema.field(name).type}."
+        for name in ignored
+        if not pa.types.is_null(schema.field(name).type)
+    )
+    names = [name for name in schema.names if name not in ignored]
+
+    def stored() -> Iterator[StoredRows]:
+        for file in files:
+            _check_schema(file, table.schema_of(str(file)), kinds)
+            first = 0
+            for batch in table.record_batches(str(file), list(kinds), choices.batch_tokens):
+                yield _stored(file, first, dict(zip(kinds, batch.columns, strict=True)))
+                first += batch.num_rows
+
+    saved = folder.is_dir() and (folder / STATE).exists()
+    title = "Hugging Face folder" if saved else table.title
+    return packed_data(f"{title} with {', '.join(kinds)}", stored, names, notes)
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files of a split, in order."""
+    if (folder / STATE).exists():
+        return [folder / name for name in arrow.saved_files(str(folder))]
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.is_file())
+    except OSError:
+        return []
+    for suffixes in (PARQUET, ARROW):
+        if found := [path for path in paths if path.suffix in suffixes]:
+            return found
+    return []
+
+
+def _splits(folder: Path) -> list[Path]:
+    """Return the folders of splits that `save_to_disk` wrote into a folder."""
+    try:
+        return sorted(path for path in folder.iterdir() if (path / STATE).exists())
+    except OSError:
+        return []
+
+
+def _kinds(file: Path, schema: pa.Schema) -> dict[str, pa.DataType]:
+    """Return column → type of its values, for the columns to read. The token ids come first."""
+    found = {}
+    for name in COLUMNS:
+        if name not in schema.names or name in IDS and found:
+            continue
+        if len(schema.get_all_field_indices(name)) > 1:
+            raise SourceError(f"{file}: several columns named {name!r}\nhint: write only one")
+        kind = schema.field(name).type
+        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+            continue
+        whole = pa.types.is_integer(kind.value_type)
+        flag = name not in (*IDS, *PER_DOCUMENT) and (
+            pa.types.is_boolean(kind.value_type) or pa.types.is_floating(kind.value_type)
+        )
+        if whole or flag:
+            found[name] = kind.value_type
+    if not found or next(iter(found)) not in IDS:
+        names = ", ".join(map(repr, schema.names[:50])) or "none"
+        raise SourceError(
+            f"{file}: no column 'input_ids' or 'tokens' with lists of integers; the columns are"
+            f" {names}\nhint: give a dataset that is already tokenized"
+        )
+    return found
+
+
+def _check_schema(file: Path, schema: pa.Schema, kinds: Mapping[str, pa.DataType]) -> None:
+    """Check that a file has the columns of the first file of its folder.
+
+    Raises:
+        SourceError: If it has not.
+    """
+    found = _kinds(file, schema)
+    if list(found) != list(kinds):
+        raise SourceError(
+            f"{file}: the columns are {', '.join(found)}, but {', '.join(kinds)} in the first file\n"
+            "hint: audit the files with the same columns together"
+        )
+
+
+def _stored(file: Path, first: int, columns: Mapping[str, pa.Array]) -> StoredRows:
+    lengths = list_lengths(next(iter(columns.values())))
+    offsets = offsets_of(lengths)
+    values, lists = {}, {}
+    for name, column in columns.items():
+        _check_nulls(file, first, name, column)
+        own = list_lengths(column)
+        flat = column.flatten().to_numpy(zero_copy_only=False)
+        if name in PER_DOCUMENT:
+            lists[name] = flat, offsets_of(own)
+            continue
+        if (own != lengths).any():
+            row = int(np.argmax(own != lengths))
+            raise SourceError(
+                f"{file}: row {first + row}: {name} has {own[row]} entries for {lengths[row]}"
+                " tokens\nhint: write the dataset again"
+            )
+        values[name] = flat
+    return StoredRows(file, first, offsets, values, lists)
+
+
+def _check_nulls(file: Path, first: int, name: str, column: pa.Array) -> None:
+    """Check that neither a row of a column nor a value in a row is null.
+
+    Raises:
+        SourceError: If one is.
+    """
+    is_null = column.is_null()
+    if column.null_count == 0:
+        inner = column.flatten()
+        if inner.null_count == 0:
+            return
+        value = int(np.argmax(inner.is_null().to_numpy(zero_copy_only=False)))
+        row = int(np.searchsorted(offsets_of(list_lengths(column)), value, "right")) - 1
+    else:
+        row = int(np.argmax(is_null.to_numpy(zero_copy_only=False)))
+    raise SourceError(
+        f"{file}: row {first + row}: {name} is null or contains a null\n"
+        "hint: write the dataset again without nulls"
+    )
