@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from packprep.audit.readers import flat_ids, megatron, own_rows
+from packprep.audit.readers import flat_ids, megatron, own_rows, tables
 from packprep.audit.rows import Choices, PackedData
 from packprep.errors import SourceError
 
@@ -33,6 +33,12 @@ READERS: dict[str, Reader] = {
         "Megatron's .bin and .idx files, by prefix or folder",
         megatron.recognizes,
         megatron.open_pairs,
+    ),
+    "table": Reader(
+        "Parquet, Arrow and Hugging Face folders with input_ids or tokens, of TRL, Axolotl,"
+        " LLaMA-Factory, ms-swift, NeMo and Megatron-Bridge",
+        tables.recognizes,
+        tables.open_table,
     ),
     "npy": Reader(".npy files of ids", flat_ids.recognizes_npy, flat_ids.open_npy),
     "bin": Reader(
