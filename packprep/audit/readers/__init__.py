@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from packprep.audit.readers import flat_ids, megatron, own_rows, tables
+from packprep.audit.readers import flat_ids, mds, megatron, own_rows, pickled_rows, tables
 from packprep.audit.rows import Choices, PackedData
 from packprep.errors import SourceError
 
@@ -33,6 +33,12 @@ READERS: dict[str, Reader] = {
         "Megatron's .bin and .idx files, by prefix or folder",
         megatron.recognizes,
         megatron.open_pairs,
+    ),
+    "mds": Reader("MDS folders of StreamingDataset", mds.recognizes, mds.open_folder),
+    "rows": Reader(
+        "packed .npy files of NeMo and Megatron-Bridge",
+        pickled_rows.recognizes,
+        pickled_rows.open_rows,
     ),
     "table": Reader(
         "Parquet, Arrow and Hugging Face folders with input_ids or tokens, of TRL, Axolotl,"

@@ -2,7 +2,7 @@
 
 ```
              input_ids   11 12 13  2  21 22  2  0      all tokens of a row
-                labels -100 12 13  2 -100 22  2 -100   of the token itself, as Transformers takes them
+                labels -100 12 13  2 -100 22  2 -100   of the token itself
         attention_mask    1  1  1  1   2  2  2  0      or 1 at every token; 0 at padding
           position_ids    0  1  2  3   0  1  2  0
            seq_lengths    4  3                         TRL: tokens of each document
@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from packprep.audit.rows import NEXT, SAME, PackedData, PackedRows
+from packprep.audit.rows import IGNORED, NEXT, SAME, PackedData, PackedRows
 from packprep.errors import SourceError
 
 IDS = ("input_ids", "tokens")
@@ -42,6 +42,12 @@ IMPLIED = (*ROW_LENGTHS, "packing_params", "num_truncated_tokens", "overflow_to_
 """Columns that are not read, because they say nothing that the other columns do not say."""
 MEDIA = ("images", "videos", "audios")
 """Columns that LLaMA-Factory always writes."""
+
+_COLLATED = {
+    LENGTHS: "Labels of a document's first token were not checked, because TRL ignores them.",
+    STARTS: "Masks of a document's last token were not checked, because NeMo and Megatron-Bridge"
+    " drop them.",
+}
 
 
 class StoredRows(NamedTuple):
@@ -112,6 +118,8 @@ def packed_data(
         notes += (f"Columns that were not read: {', '.join(unread)}.",)
     if form.trailing_zeros and media:
         notes += ("Positions 0 at the end of a row are padding, as LLaMA-Factory writes them.",)
+    if form.boundaries in _COLLATED and (LABELS in names) == (form.boundaries == LENGTHS):
+        notes += (_COLLATED[form.boundaries],)
     return PackedData(
         title,
         lambda: map(partial(_packed, form), stored()),
@@ -148,7 +156,9 @@ def _form(first: StoredRows | None, names: Sequence[str]) -> Form:
         )
         if restarts and not numbered and LENGTHS not in names:
             trailing_zeros = 1 if is_llamafactory else 2
-        changes = mask is not None and bool(len(_starts_by_mask(first.offsets, mask)) > _filled(first, mask))
+        changes = mask is not None and bool(
+            len(_starts_by_mask(first.offsets, mask)) > _filled(first, mask)
+        )
         found = {
             SEGMENTS: SEGMENTS in names,
             LENGTHS: LENGTHS in names,
@@ -171,7 +181,9 @@ def _filled(rows: StoredRows, mask: np.ndarray) -> int:
 
 def _are_equal(lengths: np.ndarray) -> bool:
     """Return whether all rows but the last, which may be shorter, have the same length."""
-    return len(lengths) > 1 and bool((lengths[:-1] == lengths[0]).all() and lengths[-1] <= lengths[0])
+    return len(lengths) > 1 and bool(
+        (lengths[:-1] == lengths[0]).all() and lengths[-1] <= lengths[0]
+    )
 
 
 def _origins(form: Form, names: Sequence[str]) -> dict[str, str]:
@@ -209,7 +221,8 @@ def _packed(form: Form, rows: StoredRows) -> PackedRows:
     if not form.numbered and mask is not None and mask.max(initial=0) > 1:
         row = rows.row_of(int(np.argmax(mask > 1)))
         raise SourceError(
-            f"{rows.path}: row {row}: attention_mask is {mask.max()}, but 0 or 1 in the first rows\n"
+            f"{rows.path}: row {row}: attention_mask is {mask.max()}, but at most 1 in the rows"
+            " at the start\n"
             "hint: write the rows in which it numbers documents into a file of their own"
         )
     if segments is not None:
@@ -223,18 +236,28 @@ def _packed(form: Form, rows: StoredRows) -> PackedRows:
         is_inside = ~_trailing_zeros(positions, offsets, form.trailing_zeros)
         attended = is_inside if attended is None else attended & is_inside
     if form.boundaries in (SEGMENTS, ATTENTION):
-        starts = _starts_by_mask(offsets, segments if segments is not None else attended)
+        numbers = attended if segments is None else segments
+        assert numbers is not None  # One of these columns has the boundaries.
+        starts = _starts_by_mask(offsets, numbers)
     elif form.boundaries == POSITIONS:
-        is_start = positions == 0
-        is_start[_starts_by_mask(offsets, attended)] = True
-        starts = np.flatnonzero(is_start & attended)
+        assert positions is not None
+        is_inside = np.ones(len(positions), np.bool_) if attended is None else attended
+        is_start = np.equal(positions, 0)
+        is_start[_starts_by_mask(offsets, is_inside)] = True
+        starts = np.flatnonzero(is_start & is_inside)
     elif form.boundaries == "":
         starts = offsets[:-1][np.diff(offsets) > 0]
     trained = None
     for name in form.trained:
         trained = values[name] != 0 if trained is None else trained & (values[name] != 0)
+    labels = values.get(LABELS)
+    if form.boundaries == LENGTHS and labels is not None and form.ids == "input_ids":
+        labels = labels.copy()
+        labels[starts] = IGNORED
+    if starts is not None and form.boundaries == STARTS and labels is None and trained is not None:
+        trained[np.append(starts, len(trained))[1:] - 1] = False
     return PackedRows(
-        values[form.ids], offsets, starts, values.get(LABELS), trained, positions, attended, segments
+        values[form.ids], offsets, starts, labels, trained, positions, attended, segments
     )
 
 

@@ -72,7 +72,7 @@ def open_table(path: Path, choices: Choices) -> PackedData:
         for name in ignored
         if not pa.types.is_null(schema.field(name).type)
     )
-    names = [name for name in schema.names if name not in ignored]
+    read = [name for name in schema.names if name not in ignored]
 
     def stored() -> Iterator[StoredRows]:
         for file in files:
@@ -84,7 +84,7 @@ def open_table(path: Path, choices: Choices) -> PackedData:
 
     saved = folder.is_dir() and (folder / STATE).exists()
     title = "Hugging Face folder" if saved else table.title
-    return packed_data(f"{title} with {', '.join(kinds)}", stored, names, notes)
+    return packed_data(f"{title} with {', '.join(kinds)}", stored, read, notes)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -111,14 +111,18 @@ def _splits(folder: Path) -> list[Path]:
 
 def _kinds(file: Path, schema: pa.Schema) -> dict[str, pa.DataType]:
     """Return column → type of its values, for the columns to read. The token ids come first."""
-    found = {}
+    found: dict[str, pa.DataType] = {}
     for name in COLUMNS:
         if name not in schema.names or name in IDS and found:
             continue
         if len(schema.get_all_field_indices(name)) > 1:
             raise SourceError(f"{file}: several columns named {name!r}\nhint: write only one")
         kind = schema.field(name).type
-        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+        if not (
+            pa.types.is_list(kind)
+            or pa.types.is_large_list(kind)
+            or pa.types.is_fixed_size_list(kind)
+        ):
             continue
         whole = pa.types.is_integer(kind.value_type)
         flag = name not in (*IDS, *PER_DOCUMENT) and (
@@ -144,8 +148,8 @@ def _check_schema(file: Path, schema: pa.Schema, kinds: Mapping[str, pa.DataType
     found = _kinds(file, schema)
     if list(found) != list(kinds):
         raise SourceError(
-            f"{file}: the columns are {', '.join(found)}, but {', '.join(kinds)} in the first file\n"
-            "hint: audit the files with the same columns together"
+            f"{file}: the columns are {', '.join(found)}, but the first file has"
+            f" {', '.join(kinds)}\nhint: audit the files with the same columns together"
         )
 
 

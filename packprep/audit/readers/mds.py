@@ -1,0 +1,268 @@
+"""Read folders of MosaicML's StreamingDataset, in its format MDS.
+
+```
+index.json        the shards: files, columns and their encodings
+shard.NNNNN.mds   u32 samples   u32[samples + 1] first bytes   JSON of the columns   samples
+sample            u32 bytes of each column without a fixed size   the bytes of each column
+ndarray:int32     u8 (dimensions · 4 + log2 of the bytes of a dimension)   dimensions   values
+```
+
+All numbers are little-endian. `tokens` of llm-foundry is an array or, in older versions, bytes of
+int64. The format follows `streaming.base.format.mds` (mosaicml-streaming 0.13). That package is not
+used: it requires torch, transformers and the clients of four clouds, and older versions of numpy.
+"""
+
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import zstandard
+
+from packprep.audit.readers.columns import COLUMNS, IDS, PER_DOCUMENT, StoredRows, packed_data
+from packprep.audit.rows import Choices, PackedData
+from packprep.dataset.boundaries import offsets_of
+from packprep.errors import SourceError
+
+INDEX = "index.json"
+_BYTES_DTYPE = "int64"
+_DTYPES = {
+    8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 32: "<u4", 33: "<i4", 34: "<f4", 64: "<u8", 65: "<i8",
+    66: "<f8",
+}  # fmt: skip
+_MAX_SAMPLE_BYTES = 1 << 30
+_READ_BYTES = 1 << 24
+
+
+class Encoding(NamedTuple):
+    """How the values of a column are stored.
+
+    Attributes:
+        size: Bytes of a value, or None if each sample has a size.
+        kind: "ndarray" or "bytes".
+        dtype: dtype of the values, or None if each value has a code of its dtype.
+        has_shape: Whether each value has its shape.
+    """
+
+    size: int | None
+    kind: str
+    dtype: np.dtype | None
+    has_shape: bool
+
+
+def recognizes(path: Path) -> bool:
+    """Return whether a path is a folder with the index.json of MDS."""
+    try:
+        with (path / INDEX).open("rb") as file:
+            return b'"shards"' in file.read(1 << 16)
+    except OSError:
+        return False
+
+
+def open_folder(path: Path, choices: Choices) -> PackedData:
+    """Open a folder of MDS shards.
+
+    Raises:
+        SourceError: If the index or a shard is damaged, or has no column of token ids.
+    """
+    try:
+        index = json.loads((path / INDEX).read_bytes())
+        shards = list(index["shards"])
+        names = list(shards[0]["column_names"])
+        stored_as = list(shards[0]["column_encodings"])
+        sizes = list(shards[0]["column_sizes"])
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise SourceError(
+            f"{path / INDEX}: not an index of MDS shards: {error}\nhint: fetch the folder again"
+        ) from error
+    dtype = np.dtype(choices.dtype or _BYTES_DTYPE).newbyteorder("<")
+    encodings = {
+        name: encoding
+        for name, text, size in zip(names, stored_as, sizes, strict=True)
+        if name in COLUMNS and (encoding := _encoding(str(text), size, dtype))
+    }
+    ids = next((name for name in IDS if name in encodings), None)
+    if ids is None:
+        held = ", ".join(f"{name} ({text})" for name, text in zip(names, stored_as, strict=True))
+        raise SourceError(
+            f"{path}: no column 'tokens' or 'input_ids' with arrays or bytes; the columns are"
+            f" {held}\nhint: give a dataset that is already tokenized"
+        )
+    ignored = [name for name in names if name in COLUMNS and name not in encodings]
+    notes = tuple(f"The column {name} was not read, because it has no array." for name in ignored)
+    if encodings[ids].kind == "bytes":
+        notes += (f"{ids} are bytes, read as {dtype.name}: --token-dtype sets another dtype.",)
+    reader = _Reader(path, names, sizes, encodings, ids, choices.batch_tokens)
+
+    def stored() -> Iterator[StoredRows]:
+        for shard in shards:
+            if (shard.get("column_names"), shard.get("column_encodings")) != (names, stored_as):
+                raise SourceError(
+                    f"{path / INDEX}: shards have different columns\n"
+                    "hint: audit the shards with the same columns together"
+                )
+            yield from _rows(reader, shard)
+
+    fixed = encodings[ids]
+    length = None
+    if fixed.size is not None and fixed.dtype is not None:
+        length = fixed.size // fixed.dtype.itemsize
+    read = [name for name in names if name not in ignored]
+    return packed_data(f"MDS with {', '.join(encodings)}", stored, read, notes, length)
+
+
+class _Reader(NamedTuple):
+    folder: Path
+    names: list[str]
+    sizes: list[int | None]
+    encodings: dict[str, Encoding]
+    ids: str
+    batch_tokens: int
+
+
+def _encoding(text: str, size: int | None, dtype: np.dtype) -> Encoding | None:
+    """Return an encoding such as "ndarray:int32:2048", or None if it does not hold numbers.
+
+    `dtype` is the dtype of bytes.
+    """
+    kind, *args = text.split(":")
+    if kind == "bytes":
+        return Encoding(size, kind, dtype, False)
+    if kind != "ndarray":
+        return None
+    own = np.dtype(args[0]).newbyteorder("<") if args else None
+    return Encoding(size, kind, own, len(args) < 2)
+
+
+def _rows(reader: _Reader, shard: dict[str, Any]) -> Iterator[StoredRows]:
+    """Yield the rows of a shard."""
+    path = _path_of(reader.folder, shard)
+    with _opened(path, shard.get("compression")) as file:
+        (count,) = np.frombuffer(_read(file, path, 4), "<u4").tolist()
+        offsets = np.frombuffer(_read(file, path, 4 * (count + 1)), "<u4").astype(np.int64)
+        head = 4 * (count + 2)
+        if count != shard.get("samples") or offsets[0] < head or (np.diff(offsets) < 0).any():
+            raise SourceError(
+                f"{path}: its head does not fit index.json\nhint: fetch the file again"
+            )
+        _read(file, path, int(offsets[0]) - head)
+        first, tokens = 0, 0
+        found: dict[str, list[np.ndarray]] = {name: [] for name in reader.encodings}
+        for row, n_bytes in enumerate(np.diff(offsets).tolist()):
+            sample = _sample(reader, path, row, _read(file, path, n_bytes))
+            for name, value in sample.items():
+                found[name].append(value)
+            tokens += len(sample[reader.ids])
+            if tokens >= reader.batch_tokens:
+                yield _stored(reader, path, first, found)
+                first, tokens = row + 1, 0
+                found = {name: [] for name in reader.encodings}
+        if found[reader.ids]:
+            yield _stored(reader, path, first, found)
+
+
+def _path_of(folder: Path, shard: dict[str, Any]) -> Path:
+    """Return the file of a shard: the raw file if it exists, otherwise the compressed one."""
+    entries = [shard.get("raw_data"), shard.get("zip_data")]
+    names = [entry["basename"] for entry in entries if entry]
+    for name in names:
+        if "/" in name or name in ("", ".", ".."):
+            raise SourceError(
+                f"{folder / INDEX}: {name!r} is not the name of a file\n"
+                "hint: fetch the folder again"
+            )
+        if (folder / name).is_file():
+            return folder / name
+    raise SourceError(
+        f"{folder / (names[-1] if names else INDEX)}: the file is missing, but index.json lists"
+        " it\nhint: restore the file"
+    )
+
+
+@contextmanager
+def _opened(path: Path, compression: str | None) -> Iterator[BinaryIO]:
+    """Open a shard, and decompress it as a stream if it is compressed."""
+    with path.open("rb") as raw:
+        if path.suffix == ".mds":
+            yield io.BufferedReader(raw, _READ_BYTES)
+        elif path.suffix == ".zstd":
+            with zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as file:
+                yield io.BufferedReader(file, _READ_BYTES)
+        else:
+            raise SourceError(
+                f"{path}: a shard compressed with {compression}\n"
+                "hint: write it with compression='zstd' or without compression"
+            )
+
+
+def _read(file: BinaryIO, path: Path, n_bytes: int) -> bytes:
+    """Return the next `n_bytes` of a shard.
+
+    Raises:
+        SourceError: If the file ends too early, or a sample is too large.
+    """
+    if n_bytes > _MAX_SAMPLE_BYTES:
+        raise SourceError(f"{path}: a sample has {n_bytes} bytes\nhint: fetch the file again")
+    try:
+        data = file.read(n_bytes)
+    except zstandard.ZstdError as error:
+        raise SourceError(f"{path}: damaged: {error}\nhint: fetch the file again") from error
+    if len(data) != n_bytes:
+        raise SourceError(f"{path}: damaged: it ends too early\nhint: fetch the file again")
+    return data
+
+
+def _sample(reader: _Reader, path: Path, row: int, data: bytes) -> dict[str, np.ndarray]:
+    """Return the values of the columns to read in a sample."""
+    own = [size for size in reader.sizes if size is None]
+    try:
+        given = iter(np.frombuffer(data, "<u4", len(own)).tolist())
+        at, found = 4 * len(own), {}
+        for name, size in zip(reader.names, reader.sizes, strict=True):
+            n_bytes = next(given) if size is None else size
+            if name in reader.encodings:
+                found[name] = _value(reader.encodings[name], data[at : at + n_bytes])
+            at += n_bytes
+        if at != len(data):
+            raise ValueError(f"{len(data)} bytes instead of {at}")
+    except (ValueError, KeyError, IndexError, StopIteration) as error:
+        raise SourceError(
+            f"{path}: row {row}: damaged: {error}\nhint: fetch the file again"
+        ) from error
+    return found
+
+
+def _value(encoding: Encoding, data: bytes) -> np.ndarray:
+    dtype, at = encoding.dtype, 0
+    if dtype is None:
+        dtype, at = np.dtype(_DTYPES[data[0]]), 1
+    if encoding.has_shape:
+        dimensions, power = data[at] >> 2, data[at] & 3
+        if dimensions != 1:
+            raise ValueError(f"an array with {dimensions} dimensions")
+        at += 1 + (1 << power)
+    return np.frombuffer(data, dtype, offset=at)
+
+
+def _stored(
+    reader: _Reader, path: Path, first: int, found: dict[str, list[np.ndarray]]
+) -> StoredRows:
+    lengths = np.array([len(value) for value in found[reader.ids]], np.int64)
+    values, lists = {}, {}
+    for name, of_rows in found.items():
+        own = np.array([len(value) for value in of_rows], np.int64)
+        joined = np.concatenate(of_rows)
+        if name in PER_DOCUMENT:
+            lists[name] = joined, offsets_of(own)
+            continue
+        if (own != lengths).any():
+            row = int(np.argmax(own != lengths))
+            raise SourceError(
+                f"{path}: row {first + row}: {name} has {own[row]} entries for {lengths[row]}"
+                " tokens\nhint: write the dataset again"
+            )
+        values[name] = joined
+    return StoredRows(path, first, offsets_of(lengths), values, lists)

@@ -1,0 +1,221 @@
+"""Read the .npy files of packed rows of NeMo and Megatron-Bridge without unpickling them.
+
+Such a file is an array of Python objects, which NumPy stores as a pickle. Each row is a dict:
+
+    {"input_ids": [11, 12, 2, 21, 2], "loss_mask": [1, 1, 0, 1, 0], "seq_start_id": [0, 3]}
+
+A pickle can run any code, and takes 40 bytes of memory per token. This reader accepts only the
+operations that such rows need, and reads one row after another. The operations are those of
+protocols 2 to 5 in Python's `pickletools`.
+"""
+
+import ast
+import pickle
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from packprep.audit.readers.columns import PER_DOCUMENT, StoredRows, packed_data
+from packprep.audit.rows import Choices, PackedData
+from packprep.dataset.boundaries import offsets_of
+from packprep.errors import SourceError
+
+_MAGIC = b"\x93NUMPY"
+_NAMES = ("input_ids", "loss_mask", "seq_start_id")
+_READ_BYTES = 1 << 20
+_NUMBERS = re.compile(rb"(?:K.|M..|J....|G.{8}|[\x88\x89])+", re.DOTALL)
+"""BININT1, BININT2, BININT, BINFLOAT, NEWTRUE and NEWFALSE, with their arguments."""
+_LONGEST = 16  # bytes of the longest operation without a text
+
+
+def _header(file: BinaryIO) -> dict[str, Any]:
+    """Return the header of a .npy file."""
+    if file.read(6) != _MAGIC:
+        raise ValueError("it is not a .npy file")
+    major = file.read(2)[0]
+    size = int.from_bytes(file.read(2 if major == 1 else 4), "little")
+    header = ast.literal_eval(file.read(min(size, 1 << 16)).decode("latin-1"))
+    if not isinstance(header, dict):
+        raise ValueError("its header is not a dict")
+    return header
+
+
+def recognizes(path: Path) -> bool:
+    """Return whether a path is a .npy file of Python objects."""
+    try:
+        with path.open("rb") as file:
+            return "O" in str(_header(file)["descr"])
+    except (OSError, ValueError, KeyError, IndexError, SyntaxError):
+        return False
+
+
+def open_rows(path: Path, choices: Choices) -> PackedData:
+    """Open a file of packed rows.
+
+    Raises:
+        SourceError: If the file has other objects than rows.
+    """
+
+    def stored() -> Iterator[StoredRows]:
+        first, tokens, rows = 0, 0, []
+        for row in _rows(path):
+            rows.append(row)
+            tokens += len(row["input_ids"])
+            if tokens >= choices.batch_tokens:
+                yield _stored(path, first, rows)
+                first, tokens, rows = first + len(rows), 0, []
+        if rows:
+            yield _stored(path, first, rows)
+
+    return packed_data("packed .npy of NeMo and Megatron-Bridge", stored, _NAMES)
+
+
+def _stored(path: Path, first: int, rows: list[dict[str, np.ndarray]]) -> StoredRows:
+    lengths = np.array([len(row["input_ids"]) for row in rows], np.int64)
+    values, lists = {}, {}
+    for name in _NAMES:
+        own = np.array([len(row[name]) for row in rows], np.int64)
+        joined = np.concatenate([row[name] for row in rows])
+        if name in PER_DOCUMENT:
+            lists[name] = joined, offsets_of(own)
+        elif (own != lengths).any():
+            row = int(np.argmax(own != lengths))
+            raise SourceError(
+                f"{path}: row {first + row}: {name} has {own[row]} entries for {lengths[row]}"
+                " tokens\nhint: pack the dataset again"
+            )
+        else:
+            values[name] = joined
+    return StoredRows(path, first, offsets_of(lengths), values, lists)
+
+
+def _rows(path: Path) -> Iterator[dict[str, np.ndarray]]:
+    """Yield the rows of a file.
+
+    Raises:
+        SourceError: If the file has other objects than rows, or ends too early.
+    """
+    with path.open("rb") as file:
+        _header(file)
+        operations = _Operations(file)
+        number = 0
+        try:
+            for row in operations.rows():
+                missing = [name for name in _NAMES if name not in row]
+                if missing:
+                    raise ValueError(f"no {missing[0]}")
+                if row["input_ids"].dtype.kind != "i":
+                    raise ValueError("input_ids are not integers")
+                yield row
+                number += 1
+        except (ValueError, IndexError, KeyError) as error:
+            raise SourceError(
+                f"{path}: row {number}: not a packed row of NeMo or Megatron-Bridge: {error}\n"
+                "hint: give a file of dicts with input_ids, loss_mask and seq_start_id"
+            ) from error
+
+
+class _Operations:
+    """The operations of a pickle, read as a stream."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._data, self._at = file, b"", 0
+        self._texts: dict[int, str] = {}  # memo, of texts only
+        self._memoized = 0
+
+    def rows(self) -> Iterator[dict[str, np.ndarray]]:
+        """Yield each dict of lists of integers."""
+        row: dict[str, np.ndarray] | None = None
+        key: str | None = None
+        values: list[np.ndarray] | None = None
+        text: str | None = None
+
+        def ended() -> None:
+            nonlocal values, key
+            if values is not None and row is not None and key is not None:
+                row[key] = np.concatenate(values) if values else np.zeros(0, np.int64)
+            values = key = None
+
+        while (operation := self._take(1)) != b".":
+            code = operation[0]
+            if values is not None and code in b"KMJG\x88\x89":
+                values.append(self._numbers())
+            elif code in b"X\x8c":  # BINUNICODE, SHORT_BINUNICODE
+                ended()
+                size = int.from_bytes(self._take(4 if code == 88 else 1), "little")
+                text = key = self._take(min(size, 1 << 10)).decode()
+            elif code in b"hj":  # BINGET, LONG_BINGET
+                number = int.from_bytes(self._take(1 if code == 104 else 4), "little")
+                if number in self._texts:
+                    ended()
+                    key = self._texts[number]
+                elif values is not None or row is not None:
+                    raise ValueError("it refers to an earlier object")
+            elif code in b"qr\x94":  # BINPUT, LONG_BINPUT, MEMOIZE
+                number = self._memoized
+                if code != 0x94:
+                    number = int.from_bytes(self._take(1 if code == 113 else 4), "little")
+                if text is not None:
+                    self._texts[number] = text
+                self._memoized += 1
+                text = None
+            elif code == 125:  # EMPTY_DICT
+                ended()
+                if row:
+                    yield row
+                row, key = {}, None
+            elif code == 93 and row is not None:  # EMPTY_LIST
+                if key is None or values is not None:
+                    raise ValueError("a list inside of a list")
+                values = []
+            elif code == 0x80:  # PROTO
+                self._take(1)
+            elif code == 0x95:  # FRAME
+                self._take(8)
+            elif row is None and code in b"c":  # GLOBAL
+                self._line()
+                self._line()
+            elif row is None and code in b"KMJ":
+                self._take({75: 1, 77: 2, 74: 4}[code])
+            elif row is None and code in b"UC":  # SHORT_BINSTRING, SHORT_BINBYTES
+                self._take(self._take(1)[0])
+            elif code not in b"(eausb]" + (
+                b"\x93\x85\x86\x87tR\x89\x88N)" if row is None else b"tbR"
+            ):
+                raise ValueError(f"operation {chr(code)!r} of a pickle")
+        ended()
+        if row:
+            yield row
+
+    def _numbers(self) -> np.ndarray:
+        """Return a run of numbers. The code of the first one was taken."""
+        self._at -= 1
+        if len(self._data) - self._at < 2 * _LONGEST:
+            self._fill()
+        match = _NUMBERS.match(self._data, self._at)
+        if match is None:
+            raise ValueError("it ends too early")
+        self._at = match.end()
+        run = match.group()
+        # The pattern contains only operations that push a number, so this builds a list.
+        return np.array(pickle.loads(b"\x80\x02(" + run + b"l."))
+
+    def _take(self, count: int) -> bytes:
+        if len(self._data) - self._at < count:
+            self._fill()
+        data = self._data[self._at : self._at + count]
+        if len(data) < count:
+            raise ValueError("it ends too early")
+        self._at += count
+        return data
+
+    def _line(self) -> None:
+        while self._take(1) != b"\n":
+            pass
+
+    def _fill(self) -> None:
+        self._data = self._data[self._at :] + self._file.read(_READ_BYTES)
+        self._at = 0
