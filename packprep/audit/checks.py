@@ -403,6 +403,7 @@ class Audit:
             is_empty = tokens <= specials
             if self.data.has_rows:
                 is_empty &= ~at_row_start  # It may be the eos of a document that was cut.
+            is_empty &= ~self._cut_by_rows(documents)
             self._add_documents("empty_documents", batch, is_empty)
         if "no_eos" not in self.unchecked:
             lacks = figures[:, found.ENDS_IN_EOS] == 0
@@ -426,6 +427,13 @@ class Audit:
             chosen = np.flatnonzero(heads)
             keys = np.column_stack((heads[chosen], np.zeros_like(heads[chosen])))
             self.heads.add(keys, batch.row_numbers()[chosen], batch.positions()[chosen])
+
+    def _cut_by_rows(self, documents: FoundDocuments) -> np.ndarray:
+        """Return which documents may be parts, because rows cut a stream of documents, bool[d]."""
+        if not (self.by_eos and self.data.has_rows):
+            return np.zeros(len(documents), np.bool_)
+        at_start = documents.begin == documents.row_begin[documents.row]
+        return at_start | (documents.end == documents.row_end[documents.row])
 
     def _check_copies(self, batch: "_Batch", hashes: np.ndarray) -> None:
         figures, documents = batch.figures, batch.documents
@@ -500,7 +508,8 @@ class Audit:
                 ),
             )
         if "untrained_documents" not in self.unchecked:
-            self._add_documents("untrained_documents", batch, trained == 0)
+            is_whole = ~self._cut_by_rows(documents)
+            self._add_documents("untrained_documents", batch, (trained == 0) & is_whole)
         if "untrained_rows" not in self.unchecked:
             by_row = np.bincount(documents.row, trained, minlength=len(rows.row_offsets) - 1)
             chosen_rows = np.flatnonzero(by_row == 0)
