@@ -20,6 +20,8 @@ has to be named. A tool that is not installed is skipped, and named.
 ms-swift 4.6 stores conversations and their lengths, but no token ids, so it is not in this list.
 """
 
+import copy
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import os
@@ -219,36 +221,36 @@ def _tokenizer():
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
-    vocab = {f"t{i}": i for i in range(made.VOCAB_SIZE)} | {"pad": made.PAD}
-    tokenizer = Tokenizer(models.WordLevel({name: i for name, i in vocab.items()}, unk_token="t3"))
+    vocab = {f"t{i}": i for i in range(made.VOCAB_SIZE)}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="t3"))
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="t0", eos_token="t1")
 
 
 def _rows_changed(path: Path, kind: str) -> Path:
     """Write a fault of rows into a copy of a tool's files, and return the copy."""
-    copy = path.with_name(f"{kind}_of_{path.name}")
+    changed_path = path.with_name(f"{kind}_of_{path.name}")
     if path.suffix == ".npy":
         rows = np.load(path, allow_pickle=True).tolist()
-        np.save(copy, _changed(rows, kind))
-        return copy
+        np.save(changed_path, _changed(rows, kind))
+        return changed_path
     from datasets import Dataset, DatasetDict, load_from_disk
 
     if path.suffix == ".parquet":
         changed = _changed(Dataset.from_parquet(str(path)).to_list(), kind)
-        Dataset.from_list(changed).to_parquet(str(copy))
-        return copy
+        Dataset.from_list(changed).to_parquet(str(changed_path))
+        return changed_path
     dataset = load_from_disk(str(path))
     if isinstance(dataset, DatasetDict):
         changed = Dataset.from_list(_changed(dataset["train"].to_list(), kind))
-        return _saved(DatasetDict({"train": changed}), copy)
-    return _saved(Dataset.from_list(_changed(dataset.to_list(), kind)), copy)
+        return _saved(DatasetDict({"train": changed}), changed_path)
+    return _saved(Dataset.from_list(_changed(dataset.to_list(), kind)), changed_path)
 
 
 def _changed(rows: list[dict], kind: str) -> list[dict]:
     row = rows[1]
     count = len(row["input_ids"])
     if kind == "duplicate_rows":
-        return [*rows, *rows[:3]]
+        return [*rows, *copy.deepcopy(rows[:3])]
     if kind == "untrained_rows":
         if "labels" in row:
             row["labels"] = [made.IGNORED] * count
