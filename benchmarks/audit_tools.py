@@ -294,7 +294,7 @@ TOOLS = {
         "llamafactory",
         llamafactory,
         WHOLE | LOSS | {"crossing_labels"},
-        ROWS | POSITIONS | {"trained_padding"},
+        ROWS | POSITIONS | {"padding", "trained_padding"},
     ),
     "llamafactory_plain": Tool(
         "llamafactory",

@@ -17,7 +17,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import zstandard
@@ -68,21 +68,13 @@ def open_folder(path: Path, choices: Choices) -> PackedData:
     Raises:
         SourceError: If the index or a shard is damaged, or has no column of token ids.
     """
-    try:
-        index = json.loads((path / INDEX).read_bytes())
-        shards = list(index["shards"])
-        names = list(shards[0]["column_names"])
-        stored_as = list(shards[0]["column_encodings"])
-        sizes = list(shards[0]["column_sizes"])
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise SourceError(
-            f"{path / INDEX}: not an index of MDS shards: {error}\nhint: fetch the folder again"
-        ) from error
+    shards = _shards(path)
+    names, stored_as, sizes = shards[0].columns
     dtype = np.dtype(choices.dtype or _BYTES_DTYPE).newbyteorder("<")
     encodings = {
         name: encoding
         for name, text, size in zip(names, stored_as, sizes, strict=True)
-        if name in COLUMNS and (encoding := _encoding(str(text), size, dtype))
+        if name in COLUMNS and (encoding := _encoding(text, size, dtype))
     }
     ids = next((name for name in IDS if name in encodings), None)
     if ids is None:
@@ -99,7 +91,7 @@ def open_folder(path: Path, choices: Choices) -> PackedData:
 
     def stored() -> Iterator[StoredRows]:
         for shard in shards:
-            if (shard.get("column_names"), shard.get("column_encodings")) != (names, stored_as):
+            if shard.columns != shards[0].columns:
                 raise SourceError(
                     f"{path / INDEX}: shards have different columns\n"
                     "hint: audit the shards with the same columns together"
@@ -112,6 +104,54 @@ def open_folder(path: Path, choices: Choices) -> PackedData:
         length = fixed.size // fixed.dtype.itemsize
     read = [name for name in names if name not in ignored]
     return packed_data(f"MDS with {', '.join(encodings)}", stored, read, notes, length)
+
+
+class Shard(NamedTuple):
+    """A shard of index.json.
+
+    Attributes:
+        files: Name of the file without compression, and of the compressed one, as far as listed.
+        samples: Number of rows.
+        compression: Name of the compression, or None.
+        columns: Names of the columns, their encodings, and their sizes or None.
+    """
+
+    files: list[str]
+    samples: int
+    compression: str | None
+    columns: tuple[list[str], list[str], list[int | None]]
+
+
+def _shards(folder: Path) -> list[Shard]:
+    """Return the shards of a folder.
+
+    Raises:
+        SourceError: If the index is damaged or lists no shards.
+    """
+    path = folder / INDEX
+    try:
+        shards = []
+        for entry in json.loads(path.read_bytes())["shards"]:
+            data = [entry[key] for key in ("raw_data", "zip_data") if entry.get(key)]
+            names, encodings, sizes = (
+                list(entry[f"column_{key}"]) for key in ("names", "encodings", "sizes")
+            )
+            if not len(names) == len(encodings) == len(sizes):
+                raise ValueError("a column lacks its encoding or size")
+            columns = (
+                list(map(str, names)),
+                list(map(str, encodings)),
+                [None if size is None else int(size) for size in sizes],
+            )
+            files = [str(one["basename"]) for one in data]
+            shards.append(Shard(files, int(entry["samples"]), entry.get("compression"), columns))
+        if not shards:
+            raise ValueError("it lists no shards")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise SourceError(
+            f"{path}: not an index of MDS shards: {error}\nhint: fetch the folder again"
+        ) from error
+    return shards
 
 
 class _Reader(NamedTuple):
@@ -131,20 +171,21 @@ def _encoding(text: str, size: int | None, dtype: np.dtype) -> Encoding | None:
     kind, *args = text.split(":")
     if kind == "bytes":
         return Encoding(size, kind, dtype, False)
-    if kind != "ndarray":
+    names = [np.dtype(code).name for code in _DTYPES.values()]
+    if kind != "ndarray" or args and args[0] not in names:
         return None
     own = np.dtype(args[0]).newbyteorder("<") if args else None
     return Encoding(size, kind, own, len(args) < 2)
 
 
-def _rows(reader: _Reader, shard: dict[str, Any]) -> Iterator[StoredRows]:
+def _rows(reader: _Reader, shard: Shard) -> Iterator[StoredRows]:
     """Yield the rows of a shard."""
     path = _path_of(reader.folder, shard)
-    with _opened(path, shard.get("compression")) as file:
+    with _opened(path, shard.compression) as file:
         (count,) = np.frombuffer(_read(file, path, 4), "<u4").tolist()
         offsets = np.frombuffer(_read(file, path, 4 * (count + 1)), "<u4").astype(np.int64)
         head = 4 * (count + 2)
-        if count != shard.get("samples") or offsets[0] < head or (np.diff(offsets) < 0).any():
+        if count != shard.samples or offsets[0] < head or (np.diff(offsets) < 0).any():
             raise SourceError(
                 f"{path}: its head does not fit index.json\nhint: fetch the file again"
             )
@@ -164,11 +205,9 @@ def _rows(reader: _Reader, shard: dict[str, Any]) -> Iterator[StoredRows]:
             yield _stored(reader, path, first, found)
 
 
-def _path_of(folder: Path, shard: dict[str, Any]) -> Path:
+def _path_of(folder: Path, shard: Shard) -> Path:
     """Return the file of a shard: the raw file if it exists, otherwise the compressed one."""
-    entries = [shard.get("raw_data"), shard.get("zip_data")]
-    names = [entry["basename"] for entry in entries if entry]
-    for name in names:
+    for name in shard.files:
         if "/" in name or name in ("", ".", ".."):
             raise SourceError(
                 f"{folder / INDEX}: {name!r} is not the name of a file\n"
@@ -176,9 +215,9 @@ def _path_of(folder: Path, shard: dict[str, Any]) -> Path:
             )
         if (folder / name).is_file():
             return folder / name
+    listed = folder / (shard.files[-1] if shard.files else INDEX)
     raise SourceError(
-        f"{folder / (names[-1] if names else INDEX)}: the file is missing, but index.json lists"
-        " it\nhint: restore the file"
+        f"{listed}: the file is missing, but index.json lists it\nhint: restore the file"
     )
 
 

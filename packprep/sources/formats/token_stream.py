@@ -24,6 +24,7 @@ The header of llm.c is defined in dev/data/data_common.py.
 
 import io
 import struct
+import tokenize
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
@@ -270,7 +271,8 @@ def numpy_header(path: str, begin: bytes) -> tuple[tuple[int, ...], np.dtype, in
             (2, 0): np.lib.format.read_array_header_2_0,
         }[version]
         shape, by_column, dtype = read_header(header)
-    except (ValueError, KeyError) as error:
+    # NumPy parses the header as Python, and passes on the errors of this parser.
+    except (ValueError, KeyError, TypeError, SyntaxError, tokenize.TokenError) as error:
         raise damaged(path, f"its NumPy header is not readable: {error}") from None
     if by_column and len(shape) > 1:
         raise SourceError(

@@ -22,6 +22,7 @@ def write_rows(path, columns):
     return path.with_suffix(".npy")
 
 
+@pytest.mark.long
 def test_each_fault_that_packed_rows_can_contain_is_named(tmp_path):
     check_faults(lambda kind, columns: write_rows(tmp_path / kind, columns), "bridge")
 

@@ -39,6 +39,7 @@ def test_each_fault_that_a_layout_can_contain_is_named(name, tmp_path):
     check_faults(lambda kind, columns: write_folder(tmp_path / kind, columns), name)
 
 
+@pytest.mark.long
 def test_parquet_and_arrow_give_the_same_rows(tmp_path):
     for name, (layout, _) in LAYOUTS.items():
         columns = layout(made.clean())

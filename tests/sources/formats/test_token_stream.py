@@ -133,6 +133,7 @@ REFUSED = [
     ),
     (b"MMIDIDX\0\0" + bytes(31), {}, "not an array of token ids, but Megatron's index"),
     (b"\x93NUMPY\1\0\x40\0{'descr'", {}, "its NumPy header is not readable"),
+    (b"\x93NUMPY\1\0\x10\0{'descr': \0\0\0\0\0\0\n", {}, "its NumPy header is not readable"),
 ]
 
 
