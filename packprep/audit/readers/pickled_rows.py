@@ -10,8 +10,6 @@ protocols 2 to 5 in Python's `pickletools`.
 """
 
 import ast
-import pickle
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,13 +20,73 @@ from packprep.audit.readers.columns import PER_DOCUMENT, StoredRows, packed_data
 from packprep.audit.rows import Choices, PackedData
 from packprep.dataset.boundaries import offsets_of
 from packprep.errors import SourceError
+from packprep.kernel import kernel, read_only
 
 _MAGIC = b"\x93NUMPY"
 _NAMES = ("input_ids", "loss_mask", "seq_start_id")
 _READ_BYTES = 1 << 20
-_NUMBERS = re.compile(rb"(?:K.|M..|J....|G.{8}|[\x88\x89])+", re.DOTALL)
-"""BININT1, BININT2, BININT, BINFLOAT, NEWTRUE and NEWFALSE, with their arguments."""
 _LONGEST = 16  # bytes of the longest operation without a text
+_MOST_DECODED = 1 << 16
+_BYTE, _SHORT, _INTEGER, _FLOAT, _TRUE, _FALSE = b"KMJG\x88\x89"
+"""BININT1, BININT2, BININT, BINFLOAT, NEWTRUE and NEWFALSE."""
+_FRAME, _MARK, _APPENDS, _APPEND = b"\x95(ea"
+"""Operations between the numbers of a list."""
+
+
+@kernel
+def numbers_at(data, at, decoded):
+    """Decode the operations of a list of numbers, up to the first other operation.
+
+    A float becomes 1 if it is not 0, because only masks may be floats.
+
+    Args:
+        data: uint8[n], bytes of a pickle.
+        at: Index of the first operation.
+        decoded: int64[m], receives the numbers.
+
+    Returns:
+        The index of the next operation, the number of numbers, and how many of them are floats.
+    """
+    count, floats = 0, 0
+    while count < decoded.shape[0] and at < data.shape[0]:
+        code = data[at]
+        if code == _FRAME and at + 9 <= data.shape[0]:
+            at += 9
+            continue
+        if code in (_MARK, _APPENDS, _APPEND):
+            at += 1
+            continue
+        size = 0
+        if code == _BYTE:
+            size = 1
+        elif code == _SHORT:
+            size = 2
+        elif code == _INTEGER:
+            size = 4
+        elif code == _FLOAT:
+            size = 8
+        elif code != _TRUE and code != _FALSE:
+            break
+        if at + 1 + size > data.shape[0]:
+            break
+        value = np.int64(0)
+        if code == _FLOAT:
+            floats += 1
+            value = np.int64(data[at + 1] & 127)  # without the sign, since -0.0 is 0
+            for i in range(2, 9):
+                value |= np.int64(data[at + i])
+            value = np.int64(value != 0)
+        elif size == 0:
+            value = np.int64(code == _TRUE)
+        else:
+            for i in range(size):
+                value |= np.int64(data[at + 1 + i]) << np.int64(8 * i)
+            if size == 4 and value >= 1 << 31:
+                value -= 1 << 32
+        decoded[count] = value
+        count += 1
+        at += 1 + size
+    return at, count, floats
 
 
 def _header(file: BinaryIO) -> dict[str, Any]:
@@ -125,6 +183,7 @@ class _Operations:
         self._file, self._data, self._at = file, b"", 0
         self._texts: dict[int, str] = {}  # memo, of texts only
         self._memoized = 0
+        self._decoded = np.empty(_MOST_DECODED, np.int64)
 
     def rows(self) -> Iterator[dict[str, np.ndarray]]:
         """Yield each dict of lists of integers."""
@@ -195,13 +254,13 @@ class _Operations:
         self._at -= 1
         if len(self._data) - self._at < 2 * _LONGEST:
             self._fill()
-        match = _NUMBERS.match(self._data, self._at)
-        if match is None:
+        data = read_only(np.frombuffer(self._data, np.uint8))
+        at, count, floats = numbers_at(data, self._at, self._decoded)
+        if not count:
             raise ValueError("it ends too early")
-        self._at = match.end()
-        run = match.group()
-        # The pattern contains only operations that push a number, so this builds a list.
-        return np.array(pickle.loads(b"\x80\x02(" + run + b"l."))
+        self._at = int(at)
+        found = self._decoded[:count]
+        return found.astype(np.float64) if floats else found.copy()
 
     def _take(self, count: int) -> bytes:
         if len(self._data) - self._at < count:

@@ -32,11 +32,16 @@ def test_rows_are_those_that_numpy_unpickles(protocol, tmp_path, monkeypatch):
     rng = np.random.default_rng(protocol)
     rows = [
         {
-            "input_ids": rng.integers(0, high, n).tolist(),
-            "loss_mask": [rng.random() < 0.5 for _ in range(n)],
+            "input_ids": rng.integers(-high, high, n).tolist(),
+            "loss_mask": [mask(rng.random() < 0.5) for _ in range(n)],
             "seq_start_id": [0, n // 2],
         }
-        for n, high in ((9, 200), (2500, 60_000), (4000, 1 << 31), (70_000, 1 << 17))
+        for n, high, mask in (
+            (9, 200, bool),
+            (2500, 60_000, float),
+            (4000, 1 << 31, int),
+            (70_000, 1 << 17, lambda one: -0.0 if one else 1.0),
+        )
     ]
     path = tmp_path / "rows.npy"
     array = np.array(rows, object)
