@@ -5,7 +5,8 @@
 Each tool packs and writes the same documents, once without a fault and once for each kind of fault
 that it can store. Faults of documents are in the documents that the tool packs. Faults of rows are
 written into the tool's files afterwards. A sound dataset has to be without findings, and each fault
-has to be named. A tool that is not installed is skipped, and named.
+has to be named. `requirements-audit.txt` has the packages. A tool that is not installed is skipped,
+and named.
 
 | tool | its own code |
 | --- | --- |
@@ -260,7 +261,7 @@ def _changed(rows: list[dict], kind: str) -> list[dict]:
         row["labels"][-1] = made.PAD
     elif kind == "padding":
         for some in rows[::2]:
-            half = count // 2
+            half = max(i for i in range(count // 2) if some["position_ids"][i] == 0)
             some["input_ids"][half:] = [made.PAD] * (count - half)
             some["labels"][half:] = [made.IGNORED] * (count - half)
             some["attention_mask"][half:] = [0] * (count - half)
