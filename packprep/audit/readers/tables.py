@@ -45,7 +45,7 @@ def recognizes(path: Path) -> bool:
     """Return whether a path is a table, a folder of tables, or a folder of splits of tables."""
     if path.is_file():
         return path.suffix in (*PARQUET, *ARROW)
-    return bool(_files(path) or _splits(path))
+    return (path / STATE).exists() or bool(_files(path) or _splits(path))
 
 
 def open_table(path: Path, choices: Choices) -> PackedData:
