@@ -12,6 +12,8 @@ import pytest
 
 from packprep.audit.report import Request, describe_audit
 from packprep.audit.rows import Choices
+from packprep.exporting import hf
+from packprep.exporting.export import export_dataset
 from tests import made
 from tests.tokens_made import BOS, EOS
 from tests.verification.damage import places_of, resigned
@@ -137,3 +139,16 @@ def test_rows_with_one_document_each_are_mostly_padding_and_a_source_shows_lost_
         "missing_documents"
     }
     assert found(dataset / "out", source=str(dataset / "cut.jsonl"), **whole) == {"cut_documents"}
+
+
+@pytest.mark.long
+def test_exports_have_the_documents_of_the_dataset_and_no_finding(dataset, tmp_path):
+    own = describe_audit(Request(dataset / "out"))
+    forms = [("mds", {}), ("parquet", {"columns": "nemo"}), ("parquet", {"columns": "trl"})]
+    forms += [("parquet", {"columns": "full"})] + [("hf", {"trainer": name}) for name in hf.FORMS]
+    for i, (form, options) in enumerate(forms):
+        export_dataset(dataset / "out", form, tmp_path / str(i), made.Silent(), **options)
+        ids = {"eos": EOS, "bos": BOS}
+        report = describe_audit(Request(tmp_path / str(i), special_ids=ids))
+        assert not [one for one in report["checks"] if one["state"] == "finding"], (form, options)
+        assert (report["documents"], report["rows"]) == (own["documents"], own["rows"])
