@@ -17,7 +17,7 @@ from packprep.building.plan import open_plan, stored_plan
 from packprep.building.planning import look_up, make_plan
 from packprep.dataset.shard import open_shard
 from packprep.documents import sample
-from packprep.errors import BuildError, RecipeError, SourceError
+from packprep.errors import BuildError, PlanError, RecipeError, SourceError
 from packprep.format.json_files import receipt_name, shard_name
 from packprep.inspection.document import describe_document
 from packprep.recipe import Source, read_recipe
