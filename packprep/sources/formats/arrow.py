@@ -96,7 +96,7 @@ def read(
             if part.format == "arrow_tokens":
                 yield from read_lists(part.file, columns, text_key, *how)
                 return
-            columns = note_groups(batch, part, columns, first + low)
+            columns = note_groups(batch, part, columns, numbers)
             yield from read_rows(batch, columns, text_key, fields, *how)
             yield from batch.take()
 

@@ -130,7 +130,7 @@ def read(
             if tokens:
                 yield from read_lists(part.file, values, text_key, *how)
             else:
-                values = note_groups(batch, part, values, at)
+                values = note_groups(batch, part, values, numbers)
                 yield from read_rows(batch, values, text_key, fields, *how)
         yield from batch.take()
 

@@ -191,7 +191,7 @@ def find_group_columns(
 
 
 def note_groups(
-    batch: BatchBuilder, part: Slice, columns: dict[str, pa.Array], first: int
+    batch: BatchBuilder, part: Slice, columns: dict[str, pa.Array], numbers: np.ndarray
 ) -> dict[str, pa.Array]:
     """Note the values to group by of some rows, and return `columns` without these values.
 
@@ -199,17 +199,17 @@ def note_groups(
         batch: Builder that the rows are added to later.
         part: The work range of the rows.
         columns: Maps each key to its values.
-        first: The first row in `columns` has this row number in the file.
+        numbers: int64[rows], the number of each row in the file.
     """
     grouping, own = part.grouping, [columns[key] for key in (GROUP_BY, ORDER_BY) if key in columns]
     if grouping is not None:
         keys = [key for key in (grouping.group_by, grouping.order_by) if key]
-        rows = list(zip(*(_scalars(column).to_pylist() for column in own), strict=True))
+        rows = zip(*(_scalars(column).to_pylist() for column in own), strict=True)
         values = (
-            group_value(grouping, dict(zip(keys, row, strict=True)).get, part.path, first + i)
-            for i, row in enumerate(rows)
+            group_value(grouping, dict(zip(keys, row, strict=True)).get, part.path, number)
+            for number, row in zip(numbers.tolist(), rows, strict=True)
         )
-        batch.note(np.arange(first, first + len(rows)), values)
+        batch.note(numbers, values)
     return {key: values for key, values in columns.items() if key not in (GROUP_BY, ORDER_BY)}
 
 
