@@ -104,19 +104,13 @@ def shard_ledger(
     sources = {}
     for s, name in enumerate(names):
         in_source, was_read = segments.source == s, documents.source == s
-        read, reasons = documents.read[name], documents.rejected.counts(name)
         dropped = dict(documents.dropped_tokens[name])
         before_tokenization = dropped.keys() - set(AFTER_TOKENIZATION)
         used = int(segments.tokens[in_source].sum())
         total = int(padded[in_source].sum())
-        joined = _joined(segments, in_source)
-        grouped = {JOINED: joined, **documents.grouped.get(name, {})}
         sources[name] = {
             "documents": {
-                "read": read,
-                "used": read - sum(reasons.values()) - joined,
-                "rejected": reasons,
-                **{kind: count for kind, count in grouped.items() if count},
+                **_document_counts(documents, name, _joined(segments, in_source)),
                 **_of_passes(documents.passes.get(name, {}), recipe.sources[s]),
             },
             "tokens": {
@@ -154,6 +148,18 @@ def _of_passes(counts: Mapping[int, int], source: Source) -> dict[str, Any]:
     found: dict[str, Any] = {FILTERED: counts[0]} if counts.get(0) else {}
     of_used = {str(number): counts[number] for number in sorted(counts) if number}
     return found | ({PASSES: of_used} if of_used and isinstance(source.repeat, str) else {})
+
+
+def _document_counts(documents: Documents, name: str, joined: int) -> dict[str, Any]:
+    """Return a source's counts of documents. `joined` is the number of JOINED records."""
+    read, reasons = documents.read[name], documents.rejected.counts(name)
+    grouped = {JOINED: joined, **documents.grouped.get(name, {})}
+    return {
+        "read": read,
+        "used": read - sum(reasons.values()) - joined,
+        "rejected": reasons,
+        **{kind: count for kind, count in grouped.items() if count},
+    }
 
 
 def _joined(segments: Segments, chosen: np.ndarray) -> int:

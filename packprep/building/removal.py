@@ -189,14 +189,7 @@ def without(
     """
     gone = segments.select(removed)
     passes = np.unique(np.stack((gone.source, gone.repeat, gone.file, gone.doc), axis=1), axis=0)
-    records = passes
-    if segments.records is not None:
-        owner = segments.records.owner
-        which = removed[owner]
-        of_records = segments.select(owner[which])
-        position = segments.records.position[which]
-        columns = of_records.source, of_records.repeat, of_records.file, position
-        records = np.unique(np.concatenate((passes, np.stack(columns, axis=1))), axis=0)
+    records = _with_records(passes, segments, removed)
     media_slots, eos = segments.media_slots()[removed], _eos(plan, segments, removed)
     trained = None if segments.trained is None else segments.trained.within(removed)
     counted = gone.replace(eos=eos, repeated=gone.eos + gone.repeated - eos, trained=trained)
@@ -221,6 +214,21 @@ def without(
                 del entry["slots"][MEDIA]
     _drop_zeros(ledger)
     return *blank(plan.tasks, slots, segments, removed), ledger, records
+
+
+def _with_records(passes: np.ndarray, segments: Segments, removed: np.ndarray) -> np.ndarray:
+    """Return the removed documents together with their records, int64[k, 4].
+
+    `passes`, int64[d, 4], has the removed documents, as in the result of `without`. `removed` is
+    bool[m].
+    """
+    if segments.records is None:
+        return passes
+    owner = segments.records.owner
+    which = removed[owner]
+    gone = segments.select(owner[which])
+    columns = gone.source, gone.repeat, gone.file, segments.records.position[which]
+    return np.unique(np.concatenate((passes, np.stack(columns, axis=1))), axis=0)
 
 
 def note_removed(plan: Any, rejected: Rejected, passes: np.ndarray) -> None:

@@ -34,7 +34,7 @@ from packprep.dataset.epochs.noise import NoisedBlocks, levels_by_block
 from packprep.dataset.loader import Dataset
 from packprep.dataset.manifest import stores_labels
 from packprep.dataset.rows import RowSegments, fill, own_dtype
-from packprep.dataset.segments import Arrays, Segments
+from packprep.dataset.segments import Arrays, Records, Segments
 from packprep.dataset.shard import Shard
 from packprep.documents.reading import keeps_all, kept_by_plan
 from packprep.objectives.objective import Task
@@ -586,17 +586,14 @@ def _check_trained(check: ShardCheck) -> None:
 
 
 def _check_records(check: ShardCheck) -> None:
-    """Check P21: the first segment of each document has the document's records, in order.
+    """Check P21: the first segment of each document has the document's records.
 
-    Only the tokens of the source's `between` are between two records. The document has the position
-    of its first record in the file. Segments of removed documents and of sources without group_by
-    have no records.
+    Segments of removed documents and of sources without group_by have no records.
     """
-    records, segments, plan = check.segments.records, check.segments, check.plan
-    before = check.faults.total
+    records, segments, before = check.segments.records, check.segments, check.faults.total
     if records is None:
         return
-    is_grouped = np.array([source.grouping is not None for source in plan.sources])
+    is_grouped = np.array([source.grouping is not None for source in check.plan.sources])
     # The segments of a document follow one another in this order.
     order = np.lexsort((segments.start, segments.doc, segments.repeat, segments.file))
     columns = [column[order] for column in (segments.file, segments.repeat, segments.doc)]
@@ -611,19 +608,31 @@ def _check_records(check: ShardCheck) -> None:
         check.add_segment("P21", g, f"has {is_missing} a document", value=int(counts[g]))
     ends = np.zeros(len(segments), np.int64)
     ends[order[first]] = (segments.start + segments.tokens)[order[last]]
-    begins = np.flatnonzero(counts)
-    if check.faults.total > before or not len(begins):
-        return
+    if check.faults.total == before and counts.any():
+        _check_bounds_of_records(check, records, ends)
+
+
+def _check_bounds_of_records(check: ShardCheck, records: Records, ends: np.ndarray) -> None:
+    """Check P21: the records of each document follow one another, up to the document's end.
+
+    Only the tokens of the source's `between` are between two records. The document has the position
+    of its first record in the file.
+
+    Args:
+        check: The shard.
+        records: The records of the shard, at least one.
+        ends: int64[m], for the first segment of a document, the end of its last segment.
+    """
+    segments, plan, begins = check.segments, check.plan, np.flatnonzero(np.diff(records.offsets))
     n_between = np.array([len(source.source.between) for source in plan.sources])
     owner, tokens = records.owner, records.tokens.astype(np.int64)
     is_first = np.ones(len(owner), np.bool_)
     is_first[1:] = owner[1:] != owner[:-1]
     after = np.roll(records.start + tokens, 1) + n_between[segments.source[owner]]
     position = np.minimum.reduceat(records.position, records.offsets[begins])
-    last_record = records.offsets[begins + 1] - 1
-    end, end_of_segments = (records.start + tokens)[last_record], ends[begins]
+    end = (records.start + tokens)[records.offsets[begins + 1] - 1]
     may_be_longer = plan.recipe.documents.long in ("truncate", "decompose")
-    is_wrong = end < end_of_segments if may_be_longer else end != end_of_segments
+    is_wrong = end < ends[begins] if may_be_longer else end != ends[begins]
     wrong_start = records.start != np.where(is_first, 0, after)
     for message, wrong in (
         ("has a record of a negative length", owner[tokens < 0]),

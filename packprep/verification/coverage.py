@@ -140,8 +140,7 @@ def used_records(plan: Plan, arrays: Arrays) -> Locations:
     if records is None:
         return documents
     segments = Segments.of_arrays(arrays).select(records.owner)
-    is_grouped = np.array([source.grouping is not None for source in plan.sources])
-    alone = documents.at(~is_grouped[sources_of_files(plan)[documents.file]])
+    alone = _ungrouped(plan, documents)
     of_records = segments.file, segments.repeat, records.position
     return _sorted(*(np.concatenate(pair) for pair in zip(alone, of_records, strict=True)))
 
@@ -224,21 +223,7 @@ def check_documents(
         of sources with group_by. `check_apart` compares them with the parts of other shards.
     """
     documents, used = used_documents(arrays), used_records(plan, arrays)
-    owner = sources_of_files(plan)
-    for s, source in enumerate(plan.sources):
-        counts = receipt["ledger"]["sources"][source.name]["documents"]
-        n_documents = int((owner[documents.file] == s).sum())
-        joined = int((owner[used.file] == s).sum()) - n_documents
-        for ledger_count, segment_count, what in (
-            (counts["used"], n_documents, "used documents"),
-            (counts.get(JOINED, 0), joined, "joined records"),
-        ):
-            if ledger_count != segment_count:
-                message = (
-                    f"source {source.name}: the ledger counts {ledger_count} {what}, but the"
-                    f" segments have {segment_count}"
-                )
-                faults.add("P21", receipt_name(shard), message)
+    _check_counts(plan, documents, used, faults, (shard, receipt))
     for i in np.flatnonzero(_repeated(used))[:MAX_LISTED]:
         message = f"{in_words(plan, used, i)} is in two documents"
         faults.add("P21", shard_name(shard), message)
@@ -274,13 +259,40 @@ def check_documents(
         message = f"{in_words(plan, every, i)} is not in the part of the plan for this shard"
         faults.add("P21", shard_name(shard), message)
     # With group_by, a rejected record is in a pass if the first record of its document is.
-    is_grouped = np.array([source.grouping is not None for source in plan.sources])
     _check_kept(plan, shard, documents, faults)
-    _check_kept(plan, shard, rejects.at(~is_grouped[owner[rejects.file]]), faults)
+    _check_kept(plan, shard, _ungrouped(plan, rejects), faults)
     parts = dict(zip(keys.tolist(), counts.tolist(), strict=True))
     runs = _runs(plan, shard, every.at(~foreign), parts, faults)
     of_lines = _runs_of_lines(plan, every.at(~foreign), all_extents)
     return Runs(*(np.concatenate(pair) for pair in zip(runs, of_lines, strict=True)))
+
+
+def _check_counts(
+    plan: Plan,
+    documents: Locations,
+    records: Locations,
+    faults: Faults,
+    of_shard: tuple[int, Receipt],
+) -> None:
+    """Check P21: the ledger counts the used documents and the joined records of a shard.
+
+    `records` are the records of `documents`, and `of_shard` has the shard's number and receipt.
+    """
+    (shard, receipt), owner = of_shard, sources_of_files(plan)
+    for s, source in enumerate(plan.sources):
+        counts = receipt["ledger"]["sources"][source.name]["documents"]
+        n_documents = int((owner[documents.file] == s).sum())
+        joined = int((owner[records.file] == s).sum()) - n_documents
+        for ledger_count, segment_count, what in (
+            (counts["used"], n_documents, "used documents"),
+            (counts.get(JOINED, 0), joined, "joined records"),
+        ):
+            if ledger_count != segment_count:
+                message = (
+                    f"source {source.name}: the ledger counts {ledger_count} {what}, but the"
+                    f" segments have {segment_count}"
+                )
+                faults.add("P21", receipt_name(shard), message)
 
 
 def check_apart(plan: Plan, runs: Sequence[tuple[int, Runs]], whole: bool, faults: Faults) -> None:
@@ -426,6 +438,12 @@ def _records_of(documents: Documents, used: np.ndarray) -> Locations:
     counts = [len(of_document) for of_document in positions]
     file, use = (np.repeat(column[used], counts) for column in (documents.file, documents.repeat))
     return _sorted(file, use, np.fromiter(chain(*positions), np.int64, sum(counts)))
+
+
+def _ungrouped(plan: Plan, locations: Locations) -> Locations:
+    """Return the locations in files of sources without group_by."""
+    is_grouped = np.array([source.grouping is not None for source in plan.sources])
+    return locations.at(~is_grouped[sources_of_files(plan)[locations.file]])
 
 
 def records_may_join(plan: Plan) -> bool:
