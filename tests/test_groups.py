@@ -225,6 +225,7 @@ def test_the_ledger_counts_joined_and_ungrouped_records(built):
     }
 
 
+@pytest.mark.long
 def test_a_row_names_the_records_of_its_segments(built):
     dataset, tokens = open_dataset(built / "out"), {}
     for row in range(len(dataset)):
@@ -340,6 +341,7 @@ def test_what_group_by_does_not_support_is_refused_by_name(source, message, tmp_
         read_recipe(recipe(source=source), tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("between", "message"),
     [
@@ -365,6 +367,7 @@ def test_a_field_that_no_record_has_is_refused(tmp_path):
         )
 
 
+@pytest.mark.long
 def test_the_plan_estimates_documents_and_tokens_with_their_separators(built):
     (planned,) = open_plan(built / "out").stored["sources"]
     counts = read_manifest(built / "out")["ledger"]["sources"]["code"]
@@ -373,6 +376,7 @@ def test_the_plan_estimates_documents_and_tokens_with_their_separators(built):
     assert planned["tokens"] == pytest.approx(counts["tokens"]["read"], rel=0.02)
 
 
+@pytest.mark.long
 def test_a_token_store_of_groups_is_refused(tmp_path):
     made.write(tmp_path / "a.jsonl", b'{"text": "x", "repo": 1}\n')
     made.write(

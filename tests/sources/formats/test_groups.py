@@ -105,6 +105,7 @@ def test_work_ranges_of_lines_give_the_documents_of_the_file(tmp_path):
         assert read_all(parts) == whole
 
 
+@pytest.mark.long
 def test_work_ranges_of_compressed_lines_give_the_same_documents(tmp_path):
     rows = records()
     (tmp_path / "a.jsonl").write_bytes(data_of(rows))
@@ -130,6 +131,7 @@ def test_work_ranges_of_tables_give_the_documents_of_the_file(tmp_path, format):
         assert [texts for _, texts in found.documents] == expected(rows)
 
 
+@pytest.mark.long
 def test_a_fraction_takes_the_same_documents_in_every_work_range(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(data_of(records()))
@@ -175,6 +177,7 @@ def test_values_that_cannot_be_grouped_are_refused(tmp_path, row, grouping, mess
         list(read(part, "text", fields=Fields()))
 
 
+@pytest.mark.long
 def test_a_table_without_the_column_and_a_text_file_are_refused(tmp_path):
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pa.table({"text": ["x"], "tags": [["a"]]}), path)
@@ -187,6 +190,7 @@ def test_a_table_without_the_column_and_a_text_file_are_refused(tmp_path):
         read_all(parts_of(tmp_path / "a.txt", "text", "", 1, 1))
 
 
+@pytest.mark.long
 def test_nested_and_repeated_keys_are_read_as_elsewhere(tmp_path):
     lines = (
         b'{"text": "1", "a": {"b": 1}, "c": 2}\n{"text": "2", "a": {"b": 1}}\n'
