@@ -2,7 +2,7 @@
 
 ```
 ids      <|im_start|> user ↵  2+2 ?  <|im_end|> ↵  <|im_start|> assistant ↵  4  <|im_end|> ↵
-marker   ^^^^^^^^^^^^^^^^^           user          ^^^^^^^^^^^^^^^^^^^^^^    assistant
+marker   ^^^^^^^^^^^^^^^^^         ^^^^^^^^^^      ^^^^^^^^^^^^^^^^^^^^^^
 loss                            ×                                            ×        ×
 ```
 
@@ -28,7 +28,8 @@ from packprep.tokenizer.roles import Vocabulary
 Search = Callable[[PackedRows, FoundDocuments, np.ndarray], np.ndarray]
 """A function of (rows, documents, loss by token, bool[n]) → which documents have a finding."""
 
-_ASSISTANT, _PROMPT = 1, 2
+_OUTSIDE, _ASSISTANT, _PROMPT = 0, 1, 2
+"""Roles of the tokens after a mark. `marked_documents` counts those of _PROMPT."""
 _NAMES = ("think", "thinking", "THINK", "seed:think")
 _SPACES = ("", "\n", "\n\n", "\n\n\n", " ")
 _CONVERSATION = (
@@ -71,6 +72,9 @@ def prompt_search(source: str, vocabulary: Vocabulary) -> Search | str:
     answer = markup.prompt.strip() or markup.heads.get("assistant", "").strip()
     answer = answer or next((end.strip() for end in markup.ends.get("user", ()) if end.strip()), "")
     texts = {head.strip(): _PROMPT for role, head in markup.heads.items() if role != "assistant"}
+    # After the end of a prompt, an answer may go on that was cut, without markup before it.
+    ends = [end for role, own in markup.ends.items() if role != "assistant" for end in own]
+    texts = dict.fromkeys((end.strip() for end in ends), _OUTSIDE) | texts
     texts = {text: role for text, role in texts.items() if text} | {answer: _ASSISTANT}
     if not answer or _PROMPT not in texts.values():
         return "the chat template writes no markup before its messages"
@@ -84,7 +88,7 @@ def prompt_search(source: str, vocabulary: Vocabulary) -> Search | str:
 def _are_visible(source: str, engine: Engine, marks: _Marks) -> bool:
     """Return whether the markers give the roles of a made-up conversation."""
     for ids, roles in _made_up(source, engine):
-        found = found_roles(read_only(ids), marks).tolist()
+        found = [role for role in found_roles(read_only(ids), marks).tolist() if role != _OUTSIDE]
         expected = [_ASSISTANT if role == "assistant" else _PROMPT for role in roles]
         # Some templates write the system message into the user's, or always write one.
         return found in (expected, expected[1:], [_PROMPT, *expected])

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,6 +88,10 @@ def test_a_trained_prompt_and_a_trained_empty_reasoning_are_named(chats, tmp_pat
             at += 10 if kind == "trained_prompts" else 0
             arrays["loss_mask"][row[0], at] = 1
         assert found(copy, tokenizer) == found(copy) == {kind}
+
+
+def test_an_answer_that_goes_on_after_a_repeated_system_message_is_no_prompt():
+    assert found(Path(__file__).parents[1] / "golden/law3/chats/dataset") == set()
 
 
 def test_prompts_are_found_by_the_markup_of_other_families_or_the_reason_is_given(tmp_path):
