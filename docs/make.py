@@ -102,8 +102,7 @@ def audit_kinds() -> str:
     from packprep.audit.kinds import KINDS
 
     rows = [
-        (f"`{name}`", kind.title, f"{kind.most:.0%} of {kind.unit}")
-        for name, kind in KINDS.items()
+        (f"`{name}`", kind.title, f"{kind.most:.0%} of {kind.unit}") for name, kind in KINDS.items()
     ]
     return _table(("kind", "what it counts", "finding above"), rows)
 
