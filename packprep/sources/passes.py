@@ -159,7 +159,7 @@ def _is_number(text: str) -> bool:
         float(text)
     except ValueError:
         return False
-    return True
+    return text.strip()[0] in "+-.0123456789"  # A field may have the name inf or nan.
 
 
 def _most(repeat: Expression, limit: float | None) -> float:
