@@ -40,8 +40,10 @@ from packprep.documents.tally import Tally
 from packprep.errors import RecipeError
 from packprep.randomness import CALIBRATION, bits64, text_key
 from packprep.recipe import DocumentKeys, as_toml
+from packprep.sources.first_look import begin_of
 from packprep.sources.formats import FORMATS, position_of
 from packprep.sources.formats.batch import Batch
+from packprep.sources.formats.jsonl import BOM, kind_of, parse_object
 from packprep.sources.slices import PlannedSource, format_name
 from packprep.tokenizer.engines.engine import Engine
 from packprep.tokenizer.roles import Vocabulary
@@ -186,6 +188,8 @@ def calibrate(
         ratio = round(1024 * text_bytes / looked.held) if is_known else 1024
         ratios[name] = min(max(ratio, 1), highest_ratio(source))
         looks.append(looked)
+    if notes.empty or notes.fault:
+        notes.fields = _fields_in_words(source)
     if source.grouping and not tally.grouped and any(len(looked.sizes) for looked in looks):
         raise RecipeError(
             f"group_by = {as_toml(source.source.group_by)}: no record in the sample has a value of"
@@ -195,6 +199,32 @@ def calibrate(
         )
     token_s = clock.seconds.get("tokenize", 0.0) / max(1, counter.tokens)
     return replace(_estimates(source, ratios, looks, token_s), tally=tally, notes=notes)
+
+
+MOST_FIELDS = 50
+"""Maximum number of fields that a message lists."""
+
+
+def _fields_in_words(source: PlannedSource) -> str:
+    """Return the fields of a source's first record with their types.
+
+    Return "" if the source's first file does not begin with a JSON record.
+
+    Example:
+        "'score' (a number), 'meta.lang' (a string)"
+    """
+    format, compression = source.formats[0]
+    if not FORMATS[format].json:
+        return ""
+    begin, _ = begin_of(source.path(0), int(source.files.sizes[0]), compression, has_lines=True)
+    record = parse_object(begin.partition(b"\n")[0].removeprefix(BOM), has_numbers=True)
+    if not isinstance(record, dict):
+        return ""
+    fields = [(key, value) for key, value in record.items() if not isinstance(value, dict)]
+    for key, values in record.items():
+        if isinstance(values, dict):
+            fields += [(f"{key}.{name}", value) for name, value in values.items()]
+    return ", ".join(f"{ascii(key[:40])} ({kind_of(value)})" for key, value in fields[:MOST_FIELDS])
 
 
 def _estimates(

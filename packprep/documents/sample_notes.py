@@ -32,6 +32,9 @@ class SampleNotes:
     open_ends: int = 0  # answers without a special token among their last tokens
     judged: int = 0  # documents that the source's expressions judged
     kept: int = 0  # documents that they keep
+    unjudged: int = 0  # documents with fields that the expressions do not accept
+    fault: str = ""  # why the first of these is not accepted
+    fields: str = ""  # the fields of a JSON record, if a message needs them
     is_whole: bool = True  # whether they judged all documents of the source
     empty: frozenset[str] | None = None  # fields without a value in all judged records
 
@@ -42,6 +45,8 @@ class SampleNotes:
         """
         self.judged += passes.judged
         self.kept += passes.kept
+        self.unjudged += passes.unjudged
+        self.fault = self.fault or passes.fault
         self.is_whole &= is_whole
         if passes.judged:
             empty = frozenset(passes.empty)
@@ -88,11 +93,14 @@ class SampleNotes:
 
         `has_share` says whether the source has a share, which needs an estimate of its tokens.
         """
+        there = f"; the fields are {self.fields}" if self.fields else ""
+        if self.judged and self.unjudged == self.judged:
+            return f"{self.fault}{there}\nhint: correct the expression"
         if self.judged and not self.kept and (self.empty or self.is_whole or has_share):
             fields = ", ".join(sorted(self.empty or ()))
             why = f": no record has the field {fields}" if fields else ""
             return (
-                f"where and repeat keep none of {self.judged:,} sampled documents{why}\n"
+                f"where and repeat keep none of {self.judged:,} sampled documents{why}{there}\n"
                 "hint: correct the expression"
             )
         if not self.two_bos:
@@ -110,6 +118,7 @@ class SampleNotes:
             warnings.append(
                 f"no sampled record has a value in the field {', '.join(sorted(self.empty))},"
                 " which where or repeat reads. Check the name"
+                + (f". The fields are {self.fields}" if self.fields else "")
             )
         if self.kept < FEW_KEPT and not self.is_whole:
             warnings.append(

@@ -24,6 +24,8 @@ class SampledPasses(ByFields):
         judged: Number of sampled documents.
         kept: Number of sampled documents with a number above 0.
         empty: The fields that were null or missing in every sampled record.
+        unjudged: Number of sampled documents that cannot be judged.
+        fault: Why the first of them cannot be judged, or "".
         known: Maps a position in the file that is read to the number of passes of its document.
     """
 
@@ -32,7 +34,8 @@ class SampledPasses(ByFields):
         # Loading pyarrow takes long, and must not count as reading time.
         import_module("packprep.sources.formats.line_fields")
         super().__init__(passes, 0, lambda file: np.uint64(0))
-        self.judged = self.kept = 0
+        self.judged = self.kept = self.unjudged = 0
+        self.fault = ""
         self.empty = set(passes.fields)
         self.known: dict[int, float] = {}
 
@@ -52,6 +55,8 @@ class SampledPasses(ByFields):
         is_kept = numbers > 0
         self.judged += int(own.sum())
         self.kept += int((own & is_kept).sum())
+        self.unjudged += len(self.bad)
+        self.fault = self.fault or next(iter(self.bad.values()), "")
         chosen = zip(positions[is_kept].tolist(), numbers[is_kept].tolist(), strict=True)
         self.known.update(chosen)
         return is_kept

@@ -351,12 +351,17 @@ def test_expressions_that_cannot_be_used_are_refused(tmp_path, keys, message):
         build(tmp_path, "out", [{"name": "c", "paths": ["c.parquet"], **keys}])
 
 
-def test_a_field_that_no_json_record_has_is_refused(tmp_path):
+def test_a_field_that_no_json_record_has_or_that_has_another_type_is_refused(tmp_path):
     write(tmp_path, records(10, 10))
-    with pytest.raises(
-        RecipeError, match="keep none of 10 sampled documents: no record has .*scoer"
-    ):
-        build(tmp_path, "out", [{"name": "a", "paths": ["a.jsonl"], "where": "scoer >= 3"}])
+    there = r"the fields are 'text' \(a string\), 'score' .*, 'meta.lang' \(a string\)"
+    wrong = {
+        "scoer >= 3": "keep none of 10 sampled documents: no record has the field scoer",
+        "meta.lang > 3": "where: > takes values of one kind, but meta.lang is a text",
+    }
+    for where, message in wrong.items():
+        own = {"name": "a", "paths": ["a.jsonl"], "where": where}
+        with pytest.raises(RecipeError, match=f"{message}.*{there}"):
+            build(tmp_path, "out", [own])
 
 
 def test_a_source_whose_documents_are_all_left_out_is_refused(tmp_path, monkeypatch):
