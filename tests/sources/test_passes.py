@@ -132,6 +132,7 @@ def test_where_leaves_out_documents_of_a_repeated_source_as_the_twin_does(tmp_pa
     assert report["listed"] == [] and report["twin"] == report["segments"]
 
 
+@pytest.mark.long
 def test_workers_tasks_of_an_array_and_resumed_builds_give_the_same_bytes(tmp_path):
     write(tmp_path, records(60, 2))
     own = sources(where=WHERE, repeat="clip(quality, 0, 3)")
@@ -305,7 +306,7 @@ def test_removing_and_several_lengths_keep_the_counts_of_passes(tmp_path):
 
 
 def test_forged_passes_are_found(tmp_path):
-    write(tmp_path, records(60, 9))
+    write(tmp_path, records(30, 9))
     build(tmp_path, "out", sources(repeat="clip(score, 0, 2)"))
     assert faults_of(tmp_path / "out") == []
 
