@@ -330,7 +330,8 @@ def test_the_errors_of_shares_and_of_a_store_are_those_of_independent_sources():
     for i, found in enumerate(module._figures_of_sources(plan)):
         assert found["share"] == tokens[i] / tokens.sum()
         assert found["share_error"] == pytest.approx(shares[:, i].std(), rel=0.03)
-    samples = [SimpleNamespace(sample=sample) for sample in ((0.0, 0.5), (0.25, 0.5), (0.0, 1.0))]
+    intervals = (0.0, 0.5), (0.25, 0.5), (0.0, 1.0)
+    samples = [SimpleNamespace(sample=one, where=None, repeat=2.0) for one in intervals]
     uses = np.array([1.0, 0.5, 2.0])
     found = module._of_store(plan, SimpleNamespace(sources=samples))
     assert found["tokens"] == (tokens / uses).sum()

@@ -98,7 +98,10 @@ def _value(tree: ast.expr, get: Get) -> Any:
 
 
 def _of(value: Any) -> Any:
-    """A field's value: a number that is NaN is null, and a text is its bytes' text."""
+    """A field's value: a number that is NaN is null, an integer beyond 64 bits is a float, and a
+    text is its bytes' text."""
+    if type(value) is int and not -(2**63) <= value < 2**64:
+        return float(value)
     if isinstance(value, float) and math.isnan(value):
         return None
     return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
