@@ -223,3 +223,12 @@ def test_a_store_of_tokens_keeps_fields(tmp_path):
     made.build(recipe(of_store(chosen)), tmp_path, tmp_path / "stored")
     assert contents(tmp_path / "text") == contents(tmp_path / "stored")
     assert sum(contents(tmp_path / "stored").values()) == 30
+
+
+def test_a_dataset_of_the_text_does_not_use_keep(folder, tmp_path):
+    own = {"name": "c", "paths": ["c.parquet"]}
+    made.build(recipe([own]), folder, tmp_path / "out")
+    before = made.contents(tmp_path / "out")
+    made.build(recipe([{**own, "keep": KEEP}]), folder, tmp_path / "out")  # This resumes the build.
+    made.build(recipe([{**own, "keep": KEEP}]), folder, tmp_path / "again")
+    assert made.contents(tmp_path / "out") == before == made.contents(tmp_path / "again")
