@@ -141,6 +141,8 @@ def _check_tokens(text: str) -> None:
         _refuse(f"the expression has {len(text)} characters; at most {MAX_CHARACTERS} are read")
     if not text.strip():
         _refuse("the expression is empty")
+    if _has_surrogate(text):
+        _refuse("the expression has a lone surrogate")
     if "\n" in text or "\r" in text:
         _refuse("the expression has a line break", None, "write it in one line")
     counted, last = 0, None
@@ -158,7 +160,7 @@ def _check_tokens(text: str) -> None:
                 _refuse(f"{token.string} is not an operator", at, f"write {word}")
             counted += token.type not in _UNCOUNTED and token.string != ","
             last = token.type
-    except (tokenize.TokenError, SyntaxError):
+    except (tokenize.TokenError, SyntaxError, ValueError):
         _refuse("a bracket or a quotation mark is not closed")
     if counted > MAX_TOKENS:
         _refuse(
@@ -166,6 +168,10 @@ def _check_tokens(text: str) -> None:
             None,
             "write a column with the result to the records",
         )
+
+
+def _has_surrogate(text: str) -> bool:
+    return any(0xD800 <= ord(character) < 0xE000 for character in text)
 
 
 class _Parser:
@@ -222,7 +228,7 @@ class _Parser:
             _refuse("None is unknown", at, "write x is null")
         if not isinstance(value, bool | int | float | str):
             _refuse(f"a literal of type {type(value).__name__} is unknown", at)
-        if isinstance(value, str) and any(0xD800 <= ord(c) < 0xE000 for c in value):
+        if isinstance(value, str) and _has_surrogate(value):
             _refuse("a text has a lone surrogate", at)
         is_large = isinstance(value, int) and value >= 1 << 64
         if is_large or isinstance(value, float) and not math.isfinite(value):
