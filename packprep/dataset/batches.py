@@ -764,7 +764,8 @@ class Batches:
         """Return the documents that this rank reads in a step.
 
         The documents follow from the order of rows and the headers of segments, so any step of any
-        run can be looked up at once. The iterator does not move.
+        run can be looked up at once. The iterator does not move. In a mixture of several
+        seq_lengths, the global sample of a row is the number of the step.
 
         Args:
             step: Number of the step. Step 0 is the first step after the state that was loaded last,
@@ -775,8 +776,7 @@ class Batches:
             A dict for each segment of the batch, in the order of the batch:
 
             - position: Index of the row in the batch.
-            - sample: Global sample of the row, as if `skip` were not given. In a mixture of several
-              seq_lengths, it is the number of the step.
+            - sample: Global sample of the row, as if `skip` were not given.
             - row, epoch: Index of the row in the dataset or mixture, and its epoch.
             - segment: Number of the segment in the row, from 1.
             - source, file, document: Name of the source, name of the file, position in the file.
@@ -827,6 +827,8 @@ class Batches:
     def reads_of_row(self, row: int, epochs: int = 1) -> list[dict[str, Any]]:
         """Return the steps in which all ranks together read a row.
 
+        Steps are counted from the state that was loaded last, so that they may be negative.
+
         Args:
             row: Index of the row in the dataset or mixture.
             epochs: Number of epochs of the row's dataset to search, from epoch 0.
@@ -836,8 +838,7 @@ class Batches:
 
             - epoch: The epoch of the row's dataset.
             - sample: The global sample, as if `skip` were not given.
-            - step: The step, counted from the state that was loaded last, so that it may be
-              negative. None if `skip` leaves the sample out.
+            - step: The step, or None if `skip` leaves the sample out.
             - rank, position: The rank, and the index of the row in its batch. Not with step None.
 
             Reads after the end of the run are missing.

@@ -234,6 +234,9 @@ class Dataset(Reader):
     def documents(self, row: int) -> list[dict[str, Any]]:
         """Return the documents of a row's segments, in the order of the segments.
 
+        With group_by, each document has records, as [{position, tokens}]. `position` is a record's
+        position in the file, and `tokens` is [first, end) of the document's tokens.
+
         Args:
             row: Row index. Negative indices count from the end.
 
@@ -245,9 +248,7 @@ class Dataset(Reader):
             - repeat: Number of the pass over the document.
             - tokens: [first, end) of the document's tokens.
             - task: Name of the task.
-            - records: With group_by, the records of the document that have tokens in the segment,
-              as [{position, tokens}]. `position` is the position in the file. `tokens` is [first,
-              end) of the document's tokens. Without group_by, this key is missing.
+            - records: With group_by, the records with tokens in the segment. Otherwise missing.
 
         Raises:
             IndexError: If the row does not exist.

@@ -26,6 +26,7 @@ from packprep.sources.formats.fields import Fields
 from packprep.sources.formats.flat_ids import size_on_disk
 from packprep.sources.formats.table import (
     Column,
+    RowSelection,
     arrow_errors,
     check_block,
     find_columns,
@@ -92,12 +93,12 @@ def read(
             batch = BatchBuilder(part.file)
             first = sum(index.rows[: part.piece])
             numbers = np.arange(first + low, first + end, dtype=np.int64)
-            how = numbers, keep, batch_bytes, first + begin, chosen_by
+            selection = RowSelection(numbers, keep, first + begin, chosen_by)
             if part.format == "arrow_tokens":
-                yield from read_lists(part.file, columns, text_key, *how)
+                yield from read_lists(part.file, columns, text_key, selection, batch_bytes)
                 return
             columns = note_groups(batch, part, columns, numbers)
-            yield from read_rows(batch, columns, text_key, fields, *how)
+            yield from read_rows(batch, columns, text_key, fields, selection, batch_bytes)
             yield from batch.take()
 
 

@@ -30,6 +30,7 @@ from packprep.sources.formats.table import (
     SLICE_LISTS,
     SLICE_ROWS,
     Column,
+    RowSelection,
     arrow_errors,
     check_block,
     find_columns,
@@ -126,12 +127,12 @@ def read(
             found = group.rows(columns, chosen_by, low, end, tokens)
         batch = BatchBuilder(part.file)
         for numbers, values, by in found:
-            how = numbers, keep, batch_bytes, first + begin, by
+            selection = RowSelection(numbers, keep, first + begin, by)
             if tokens:
-                yield from read_lists(part.file, values, text_key, *how)
+                yield from read_lists(part.file, values, text_key, selection, batch_bytes)
             else:
                 values = note_groups(batch, part, values, numbers)
-                yield from read_rows(batch, values, text_key, fields, *how)
+                yield from read_rows(batch, values, text_key, fields, selection, batch_bytes)
         yield from batch.take()
 
 

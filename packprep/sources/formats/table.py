@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from itertools import islice
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -472,16 +471,47 @@ def _is_pointer(path: str) -> bool:
     return False
 
 
+class RowSelection(NamedTuple):
+    """The selection of some of n rows that were read from a table.
+
+    Attributes:
+        numbers: int64[n], row number in the file of each row, ascending.
+        keep: Selects the documents to decode, or None for all.
+        wanted_from: Row number in the file of the first row to take. The rows before it are only
+            passed to `keep`.
+        chosen_by: Maps the fields that `keep` reads to their n values.
+    """
+
+    numbers: np.ndarray
+    keep: Keep | None
+    wanted_from: int
+    chosen_by: Mapping[str, pa.Array]
+
+    def of_rows(
+        self, file: int, begin: int, count: int, sizes: Callable[[], np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the row numbers of rows begin … begin + count − 1, and which of them to take.
+
+        Args:
+            file: Index of the file.
+            begin: The first of the rows, counted from the first row that was read.
+            count: Number of rows.
+            sizes: Function that returns the sizes of these rows, as in `kept`.
+
+        Returns:
+            int64[count] and bool[count].
+        """
+        numbers, fields = self.numbers[begin : begin + count], rows_of(self.chosen_by, begin, count)
+        return numbers, kept(self.keep, file, numbers, sizes, fields, self.wanted_from)
+
+
 def read_rows(
     batch: BatchBuilder,
     columns: Mapping[str, pa.Array],
     text_key: str,
     fields: Fields | None,
-    numbers: np.ndarray,
-    keep: Keep | None,
+    selection: RowSelection,
     batch_bytes: int,
-    wanted_from: int = 0,
-    chosen_by: Mapping[str, pa.Array] = MappingProxyType({}),
 ) -> Iterator[Batch]:
     """Add rows of columns to a batch, and yield the batch each time it contains `batch_bytes`.
 
@@ -490,12 +520,8 @@ def read_rows(
         columns: Maps each key to its values, all with the same number of rows.
         text_key: Key of the text.
         fields: The other fields to read, or None.
-        numbers: int64[n], row number in the file of each row in `columns`, ascending.
-        keep: Selects the documents to decode, or None for all.
+        selection: Selects the rows to add.
         batch_bytes: Content size in bytes at which a batch is complete.
-        wanted_from: Row number in the file of the first row to add. The rows before it are only
-            passed to `keep`.
-        chosen_by: Maps the fields that `keep` reads to their values.
     """
     n_rows = len(next(iter(columns.values())))
     text = columns.get(text_key)
@@ -508,10 +534,9 @@ def read_rows(
             if key != text_key and (_has_nulls(rows) or not fields or fields.says(key))
         ]
         others = {key: columns[key].slice(begin, at_once) for key in needed}
-        positions = numbers[begin : begin + len(rows)]
         counted = [others[key] for key in fields.counted(others)] if fields else []
-        sizes, read_fields = partial(_sizes, rows, counted), rows_of(chosen_by, begin, at_once)
-        wanted = kept(keep, batch.file, positions, sizes, read_fields, wanted_from)
+        sizes = partial(_sizes, rows, counted)
+        positions, wanted = selection.of_rows(batch.file, begin, len(rows), sizes)
         rows, *values = map(without_views, (rows, *others.values()))
         if not wanted.all():
             mask = pa.array(wanted)
@@ -854,11 +879,8 @@ def read_lists(
     file: int,
     columns: Mapping[str, pa.Array],
     text_key: str,
-    numbers: np.ndarray,
-    keep: Keep | None,
+    selection: RowSelection,
     batch_bytes: int,
-    wanted_from: int = 0,
-    chosen_by: Mapping[str, pa.Array] = MappingProxyType({}),
 ) -> Iterator[Batch]:
     """Yield the documents in rows with lists of token ids, in batches of about `batch_bytes`.
 
@@ -868,20 +890,15 @@ def read_lists(
         file: Index of the file.
         columns: Maps the keys that `find_token_columns` returns to their values.
         text_key: Key of the lists of ids.
-        numbers: int64[n], row number in the file of each row in `columns`, ascending.
-        keep: Selects the documents to decode, or None for all.
+        selection: Selects the rows to read.
         batch_bytes: Approximate content size of a batch in bytes.
-        wanted_from: Row number in the file of the first row to read. The rows before it are only
-            passed to `keep`.
-        chosen_by: Maps the fields that `keep` reads to their values.
     """
     column, others = columns[text_key], [key for key in columns if key != text_key]
     for begin in range(0, len(column), SLICE_LISTS):
         rows = column.slice(begin, SLICE_LISTS)
         beside = {key: columns[key].slice(begin, SLICE_LISTS) for key in others}
-        positions = numbers[begin : begin + len(rows)]
-        sizes, read_fields = partial(list_lengths, rows), rows_of(chosen_by, begin, len(rows))
-        wanted = kept(keep, file, positions, sizes, read_fields, wanted_from)
+        sizes = partial(list_lengths, rows)
+        positions, wanted = selection.of_rows(file, begin, len(rows), sizes)
         if not wanted.all():
             rows, positions = rows.filter(pa.array(wanted)), positions[wanted]
             beside = {key: values.filter(pa.array(wanted)) for key, values in beside.items()}
