@@ -329,7 +329,6 @@ def test_forged_passes_are_found(tmp_path):
         faults_of(tmp_path / "out")
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
