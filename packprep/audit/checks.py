@@ -181,6 +181,9 @@ class Audit:
         documents: Number of documents so far.
         unchecked: Kind → the reason why it is not checked.
         labels_at: SAME or NEXT, once it is known.
+        labels_seem: The alignment that the first labels show, once it is known.
+        ids: The smallest and the largest id so far, or None without tokens.
+        eos_tokens: Number of eos so far, in documents.
         after_eos: Number of tokens that may follow the last eos of a document, because the chat
             template writes them.
     """
@@ -208,11 +211,15 @@ class Audit:
         self.data, self.special, self._searches, self.heads = data, special, searches, heads
         has_starts = "document_starts" in data.columns or "segments" in data.columns
         self.by_eos = not has_starts and special.eos >= 0 and eos_ends_documents
+        self.is_stream = self.by_eos and not data.has_rows
         self.has_documents = has_starts or self.by_eos
         self.tokens = self.rows = self.documents = 0
         self.divided = self.uncompared = self.cut_at_end = self.padded_tokens = 0
         self.loss_tokens = 0
         self.labels_at = data.labels_at
+        self.labels_seem: str | None = None
+        self.ids: tuple[int, int] | None = None
+        self.eos_tokens = 0
         self.after_eos = 0
         self.tallies = {kind: Tally() for kind in KINDS}
         self.of_documents, self.of_rows = HashTable(), HashTable()
@@ -254,8 +261,8 @@ class Audit:
         without(
             self.by_eos,
             "the data store no document boundaries, so a row is trained as one text",
-            "crossing_labels",
-        )
+            "crossing_labels", "unreset_positions",
+        )  # fmt: skip
         without(special.bos < 0, "bos is unknown, or the tokenizer has none", "two_bos")
         without(special.unk < 0, "unk is unknown, or the tokenizer has none", "unknown_tokens")
         without(
@@ -317,6 +324,10 @@ class Audit:
             self.rows if self.data.has_rows else self.documents,
             self.data.has_rows,
         )
+        least, most = self.ids or (int(rows.ids[0]), int(rows.ids[0]))
+        self.ids = min(least, int(rows.ids.min())), max(most, int(rows.ids.max()))
+        ends = figures[:, found.INNER_EOS] + figures[:, found.ENDS_IN_EOS]
+        self.eos_tokens += int(ends.sum()) + bool(self._eos_is_first)
         self._check_tokens(batch)
         if self.has_documents:
             self._check_documents(batch, heads)
@@ -340,14 +351,14 @@ class Audit:
     def _documents(self, rows: PackedRows) -> FoundDocuments:
         if self._eos_is_first is None:
             # llm.c writes eos before each document. Eos is then the first token of the data.
-            self._eos_is_first = (
-                self.by_eos and not self.data.has_rows and int(rows.ids[0]) == self.special.eos
-            )
+            self._eos_is_first = self.is_stream and int(rows.ids[0]) == self.special.eos
         if not self._eos_is_first:
-            return find_documents(rows, self.special, self.by_eos)
+            return find_documents(rows, self.special, self.by_eos, self.is_stream)
         starts = np.flatnonzero(rows.ids == self.special.eos)
         starts = starts if len(starts) and not starts[0] else np.append(0, starts)
-        return find_documents(rows._replace(document_starts=starts), self.special, False)
+        # Padding before eos belongs to a document, wherever a batch ends.
+        special = self.special._replace(pad=-1)
+        return find_documents(rows._replace(document_starts=starts), special, False)
 
     def _figures(
         self, rows: PackedRows, documents: FoundDocuments
@@ -365,33 +376,34 @@ class Audit:
     def _check_tokens(self, batch: "_Batch") -> None:
         rows, figures = batch.rows, batch.figures
         if "padding" not in self.unchecked:
-            padding = len(rows.ids) - int(
-                (figures[:, found.TOKENS] - figures[:, found.PADDING]).sum()
-            )
-            lengths = np.diff(rows.row_offsets)
-            content = np.bincount(
-                batch.documents.row, figures[:, found.TOKENS], minlength=len(lengths)
-            )
-            worst = np.argsort(content - lengths, kind="stable")
-            self.tallies["padding"].add(
-                padding,
-                lambda most: (
-                    Place(batch.first_row + r, 0, f"{int(lengths[r] - content[r]):,} tokens")
-                    for r in worst[:most].tolist()
-                    if lengths[r] > content[r]
-                ),
-            )
+            self._add_padding(batch)
         if "beyond_vocabulary" not in self.unchecked:
             size = self.special.vocab_size
             if int(rows.ids.max()) >= size or int(rows.ids.min()) < 0:
                 tokens = np.flatnonzero((rows.ids >= size) | (rows.ids < 0))
                 self._add_tokens("beyond_vocabulary", batch, tokens)
         if "unknown_tokens" not in self.unchecked:
-            count = int(figures[:, found.UNKNOWN].sum())
-            if count:
-                self._add_tokens(
-                    "unknown_tokens", batch, np.flatnonzero(rows.ids == self.special.unk)
-                )
+            if figures[:, found.UNKNOWN].any():
+                tokens = np.flatnonzero(rows.ids == self.special.unk)
+                self._add_tokens("unknown_tokens", batch, tokens[batch.are_inside(tokens)])
+
+    def _add_padding(self, batch: "_Batch") -> None:
+        rows, figures = batch.rows, batch.figures
+        if self.is_stream:
+            own, numbers = figures[:, found.PADDING], batch.row_numbers()
+        else:
+            content = figures[:, found.TOKENS] - figures[:, found.PADDING]
+            lengths = np.diff(rows.row_offsets)
+            own = lengths - np.bincount(batch.documents.row, content, minlength=len(lengths))
+            numbers = batch.first_row + np.arange(len(lengths))
+        total = len(rows.ids) - int((figures[:, found.TOKENS] - figures[:, found.PADDING]).sum())
+        self.tallies["padding"].add(
+            total,
+            lambda most: (
+                Place(int(numbers[i]), 0, counted_tokens(int(own[i])))
+                for i in np.flatnonzero(own)[:most].tolist()
+            ),
+        )
 
     def _check_documents(self, batch: "_Batch", heads: np.ndarray) -> None:
         figures, documents = batch.figures, batch.documents
@@ -459,10 +471,11 @@ class Audit:
             loss = is_label if loss is None else is_label & loss
         if loss is None:
             return None
-        if self.labels_at is None and rows.labels is not None and loss.any():
+        if self.labels_seem is None and rows.labels is not None and loss.any():
             same = int((loss & (rows.labels == rows.ids)).sum())
             following = int((loss[:-1] & (rows.labels[:-1] == rows.ids[1:])).sum())
-            self.labels_at = NEXT if following > same else SAME
+            self.labels_seem = NEXT if following > same else SAME
+            self.labels_at = self.labels_at or self.labels_seem
         return np.ascontiguousarray(loss, np.bool_)
 
     def _by_token(self, rows: PackedRows, loss: np.ndarray) -> np.ndarray:
@@ -503,12 +516,13 @@ class Audit:
             self.tallies["trained_padding"].add(
                 int(outside.sum()),
                 lambda most: (
-                    Place(batch.first_row + r, 0, f"{int(outside[r]):,} tokens of the row")
+                    Place(batch.first_row + r, 0, f"{counted_tokens(int(outside[r]))} of the row")
                     for r in chosen[:most].tolist()
                 ),
             )
         if "untrained_documents" not in self.unchecked:
-            is_whole = ~self._cut_by_rows(documents)
+            # Nothing inside of a document predicts its only token.
+            is_whole = ~self._cut_by_rows(documents) & (batch.figures[:, found.TOKENS] > 1)
             self._add_documents("untrained_documents", batch, (trained == 0) & is_whole)
         if "untrained_rows" not in self.unchecked:
             by_row = np.bincount(documents.row, trained, minlength=len(rows.row_offsets) - 1)
@@ -621,6 +635,11 @@ class _Batch(NamedTuple):
             count = counted_tokens(int(self.figures[d, found.TOKENS]))
             yield Place(self.row_number(d), self.position(begin, d), count)
 
+    def are_inside(self, tokens: np.ndarray) -> np.ndarray:
+        """Return which tokens, int64[k], are inside of documents, bool[k]."""
+        d = np.searchsorted(self.documents.begin, tokens, "right") - 1
+        return (d >= 0) & (tokens < self.documents.end[d])
+
     def place_of_token(self, token: int, detail: str) -> Place:
         """Return the place of a token, which may be padding."""
         if self.has_rows:
@@ -640,6 +659,6 @@ def _as_known_dtype(ids: np.ndarray) -> np.ndarray:
     native = ids.dtype.newbyteorder("=")
     if native in (np.dtype("u2"), np.dtype("i4"), np.dtype("i8")):
         return np.ascontiguousarray(ids, native)
-    if native == np.dtype("u4"):  # An id beyond int32 becomes negative, so it is still invalid.
+    if native == np.dtype("u4") and int(ids.max()) < 1 << 31:
         return np.ascontiguousarray(ids, native).view(np.int32)
     return ids.astype(np.int32 if native.itemsize < 4 else np.int64)

@@ -63,13 +63,17 @@ class FoundDocuments(NamedTuple):
         return len(self.begin)
 
 
-def find_documents(rows: PackedRows, special: SpecialIds, by_eos: bool) -> FoundDocuments:
+def find_documents(
+    rows: PackedRows, special: SpecialIds, by_eos: bool, is_stream: bool = False
+) -> FoundDocuments:
     """Return the documents of a batch.
 
     Args:
         rows: The batch.
         special: The ids of special tokens.
         by_eos: Whether documents end with eos, because no column stores them.
+        is_stream: Whether the rows are batches of a stream. Padding is then only searched after the
+            last document, because the borders of batches have no meaning.
     """
     attended = rows.attended
     if attended is None and rows.segments is not None:
@@ -81,8 +85,13 @@ def find_documents(rows: PackedRows, special: SpecialIds, by_eos: bool) -> Found
     else:
         begin, is_padding = first, None
         end = last
-        if special.pad >= 0:
-            end = content_by_pad(read_only(rows.ids), rows.row_offsets, special.pad, special.eos)
+        pad = special.own_pad if is_stream else special.pad
+        if pad >= 0:
+            is_bos = pad == special.bos
+            content = content_by_pad(
+                read_only(rows.ids), rows.row_offsets, pad, special.eos, is_bos
+            )
+            begin, end = (first if is_stream else content[0]), content[1]
     if rows.segments is not None:
         starts = _starts_of_segments(rows.segments, rows.row_offsets)
     elif rows.document_starts is not None:
@@ -138,21 +147,30 @@ def content_by_mask(attended, row_offsets):
 
 
 @kernel
-def content_by_pad(ids, row_offsets, pad, eos):
-    """Return the token after the content of each row, int64[rows].
+def content_by_pad(ids, row_offsets, pad, eos, is_bos):
+    """Return the first token of each row's content and the token after it, int64[rows] each.
 
-    If pad is eos, the first eos of the run at the end of the row belongs to the last document.
+    If pad is eos, the first eos of the run at the end of the row belongs to the last document. A
+    single eos at the start may belong to a document that a row cuts, so two or more are padding.
+    If pad is also bos (`is_bos`), the last of them starts the content.
     """
     n = row_offsets.shape[0] - 1
-    end = np.empty(n, np.int64)
+    begin, end = np.empty(n, np.int64), np.empty(n, np.int64)
     for r in range(n):
         a, b = row_offsets[r], row_offsets[r + 1]
         while b > a and ids[b - 1] == pad:
             b -= 1
+        content = a
+        while content < b and ids[content] == pad:
+            content += 1
+        if is_bos and content > a:
+            content -= 1
+        if pad == eos and content < a + 2:
+            content = a
         if pad == eos and a < b < row_offsets[r + 1]:
             b += 1
-        end[r] = b
-    return end
+        begin[r], end[r] = content, b
+    return begin, end
 
 
 @kernel

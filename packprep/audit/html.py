@@ -42,7 +42,8 @@ def _page(described: Mapping[str, Any]) -> bytes:
     style = (files("packprep.inspection.report") / "page.css").read_text("utf-8")
     style_hash = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     checks = described["checks"]
-    found = [check for check in checks if check["state"] == FINDING]
+    checked = [check for check in checks if check["state"] != UNCHECKED]
+    is_bad = described["failed"] or any(check["state"] == FINDING for check in checked)
     *meanings, total = verdict_of(described)
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True
@@ -53,8 +54,8 @@ def _page(described: Mapping[str, Any]) -> bytes:
             name=Path(described["path"]).name or described["path"],
             style=Markup(style),
             style_hash=f"sha256-{style_hash}",
-            kind="bad" if found else "good",
-            sign="✗" if found else "✓",
+            kind="bad" if is_bad else "good" if checked else "",
+            sign="✗" if is_bad else "✓" if checked else "?",
             title=total,
             meanings=meanings,
             facts=facts_of(described),
@@ -68,8 +69,7 @@ def _page(described: Mapping[str, Any]) -> bytes:
                     share_in_words(check["share"]),
                     "; ".join(place_in_words(place) for place in check["places"]),
                 )
-                for check in checks
-                if check["state"] != UNCHECKED
+                for check in checked
             ],
             unchecked=[(", ".join(kinds), why) for why, kinds in unchecked_by_reason(checks)],
             lengths=[

@@ -50,8 +50,8 @@ KINDS = {
     "no_eos": Kind(
         "documents",
         "documents without eos",
-        "The model does not learn to stop. Documents that are cut at the end of a full row do not"
-        " count.",
+        "The model does not learn to stop, unless another token ends the texts, such as <|eot_id|>"
+        " or a line feed after eos. Documents that are cut at the end of a full row do not count.",
     ),
     "inner_eos": Kind(
         "documents",
@@ -66,7 +66,8 @@ KINDS = {
     "beyond_vocabulary": Kind(
         "tokens",
         "ids outside of the vocabulary",
-        "An embedding has no row for them.",
+        "An embedding has no row for them. If many ids are outside, --token-dtype or the tokenizer"
+        " is probably not the one of the data.",
     ),
     "unknown_tokens": Kind(
         "tokens",
@@ -99,7 +100,8 @@ KINDS = {
     "unreset_positions": Kind(
         "documents",
         "documents whose positions do not start at 0",
-        "Position ids run on from the document before.",
+        "Position ids run on from the document before. With rotary embeddings this is harmless, if"
+        " the attention mask separates documents.",
     ),
     "broken_positions": Kind(
         "tokens",

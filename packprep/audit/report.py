@@ -9,7 +9,7 @@ from packprep.audit.copies import HashTable
 from packprep.audit.kinds import KINDS
 from packprep.audit.markup import Search, chat_specials, prompt_search, reasoning_search
 from packprep.audit.readers import open_packed
-from packprep.audit.rows import Choices, PackedData
+from packprep.audit.rows import NEXT, SAME, Choices, PackedData
 from packprep.audit.source_documents import compare_source
 from packprep.audit.special_ids import ChosenIds, read_vocabulary
 from packprep.conversations.chat_template import find_template
@@ -106,6 +106,7 @@ def _audited(request: Request) -> dict[str, Any]:
         "documents": audit.documents if audit.has_documents else None,
         "documents_from": _origin_of_documents(audit, data),
         "labels": _origin_of_labels(audit, data),
+        "ids": audit.ids,
         "special_ids": {
             name: {"id": id, "from": place} for name, (id, place) in chosen.places.items()
         },
@@ -220,6 +221,13 @@ def _lengths(audit: Audit) -> dict[str, Any]:
 def _notes(audit: Audit) -> list[str]:
     """Return sentences about how the checks were made."""
     notes = []
+    if audit.special.eos >= 0 and not audit.eos_tokens:
+        notes.append(f"no document has eos {audit.special.eos}, so the data may have another eos")
+    if audit.labels_seem == NEXT and audit.labels_at == SAME:
+        notes.append(
+            "the labels equal the next token, so they are already shifted. Transformers shifts them"
+            " again. A trainer that does not shift them needs no change"
+        )
     if "duplicate_documents" not in audit.unchecked:
         spilled = audit.of_documents.spilled_bytes + audit.of_rows.spilled_bytes
         how = f"with {spilled:,} bytes in a temporary folder" if spilled else "in memory"
@@ -321,7 +329,8 @@ def facts_of(described: Mapping[str, Any]) -> list[tuple[str, str]]:
         share = described["trained_tokens"] / described["tokens"]
         facts.append(("trained", f"{described['trained_tokens']:,} tokens, {share:.2%}"))
     ids = [f"{name} {one['id']} ({one['from']})" for name, one in described["special_ids"].items()]
-    facts.append(("ids", ", ".join(ids) or "none known: give --tokenizer, or --eos-id and others"))
+    facts.append(("ids", f"{described['ids'][0]:,} … {described['ids'][1]:,}"))
+    facts.append(("special ids", ", ".join(ids) or "none known: give --tokenizer, or --eos-id and others"))
     return facts
 
 
@@ -374,6 +383,9 @@ def verdict_of(described: Mapping[str, Any]) -> list[str]:
     lines = [f"{check['kind']}: {check['title']}. {check['means']}" for check in found]
     checked = sum(check["state"] != UNCHECKED for check in described["checks"])
     total = f"{counted(len(found), 'finding')} in {counted(checked, 'check')}"
-    if described["failed"]:
-        total += f"; over the limits of --fail-on: {', '.join(described['failed'])}"
+    states = {check["kind"]: check["state"] for check in described["checks"]}
+    for what, is_unchecked in (("over the limits of", False), ("not checked in spite of", True)):
+        failed = [k for k in described["failed"] if (states[k] == UNCHECKED) == is_unchecked]
+        if failed:
+            total += f"; {what} --fail-on: {', '.join(failed)}"
     return [*lines, total]

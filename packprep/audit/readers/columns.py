@@ -13,7 +13,8 @@ completion_mask, assistant_masks, loss_scale           trained tokens if not 0
 
 Boundaries come from the first of these columns that has them: segment_ids, seq_lengths,
 seq_start_id, an attention_mask that changes inside rows, and position_ids that restart inside rows.
-The last two can be without boundaries, so the first batch of rows decides.
+The last two can be without boundaries, and packers may place the longest documents first. Rows are
+therefore read until one has a boundary.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -111,7 +112,7 @@ def packed_data(
     Raises:
         SourceError: If the first rows are damaged.
     """
-    form = _form(next(stored(), None), names)
+    form = _form(stored(), names)
     media = [name for name in MEDIA if name in names]
     unread = sorted(set(names) - {*COLUMNS, *IMPLIED, *MEDIA})
     if unread:
@@ -142,36 +143,35 @@ def _labels_at(form: Form, names: Sequence[str]) -> str | None:
     return (NEXT if STARTS in names else SAME) if form.trained else None
 
 
-def _form(first: StoredRows | None, names: Sequence[str]) -> Form:
+def _form(stored: Iterator[StoredRows], names: Sequence[str]) -> Form:
     ids = next(name for name in IDS if name in names)
     trained = tuple(name for name in FLAGS if name in names)
     is_llamafactory = any(name in names for name in MEDIA)
-    numbered = boundaries = None
-    trailing_zeros = 0
-    if first is not None:
-        mask, positions = (first.values.get(name) for name in (ATTENTION, POSITIONS))
-        numbered = mask is not None and bool(mask.max(initial=0) > 1)
-        restarts = positions is not None and bool(
-            (np.delete(positions, first.offsets[:-1][np.diff(first.offsets) > 0]) == 0).any()
-        )
-        if restarts and not numbered and LENGTHS not in names:
-            trailing_zeros = 1 if is_llamafactory else 2
-        changes = mask is not None and bool(
-            len(_starts_by_mask(first.offsets, mask)) > _filled(first, mask)
-        )
-        found = {
-            SEGMENTS: SEGMENTS in names,
-            LENGTHS: LENGTHS in names,
-            STARTS: STARTS in names,
-            ATTENTION: changes,
-            POSITIONS: restarts,
-        }
-        boundaries = next((name for name, is_there in found.items() if is_there), None)
-        if boundaries is None and (
-            any(name in names for name in ROW_LENGTHS) or not _are_equal(np.diff(first.offsets))
-        ):
-            boundaries = ""
-    return Form(ids, boundaries, bool(numbered), trailing_zeros, trained)
+    boundaries = next((name for name in (SEGMENTS, *PER_DOCUMENT) if name in names), None)
+    if boundaries is not None:
+        return Form(ids, boundaries, False, 0, trained)
+    numbered = changes = restarts = False
+    lengths = np.empty(0, np.int64)
+    for rows in stored:
+        mask, positions = (rows.values.get(name) for name in (ATTENTION, POSITIONS))
+        lengths = np.append(lengths, np.diff(rows.offsets))
+        if mask is not None:
+            numbered |= bool(mask.max(initial=0) > 1)
+            changes |= len(_starts_by_mask(rows.offsets, mask)) > _filled(rows, mask)
+        if positions is not None:
+            inner = np.delete(positions, rows.offsets[:-1][np.diff(rows.offsets) > 0])
+            restarts |= bool((inner == 0).any())
+        is_open = mask is not None or (positions is not None and not restarts)
+        if numbered or (not is_open and len(lengths) > 1):
+            break
+    trailing_zeros = (1 if is_llamafactory else 2) if restarts and not numbered else 0
+    if numbered or changes:
+        boundaries = ATTENTION
+    elif restarts:
+        boundaries = POSITIONS
+    elif any(name in names for name in ROW_LENGTHS) or not _are_parts(lengths):
+        boundaries = ""
+    return Form(ids, boundaries, numbered, trailing_zeros, trained)
 
 
 def _filled(rows: StoredRows, mask: np.ndarray) -> int:
@@ -179,11 +179,14 @@ def _filled(rows: StoredRows, mask: np.ndarray) -> int:
     return len(np.unique(np.searchsorted(rows.offsets, np.flatnonzero(mask), "right")))
 
 
-def _are_equal(lengths: np.ndarray) -> bool:
-    """Return whether all rows but the last, which may be shorter, have the same length."""
-    return len(lengths) > 1 and bool(
-        (lengths[:-1] == lengths[0]).all() and lengths[-1] <= lengths[0]
-    )
+def _are_parts(lengths: np.ndarray) -> bool:
+    """Return whether rows with these lengths, int64[rows], are parts of a stream of documents.
+
+    Most parts are full. The last part is shorter, and TRL's packing "wrapped" also writes a shorter
+    part after every 1,000 documents.
+    """
+    full = lengths == lengths.max(initial=0)
+    return bool(2 * full.sum() > len(full) or full[:-1].all())
 
 
 def _origins(form: Form, names: Sequence[str]) -> dict[str, str]:
@@ -218,13 +221,6 @@ def _packed(form: Form, rows: StoredRows) -> PackedRows:
     segments = values.get(SEGMENTS, mask if form.numbered else None)
     attended = None if mask is None else mask > 0
     starts = None
-    if not form.numbered and mask is not None and mask.max(initial=0) > 1:
-        row = rows.row_of(int(np.argmax(mask > 1)))
-        raise SourceError(
-            f"{rows.path}: row {row}: attention_mask is {mask.max()}, but at most 1 in the rows"
-            " at the start\n"
-            "hint: write the rows in which it numbers documents into a file of their own"
-        )
     if segments is not None:
         attended = segments > 0 if attended is None else attended & (segments > 0)
     if LENGTHS in rows.lists:
