@@ -184,8 +184,9 @@ class Audit:
         labels_seem: The alignment that the first labels show, once it is known.
         ids: The smallest and the largest id so far, or None without tokens.
         eos_tokens: Number of eos so far, in documents.
-        after_eos: Number of tokens that may follow the last eos of a document, because the chat
-            template writes them.
+        end: The id of a token that may end documents instead of eos, because the chat template
+            writes it at the end, or eos.
+        after_end: Number of tokens that may follow this token.
     """
 
     def __init__(
@@ -220,7 +221,7 @@ class Audit:
         self.labels_seem: str | None = None
         self.ids: tuple[int, int] | None = None
         self.eos_tokens = 0
-        self.after_eos = 0
+        self.end, self.after_end = special.eos, 0
         self.tallies = {kind: Tally() for kind in KINDS}
         self.of_documents, self.of_rows = HashTable(), HashTable()
         self.document_lengths, self.row_lengths, self.per_row = Lengths(), Lengths(), Lengths()
@@ -382,10 +383,9 @@ class Audit:
             if int(rows.ids.max()) >= size or int(rows.ids.min()) < 0:
                 tokens = np.flatnonzero((rows.ids >= size) | (rows.ids < 0))
                 self._add_tokens("beyond_vocabulary", batch, tokens)
-        if "unknown_tokens" not in self.unchecked:
-            if figures[:, found.UNKNOWN].any():
-                tokens = np.flatnonzero(rows.ids == self.special.unk)
-                self._add_tokens("unknown_tokens", batch, tokens[batch.are_inside(tokens)])
+        if "unknown_tokens" not in self.unchecked and figures[:, found.UNKNOWN].any():
+            tokens = np.flatnonzero(rows.ids == self.special.unk)
+            self._add_tokens("unknown_tokens", batch, tokens[batch.are_inside(tokens)])
 
     def _add_padding(self, batch: "_Batch") -> None:
         rows, figures = batch.rows, batch.figures
@@ -419,11 +419,11 @@ class Audit:
             self._add_documents("empty_documents", batch, is_empty)
         if "no_eos" not in self.unchecked:
             lacks = figures[:, found.ENDS_IN_EOS] == 0
-            if self.after_eos:
-                last = documents.end - 1 - self.after_eos
+            if (self.end, self.after_end) != (self.special.eos, 0):
+                last = documents.end - 1 - self.after_end
                 is_inside = last >= documents.begin
                 ids = batch.rows.ids[np.where(is_inside, last, 0)]
-                lacks &= ~(is_inside & (ids == self.special.eos))
+                lacks &= ~(is_inside & (ids == self.end))
             at_end = lacks & (documents.end == content_end) & self.data.has_rows
             self._add_documents("no_eos", batch, lacks & ~at_end)
             length = content_end - batch.rows.row_offsets[documents.row]

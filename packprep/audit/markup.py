@@ -23,6 +23,7 @@ from packprep.conversations.placeholders import find_markup
 from packprep.kernel import kernel, read_only
 from packprep.tokenizer.engines import candidates, loaded
 from packprep.tokenizer.engines.engine import Engine
+from packprep.tokenizer.file import added_tokens
 from packprep.tokenizer.roles import Vocabulary
 
 Search = Callable[[PackedRows, FoundDocuments, np.ndarray], np.ndarray]
@@ -113,21 +114,33 @@ class ChatSpecials(NamedTuple):
     Attributes:
         inner_eos: Whether eos stands inside conversations.
         several_bos: Whether conversations have more than one bos.
-        after_eos: Number of tokens after the last eos, or 0 if conversations have no eos.
+        end: The id of the token that ends conversations: eos, or without eos the last added token.
+        after_end: Number of tokens after the end.
     """
 
     inner_eos: bool
     several_bos: bool
-    after_eos: int
+    end: int
+    after_end: int
 
 
-def chat_specials(source: str, vocabulary: Vocabulary, eos: int, bos: int) -> ChatSpecials:
-    """Return where a chat template writes eos and bos, by a made-up conversation of two turns."""
+_MOST_AFTER_END = 3
+"""Maximum number of tokens after the end of a conversation. They are line feeds."""
+
+
+def chat_specials(source: str, vocabulary: Vocabulary, eos: int, bos: int) -> ChatSpecials | None:
+    """Return where a chat template writes special tokens, by a made-up conversation of two turns.
+
+    None if the template fails.
+    """
+    added = [id for _, id in added_tokens(vocabulary.tokenizer_json)]
     for ids, _ in _made_up(source, engine_of(vocabulary)):
-        places = np.flatnonzero(ids == eos)
-        after = len(ids) - 1 - int(places[-1]) if len(places) else 0
-        return ChatSpecials(len(places) > 1, int((ids == bos).sum()) > 1, after)
-    return ChatSpecials(False, False, 0)
+        of_eos = np.flatnonzero(ids == eos)
+        ends = of_eos if len(of_eos) else np.flatnonzero(np.isin(ids, added))
+        after = len(ids) - 1 - int(ends[-1]) if len(ends) else len(ids)
+        end, after = (int(ids[-1 - after]), after) if after <= _MOST_AFTER_END else (eos, 0)
+        return ChatSpecials(len(of_eos) > 1, int((ids == bos).sum()) > 1, end, after)
+    return None
 
 
 def reasoning_search(vocabulary: Vocabulary) -> Search | str:

@@ -83,7 +83,7 @@ def _audited(request: Request) -> dict[str, Any]:
     audit.unchecked |= reasons | audit.unchecked
     notes = [*data.notes, *chosen.notes]
     if chat is not None:
-        audit.after_eos = chat.after_eos
+        audit.end, audit.after_end = chat.end, chat.after_end
         reason = "the chat template writes {} more than once per conversation"
         if chat.inner_eos:
             audit.unchecked.setdefault("inner_eos", reason.format("eos"))
@@ -239,8 +239,8 @@ def _notes(audit: Audit) -> list[str]:
         )
     if audit.cut_at_end:
         notes.append(
-            f"{counted(audit.cut_at_end, 'document')} without eos end with a full row, so they are"
-            " cut"
+            "documents without eos at the end of a full row, which may have cut them:"
+            f" {audit.cut_at_end:,}"
         )
     if audit.divided:
         notes.append(
@@ -329,8 +329,10 @@ def facts_of(described: Mapping[str, Any]) -> list[tuple[str, str]]:
         share = described["trained_tokens"] / described["tokens"]
         facts.append(("trained", f"{described['trained_tokens']:,} tokens, {share:.2%}"))
     ids = [f"{name} {one['id']} ({one['from']})" for name, one in described["special_ids"].items()]
-    facts.append(("ids", f"{described['ids'][0]:,} … {described['ids'][1]:,}"))
-    facts.append(("special ids", ", ".join(ids) or "none known: give --tokenizer, or --eos-id and others"))
+    facts.append(("ids", "{} … {}".format(*described["ids"])))
+    facts.append(
+        ("special ids", ", ".join(ids) or "none known: give --tokenizer, or --eos-id and others")
+    )
     return facts
 
 

@@ -58,6 +58,18 @@ def test_each_planted_fault_is_named_and_clean_rows_have_none():
             assert audit.tallies[kind].places, kind
 
 
+def test_a_template_s_own_end_may_replace_eos():
+    packed = made.packed()
+    for row in packed:
+        for document in row:
+            document.ids[-2:] = 20, 21
+    audit = Audit(data_of(made.columns(packed), SAME), SPECIAL, {})
+    audit.end, audit.after_end = 20, 1
+    audit.add_all()
+    audit.finish()
+    assert not audit.tallies["no_eos"].count and not audit.eos_tokens
+
+
 def test_a_long_text_without_eos_is_divided_so_that_memory_is_bounded(monkeypatch):
     monkeypatch.setattr(checks, "MOST_UNFINISHED", 100)
     ids = np.full(300, made.FIRST, np.uint16)

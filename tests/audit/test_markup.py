@@ -9,10 +9,11 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from packprep.audit.documents import SpecialIds, find_documents
-from packprep.audit.markup import prompt_search
+from packprep.audit.markup import chat_specials, prompt_search
 from packprep.audit.report import Request, describe_audit
 from packprep.audit.rows import PackedRows
 from packprep.audit.special_ids import read_vocabulary
+from packprep.tokenizer.file import added_tokens
 from tests import made
 from tests.conversations.chats_made import CHATML, GENERATION, HOISTED, LLAMA3
 from tests.verification.damage import places_of, resigned
@@ -101,7 +102,12 @@ def test_prompts_are_found_by_the_markup_of_other_families_or_the_reason_is_give
     ):
         folder = write_tokenizer(tmp_path / eos.strip("</|>"), template, eos, added)
         own = template.replace("bos_token", repr(added[-1])).replace("eos_token", repr(eos))
-        assert not isinstance(prompt_search(own, read_vocabulary(str(folder))), str)
+        vocabulary = read_vocabulary(str(folder))
+        assert not isinstance(prompt_search(own, vocabulary), str)
+        # If eos is a token that the template does not write, its last added token ends the text.
+        ends = {id: text for text, id in added_tokens(vocabulary.tokenizer_json)}
+        specials = chat_specials(own, vocabulary, -1, -1)
+        assert (ends[specials.end], specials.after_end) == (eos, 0)
     plain = "{% for m in messages %}{{ m.content }} {% endfor %}"
     assert "no markup" in prompt_search(plain, read_vocabulary(str(folder)))
 

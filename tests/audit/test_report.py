@@ -4,6 +4,8 @@ import json
 import re
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -30,7 +32,8 @@ def test_a_limit_that_is_exceeded_or_not_checked_gives_exit_status_1(rows):
     assert inside("audit", rows, *IDS, "--fail-on", "two_bos=0.1").status == 0
     said = inside("audit", rows, *IDS, "--fail-on", "two_bos=0.01")
     assert said.status == 1 and "over the limits of --fail-on: two_bos" in said.out
-    assert inside("audit", rows, *IDS, "--fail-on", "wrong_labels=0").status == 1
+    said = inside("audit", rows, *IDS, "--fail-on", "wrong_labels=0")
+    assert said.status == 1 and "not checked in spite of --fail-on: wrong_labels" in said.out
     for limit, words in (
         ("two_bos", "expected KIND=SHARE"),
         ("two_bos=2", "expected KIND=SHARE"),
@@ -59,7 +62,15 @@ def test_every_kind_is_reported_with_its_places_or_the_reason_why_it_is_not_chec
         and "http:" not in written
         and "https:" not in written
     )
-    assert "default-src 'none'" in written
+    assert "default-src 'none'" in written and 'class="verdict bad"' in written
+    inside("audit", rows, "--fail-on", "duplicate_rows=0", "--html", html)
+    assert 'class="verdict good"' in html.read_text()
+    for limit in ("padding=0.001", "wrong_labels=0"):
+        inside("audit", rows, "--pad-id", 0, "--fail-on", limit, "--html", html)
+        assert 'class="verdict bad"' in html.read_text()
+    np.arange(9, dtype=np.uint16).tofile(tmp_path / "train.bin")
+    inside("audit", tmp_path / "train.bin", "--html", html)
+    assert 'class="verdict "' in html.read_text()  # Nothing could be checked.
 
 
 def test_the_ids_of_an_option_win_over_those_of_a_tokenizer_and_the_report_says_so(rows):
@@ -83,6 +94,27 @@ def test_a_tokenizer_without_special_tokens_gives_only_its_vocabulary(rows, tmp_
 def test_a_file_of_wider_ids_than_expected_names_the_option(tmp_path):
     path = tmp_path / "train.bin"
     np.arange(400, dtype=np.uint32).tofile(path)
-    assert re.search("every second id is 0.*hint: give --token-dtype", refused("audit", path), re.S)
+    assert re.search(
+        "every second id is less than 16.*hint: give --token-dtype", refused("audit", path), re.S
+    )
     assert inside("audit", path, "--token-dtype", "uint32").status == 0
+    # uint16 read as uint32: the ids are far outside of the vocabulary, and shown as they are.
+    np.full(400, 65000, np.uint16).tofile(path)
+    said = inside("audit", path, "--token-dtype", "uint32", "--vocab-size", 65001).out
+    assert "id 4259905000" in said and "--token-dtype" in said
     assert "not a dtype of ids" in refused("audit", path, "--token-dtype", "float32")
+
+
+def test_notes_lead_to_another_eos_shifted_labels_and_files_that_are_not_read(rows, tmp_path):
+    said = inside("audit", rows, "--eos-id", 77777)
+    assert "note: no document has eos 77777" in said.out
+    ids = made.clean().ids
+    columns = {"input_ids": ids.tolist(), "labels": np.roll(ids, -1).tolist()}
+    folder = tmp_path / "data"
+    folder.mkdir()
+    pq.write_table(pa.table(columns), folder / "train.parquet")
+    np.save(folder / "val.npy", ids)
+    said = inside("audit", folder, "--eos-id", 1)
+    assert "wrong_labels" in said.out and "they are already shifted" in said.out
+    assert "Files that were not read: val.npy" in said.out
+    assert f"give {folder}" in refused("audit", tmp_path)

@@ -309,8 +309,8 @@ def _raw(part: Slice, begin: bytes) -> IdArray:
         )
     if stream.dtype == "auto" and _is_wider(begin, dtype):
         raise SourceError(
-            f"{part.path}: read as {dtype.name}, every second id is 0, so the ids are probably"
-            f" wider\n{advice}"
+            f"{part.path}: read as {dtype.name}, every second id is less than 16, so the ids"
+            f" are probably wider\n{advice}"
         )
     return IdArray(dtype, 0, part.size // dtype.itemsize)
 
@@ -318,10 +318,14 @@ def _raw(part: Slice, begin: bytes) -> IdArray:
 def _is_wider(begin: bytes, dtype: np.dtype) -> bool:
     """Return whether the ids at the start of a raw file take twice the bytes of `dtype`.
 
-    The upper half of each id is then 0. The lower halves are not.
+    The upper half of each id is then 0, or small for a vocabulary of more than 65,536 ids. The
+    lower halves are not.
     """
     ids = np.frombuffer(begin[: len(begin) // (2 * dtype.itemsize) * 2 * dtype.itemsize], dtype)
-    return len(ids) >= 16 and not ids[1::2].any() and bool(ids[::2].any())
+    lower, upper = int(ids[::2].max(initial=0)), int(ids[1::2].max(initial=0))
+    if upper == 0:
+        return len(ids) >= 16 and lower > 0
+    return len(ids) >= 64 and upper < 16 and lower >= 256
 
 
 def _checked(part: Slice, array: IdArray) -> IdArray:

@@ -131,6 +131,24 @@ def test_eos_before_each_document_begins_it(tmp_path):
     assert described(path)["documents"] == len(of)
 
 
+@pytest.mark.long
+def test_counts_and_places_do_not_depend_on_the_borders_of_batches(tmp_path):
+    """Random streams, with pad, bos and eos of one id or of several ids."""
+    path = tmp_path / "a.npy"
+    for seed in range(24):
+        random = np.random.default_rng(seed)
+        ids = random.integers(0, (10, 4, 40)[seed % 3], 300)
+        ids[0] = seed % 4
+        np.save(path, ids.astype(np.uint16))
+        for eos, bos, pad in ((1, 2, 0), (1, 1, 1), (1, 2, 1), (1, 1, 0)):
+            special_ids = {"eos": eos, "bos": bos, "pad": pad, "vocab_size": 9}
+            audits = [
+                describe_audit(Request(path, special_ids=special_ids, choices=Choices(None, n)))
+                for n in (5, 17, 64, 1000)
+            ]
+            assert all(audit == audits[-1] for audit in audits), (seed, special_ids)
+
+
 def test_data_of_no_known_format_are_refused_with_the_formats(tmp_path):
     (tmp_path / "x.bmp").write_bytes(b"BM")
     with pytest.raises(SourceError, match="hint: audit reads .*Megatron.*nanoGPT"):

@@ -89,6 +89,42 @@ def test_columns_define_boundaries_labels_and_rows(tmp_path):
         assert seen == expected[name], name
 
 
+def test_sound_rows_of_any_layout_have_no_finding(tmp_path):
+    packed, length = made.clean(), made.ROW_LENGTH
+    stream = packed.ids[packed.ids != made.PAD]
+    parts = np.split(stream, np.arange(length, len(stream), length))
+    shorter = [*parts[:20], parts[20][:50], *parts[21:40], parts[40][:70], *parts[41:]]
+    left = [np.roll(row, (row == made.PAD).sum()) for row in packed.ids]
+    # A batch of `described` has 8 rows, and the first 10 rows have one document each.
+    random = np.random.default_rng(9)
+    bodies = random.integers(made.FIRST, made.VOCAB_SIZE, (10, length - 2)).tolist()
+    whole = [[made.Document([made.BOS, *body, made.EOS], [True] * length)] for body in bodies]
+    long_first = made.columns(whole + packed.rows)
+    row_positions = [np.arange(length)] * 9
+    for name, columns, origin in (
+        ("shorter parts", {"input_ids": shorter}, "eos"),
+        ("a single row", {"input_ids": [stream]}, "eos"),
+        ("long rows", {"input_ids": [stream[:3000], stream[3000:6000], stream[6000:]]}, "eos"),
+        ("row positions", {"input_ids": parts[:9], "position_ids": row_positions}, "eos"),
+        ("padding first", {"input_ids": left}, "eos"),
+        (
+            "numbers",
+            {"input_ids": long_first.ids, "attention_mask": long_first.segments},
+            "attention_mask",
+        ),
+        (
+            "positions",
+            {"input_ids": long_first.ids, "position_ids": long_first.positions},
+            "position_ids that restart",
+        ),
+    ):
+        path = tmp_path / f"{name}.parquet"
+        write_parquet(path, {key: [list(row) for row in of] for key, of in columns.items()})
+        audit = described(path)
+        findings = {check["kind"] for check in audit["checks"] if check["state"] == "finding"}
+        assert (findings, audit["documents_from"]) == (set(), origin), name
+
+
 def test_masks_of_completions_and_assistants_are_joined(tmp_path):
     columns = {
         "input_ids": [[1, 11, 12, 2], [1, 13, 2]],

@@ -121,7 +121,12 @@ REFUSED = [
     (
         np.arange(40, dtype="<u4").tobytes(),
         {},
-        "every second id is 0, so the ids are probably wider",
+        "every second id is less than 16, so the ids are probably wider",
+    ),
+    (
+        np.arange(128_000, 128_064, dtype="<u4").tobytes(),
+        {},
+        "every second id is less than 16, so the ids are probably wider",
     ),
     (bytes(8), {"vocab_size": 70_000}, "would be read as uint16, but the vocabulary has 70000 ids"),
     (bytes(8), {"eos": None}, "the tokenizer has no known eos"),
