@@ -10,8 +10,9 @@ from packprep.audit.kinds import KINDS
 from packprep.audit.markup import Search, chat_specials, prompt_search, reasoning_search
 from packprep.audit.readers import open_packed
 from packprep.audit.rows import NEXT, SAME, Choices, PackedData
-from packprep.audit.source_documents import compare_source
+from packprep.audit.source_documents import compare_source, plan_source
 from packprep.audit.special_ids import ChosenIds, read_vocabulary
+from packprep.building.plan import Plan
 from packprep.conversations.chat_template import find_template
 from packprep.errors import RecipeError, SourceError
 from packprep.inspection.terminal import DIM, Page, page
@@ -74,7 +75,11 @@ def _audited(request: Request) -> dict[str, Any]:
     chosen = ChosenIds(request.special_ids, data.special_ids, vocabulary)
     template = _template(request, data)
     searches, reasons = _searches(request, data, vocabulary, template)
-    heads = None if request.source is None else HashTable()
+    source = heads = None
+    if request.source is not None:
+        assert request.tokenizer is not None  # `_check` refuses a source without it.
+        source = plan_source(request.source, request.tokenizer, request.chat_template or "")
+        heads = HashTable()
     chat = None
     if template is not None and vocabulary is not None:
         chat = chat_specials(template, vocabulary, chosen.ids.eos, chosen.ids.bos)
@@ -94,8 +99,8 @@ def _audited(request: Request) -> dict[str, Any]:
         raise SourceError(f"{request.path}: the data have no tokens\nhint: write them again")
     audit.finish()
     wholes = {"tokens": audit.tokens, "documents": audit.documents, "rows": audit.rows}
-    if heads is not None and audit.has_documents:
-        wholes["source documents"] = _look_up_source(request, audit, heads, notes)
+    if source is not None and audit.has_documents:
+        wholes["source documents"] = _look_up_source(source, audit, notes)
     checks = [_described(kind, audit, wholes, request.limits) for kind in KINDS]
     return {
         "path": str(request.path),
@@ -118,17 +123,10 @@ def _audited(request: Request) -> dict[str, Any]:
     }
 
 
-def _look_up_source(request: Request, audit: Audit, heads: HashTable, notes: list[str]) -> int:
+def _look_up_source(source: Plan, audit: Audit, notes: list[str]) -> int:
     """Count the documents of --source that the data lack, and return the number of documents."""
-    assert request.source is not None and request.tokenizer is not None
-    found = compare_source(
-        request.source,
-        request.tokenizer,
-        request.chat_template or "",
-        audit.special,
-        audit.of_documents,
-        heads,
-    )
+    assert audit.heads is not None
+    found = compare_source(source, audit.special, audit.of_documents, audit.heads)
     for kind, count, places in (
         ("missing_documents", found.missing, found.missing_places),
         ("cut_documents", found.cut, found.cut_places),
@@ -147,7 +145,7 @@ def _check(request: Request) -> None:
     """Check the options.
 
     Raises:
-        RecipeError: If an option lacks another one, or a limit names an unknown kind.
+        RecipeError: If an option lacks another one or its file, or a limit names an unknown kind.
     """
     for option, value in (
         ("--source", request.source),
@@ -155,6 +153,9 @@ def _check(request: Request) -> None:
     ):
         if value is not None and request.tokenizer is None:
             raise RecipeError(f"{option} needs --tokenizer\nhint: give the tokenizer of the data")
+    template = request.chat_template
+    if template is not None and not Path(template).is_file():
+        raise RecipeError(f"--chat-template {template}: no such file\nhint: give a Jinja file")
     for kind in request.limits:
         if kind not in KINDS:
             raise RecipeError(

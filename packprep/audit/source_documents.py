@@ -13,6 +13,7 @@ from packprep.audit.documents import FIGURES, SpecialIds, document_figures
 from packprep.building.plan import Plan
 from packprep.building.planning import look_up, make_plan
 from packprep.building.work import slices_of, text_reader
+from packprep.errors import RecipeError, SourceError
 from packprep.kernel import read_only
 from packprep.messages import say
 from packprep.recipe import read_recipe
@@ -38,24 +39,16 @@ class SourceFindings(NamedTuple):
     cut_places: list[str]
 
 
-def compare_source(
-    source: str,
-    tokenizer: str,
-    chat_template: str,
-    special: SpecialIds,
-    packed: HashTable,
-    heads: HashTable,
-) -> SourceFindings:
-    """Tokenize the documents of a source, and look for them among the packed documents.
+def plan_source(source: str, tokenizer: str, chat_template: str) -> Plan:
+    """Return how to read and tokenize the documents of a source.
 
     Args:
         source: Path, pattern or folder of the source.
         tokenizer: The tokenizer.
         chat_template: The file of a chat template, or "".
-        special: The ids of special tokens. A bos at the start and an eos at the end of a document
-            are not compared.
-        packed: The hashes of the packed documents.
-        heads: The hashes of the first 16 tokens of the packed documents.
+
+    Raises:
+        RecipeError: If no file matches the source, or a file is not readable.
     """
     table = {
         "sources": [{"paths": [source]}],
@@ -66,10 +59,32 @@ def compare_source(
     }
     if chat_template:
         table["documents"] = {"chat_template": str(Path(chat_template).resolve())}
-    inputs = look_up(read_recipe(table, Path.cwd()), {}, is_store=True)
+    try:
+        inputs = look_up(read_recipe(table, Path.cwd()), {}, is_store=True)
+        plan = Plan(make_plan(inputs), inputs.vocabulary.tokenizer_json)
+    except (RecipeError, SourceError) as error:
+        what, _, hint = str(error).partition("\nhint: ")
+        if "source" in hint:  # Such hints name settings of a recipe.
+            hint = "give --source an existing file or pattern of documents"
+        what = what.removeprefix("source 'source0': ")
+        raise RecipeError(f"--source {source}: {what}\nhint: {hint}") from None
     for note in inputs.vocabulary.notes:
         say(note)
-    plan = Plan(make_plan(inputs), inputs.vocabulary.tokenizer_json)
+    return plan
+
+
+def compare_source(
+    plan: Plan, special: SpecialIds, packed: HashTable, heads: HashTable
+) -> SourceFindings:
+    """Tokenize the documents of a source, and look for them among the packed documents.
+
+    Args:
+        plan: The result of `plan_source`.
+        special: The ids of special tokens. A bos at the start and an eos at the end of a document
+            are not compared.
+        packed: The hashes of the packed documents.
+        heads: The hashes of the first 16 tokens of the packed documents.
+    """
     names = [name for one in plan.sources for name in one.files.names]
     own, lost, rejected = HashTable(), HashTable(), 0
     for file, positions, hashes, of_heads, rejects in _hashes(plan, special):

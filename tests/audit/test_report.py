@@ -41,6 +41,11 @@ def test_a_limit_that_is_exceeded_or_not_checked_gives_exit_status_1(rows):
     ):
         assert words in refused("audit", rows, "--fail-on", limit)
     assert "needs --tokenizer" in refused("audit", rows, "--source", rows)
+    given = ("audit", rows, "--tokenizer", "bytes")
+    assert "hint: give --source an existing file" in refused(*given, "--source", "none/*.jsonl")
+    assert "--chat-template none.jinja: no such file" in refused(
+        *given, "--chat-template", "none.jinja"
+    )
 
 
 def test_every_kind_is_reported_with_its_places_or_the_reason_why_it_is_not_checked(rows, tmp_path):

@@ -154,7 +154,8 @@ def _form(stored: Iterator[StoredRows], names: Sequence[str]) -> Form:
     lengths = np.empty(0, np.int64)
     for rows in stored:
         mask, positions = (rows.values.get(name) for name in (ATTENTION, POSITIONS))
-        lengths = np.append(lengths, np.diff(rows.offsets))
+        if len(lengths) < 2:  # The rows of a batch are enough, except if each batch has one row.
+            lengths = np.append(lengths, np.diff(rows.offsets))
         if mask is not None:
             numbered |= bool(mask.max(initial=0) > 1)
             changes |= len(_starts_by_mask(rows.offsets, mask)) > _filled(rows, mask)

@@ -39,18 +39,8 @@ def recognizes_bin(path: Path) -> bool:
 
 
 def recognizes_npy(path: Path) -> bool:
-    """Return whether a path has .npy files that are arrays of integers, or have no header."""
-    files = files_at(path, ".npy")
-    if not files:
-        return False
-    begin = _begin_of(files[0])
-    if not begin.startswith(_NUMPY):
-        return True
-    try:
-        shape, dtype, _ = numpy_header(str(files[0]), begin)
-    except SourceError:
-        return True  # `open_npy` says what is wrong.
-    return dtype.kind in "ui" and len(shape) in (1, 2)
+    """Return whether a path has .npy files."""
+    return bool(files_at(path, ".npy"))
 
 
 def open_bin(path: Path, choices: Choices) -> PackedData:
@@ -81,7 +71,7 @@ def open_npy(path: Path, choices: Choices) -> PackedData:
     """Open .npy files as streams of ids, or as rows if they have two dimensions.
 
     Raises:
-        SourceError: If a file is damaged, or if the files have different dimensions.
+        SourceError: If a file is damaged or has no ids, or if the files have different dimensions.
     """
     files = files_at(path, ".npy")
     shapes = {file: _shape_of(file) for file in files}
@@ -107,11 +97,20 @@ def open_npy(path: Path, choices: Choices) -> PackedData:
 
 
 def _shape_of(file: Path) -> tuple[int, int] | None:
-    """Return the shape of a two-dimensional array; None for other files."""
+    """Return the shape of a two-dimensional array; None for a stream.
+
+    Raises:
+        SourceError: If the array has no ids.
+    """
     begin = _begin_of(file)
     if not begin.startswith(_NUMPY):
         return None
-    shape, _, _ = numpy_header(str(file), begin)
+    shape, dtype, _ = numpy_header(str(file), begin)
+    if dtype.kind not in "ui" or len(shape) not in (1, 2):
+        raise SourceError(
+            f"{file}: an array of {dtype.name} with the shape {shape}, not of ids\n"
+            "hint: save integers with one or two dimensions"
+        )
     return (shape[0], shape[1]) if len(shape) == 2 else None
 
 

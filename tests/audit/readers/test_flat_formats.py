@@ -162,6 +162,8 @@ def test_data_that_cannot_be_audited_are_refused_without_words_about_recipes(tmp
     np.save(tmp_path / "none.npy", np.zeros((0, 8), np.uint16))
     np.save(tmp_path / "columns.npy", np.asfortranarray(np.ones((4, 8), np.uint16)))
     np.save(tmp_path / "cut.npy", np.ones(99, np.uint16))
+    np.save(tmp_path / "floats.npy", np.ones(99))
+    np.save(tmp_path / "cube.npy", np.ones((2, 3, 4), np.uint16))
     (tmp_path / "cut.npy").write_bytes((tmp_path / "cut.npy").read_bytes()[:-8])
     (tmp_path / "pair.bin").write_bytes(b"ab")
     (tmp_path / "pair.idx").write_bytes(b"x")
@@ -170,6 +172,8 @@ def test_data_that_cannot_be_audited_are_refused_without_words_about_recipes(tmp
         ("none.npy", "no tokens"),
         ("columns.npy", "column by column"),
         ("cut.npy", "damaged"),
+        ("floats.npy", "an array of float64"),
+        ("cube.npy", r"the shape \(2, 3, 4\)"),
         ("pair", "damaged"),
     ):
         with pytest.raises(SourceError, match=words) as caught:
