@@ -92,7 +92,7 @@ def audit(
         source,
         {name: id for name, id in names.items() if id is not None},
         Choices(_dtype_of(token_dtype)),
-        dict(_limit_of(text) for text in fail_on or ()),
+        _limits_of(fail_on or []),
     )
     described = describe_audit(request)
     if html is not None:
@@ -101,6 +101,19 @@ def audit(
     put(described, as_json, print_audit, after_work=html is not None)
     if described["failed"]:
         raise typer.Exit(1)
+
+
+def _limits_of(texts: list[str]) -> dict[str, float]:
+    """Return kind → share of all options --fail-on."""
+    from packprep.errors import RecipeError
+
+    limits: dict[str, float] = {}
+    for text in texts:
+        kind, share = _limit_of(text)
+        if kind in limits:
+            raise RecipeError(f"--fail-on {kind}: given twice\nhint: give one share per kind")
+        limits[kind] = share
+    return limits
 
 
 def _limit_of(text: str) -> tuple[str, float]:

@@ -40,6 +40,8 @@ def test_a_limit_that_is_exceeded_or_not_checked_gives_exit_status_1(rows):
         ("two_boss=0", "no such kind"),
     ):
         assert words in refused("audit", rows, "--fail-on", limit)
+    twice = ("--fail-on", "two_bos=0.1", "--fail-on", "two_bos=0.2")
+    assert "--fail-on two_bos: given twice" in refused("audit", rows, *twice)
     assert "needs --tokenizer" in refused("audit", rows, "--source", rows)
     given = ("audit", rows, "--tokenizer", "bytes")
     assert "hint: give --source an existing file" in refused(*given, "--source", "none/*.jsonl")
