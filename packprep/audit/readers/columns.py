@@ -158,7 +158,8 @@ def _form(stored: Iterator[StoredRows], names: Sequence[str]) -> Form:
             lengths = np.append(lengths, np.diff(rows.offsets))
         if mask is not None:
             numbered |= bool(mask.max(initial=0) > 1)
-            changes |= len(_starts_by_mask(rows.offsets, mask)) > _filled(rows, mask)
+            if mask.min(initial=1) < 1:
+                changes |= len(_starts_by_mask(rows.offsets, mask)) > _filled(rows, mask)
         if positions is not None:
             inner = np.delete(positions, rows.offsets[:-1][np.diff(rows.offsets) > 0])
             restarts |= bool((inner == 0).any())
