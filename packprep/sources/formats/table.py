@@ -213,10 +213,16 @@ def note_groups(
 
 
 def _scalars(column: pa.Array) -> pa.Array:
-    """Return a column without dictionary, and with its texts as bytes, which are never decoded."""
+    """Return a column without dictionary, with its texts as bytes and its times as integers.
+
+    Texts are never decoded. Python has no times of nanoseconds, and no years beyond 9999.
+    """
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    is_text = _is_text(column.type) and not pa.types.is_null(column.type)
+    kind = column.type
+    if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
+        return column.cast(pa.int32() if kind.bit_width == 32 else pa.int64())
+    is_text = _is_text(kind) and not pa.types.is_null(kind)
     return column.cast(pa.large_binary()) if is_text else column
 
 

@@ -131,6 +131,18 @@ def test_work_ranges_of_tables_give_the_documents_of_the_file(tmp_path, format):
         assert [texts for _, texts in found.documents] == expected(rows)
 
 
+def test_times_that_python_cannot_hold_are_grouped_and_sorted_exactly(tmp_path):
+    # Python's times have microseconds and end in the year 9999.
+    far, path = 10**18, tmp_path / "a.parquet"
+    for kind, first in ((pa.time64("ns"), 1), (pa.timestamp("ns"), 1), (pa.timestamp("us"), far)):
+        repo, order = pa.array([first, first, first + 1], kind), pa.array([2, 1, 3], kind)
+        pyarrow.parquet.write_table(
+            pa.table({"text": list("abc"), "repo": repo, "path": order}), path
+        )
+        found = read_all(parts_of(path, "parquet", "", 1, 1))
+        assert [texts for _, texts in found.documents] == [["b", "a"], ["c"]]
+
+
 @pytest.mark.long
 def test_a_fraction_takes_the_same_documents_in_every_work_range(tmp_path):
     path = tmp_path / "a.jsonl"
