@@ -16,7 +16,8 @@ def column_range(
     """Return the range of a column's values, as an expression reads them.
 
     The result contains every value if statistics are missing, or if their order differs from the
-    order of an expression. A text's statistics may be shortened, because they remain bounds.
+    order of an expression. A text's statistics may be shortened, because they remain bounds. The
+    statistics of lists and structs describe their entries, and an empty list counts as null there.
 
     Args:
         chunks: The footer's metadata of all leaf columns with the column's name. pyarrow's reader
@@ -26,7 +27,7 @@ def column_range(
         n_rows: Number of rows of the row group.
     """
     statistics = chunks[0].statistics if len(chunks) == 1 else None
-    if statistics is None:
+    if statistics is None or pa.types.is_nested(getattr(kind, "storage_type", kind)):
         return Range()
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     is_float = pa.types.is_floating(kind)

@@ -93,6 +93,8 @@ def test_a_column_has_the_range_of_its_statistics(tmp_path):
             "none": pa.array([None] * 3, pa.int64()),
             "price": pa.array(["1.1", "2.2", "3.3"]).cast(pa.decimal128(10, 1)),
             "made": pa.array([1, 2, 3], pa.timestamp("ns")),
+            "tags": [[], None, []],
+            "meta": [{"lang": None}, None, {"lang": None}],
         }
     )
     pq.write_table(table, tmp_path / "a.parquet")
@@ -111,6 +113,8 @@ def test_a_column_has_the_range_of_its_statistics(tmp_path):
         "none": Range(value=False),
         "price": Range(null=False),
         "made": Range(null=False),
+        "tags": Range(),
+        "meta": Range(),
     }
 
 
