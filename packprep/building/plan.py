@@ -555,6 +555,25 @@ def moved_prefixes(stored: Mapping[str, Any], moved: Mapping[str, str]) -> list[
     return [prefix_of(moved.get(source["name"], source["prefix"])) for source in stored["sources"]]
 
 
+def lacks_fields(stored: Mapping[str, Any], index: int) -> bool:
+    """Return whether only a token store can choose the documents of a source as the build did.
+
+    `packprep remove` erases the fields of documents in a store. If a dataset was built from the
+    store afterwards, an expression read null for these documents, but files have the values.
+
+    Args:
+        stored: The values of the dataset's plan.
+        index: Index of the source.
+    """
+    source = stored["recipe"]["sources"][index]
+    by_fields = source.get("where") is not None or isinstance(source.get("repeat"), str)
+    removed = stored.get("removed")
+    if not removed or not by_fields or stored["sources"][index].get("store") is None:
+        return False
+    versions = [entry.get("removed") for entry in removed["replaces"]]
+    return [*versions, removed["digest"]][0] is not None
+
+
 _LOOKED_AT = 1000
 
 

@@ -14,7 +14,14 @@ import numpy as np
 from packprep.building.array_tasks import share_of
 from packprep.building.commit import Receipt
 from packprep.building.ledger import ENCODER, MEDIA, WEIGHTED, Ledger, add_ledgers, sums_of
-from packprep.building.plan import Plan, at_text, moved_prefixes, open_plan, stored_plan
+from packprep.building.plan import (
+    Plan,
+    at_text,
+    lacks_fields,
+    moved_prefixes,
+    open_plan,
+    stored_plan,
+)
 from packprep.building.processes import Do, Report, in_processes, one_by_one
 from packprep.building.run import Progress
 from packprep.dataset.epochs.resampling import EPOCHS
@@ -39,6 +46,7 @@ from packprep.messages import put_line
 from packprep.randomness import REPLAY, bits64, permute, text_key
 from packprep.recipe import Recipe
 from packprep.sources.formats import Decoders
+from packprep.sources.slices import IN_STORE
 from packprep.storage import Folder, LocalCopy, Remote, folder_at, local_copy
 from packprep.tokenizer.engines import engine_in_words
 from packprep.tokenizer.missing_roles import listed
@@ -341,12 +349,22 @@ def _prefixes_to_read(
     moved: Mapping[str, str],
     progress: Progress,
 ) -> list[str]:
-    """Return the location from which a rebuild reads each source, and print these locations."""
-    names = [source["name"] for source in stored["sources"]]
-    prefixes = [
-        prefix if name in moved else at_text(name, prefix)
-        for name, prefix in zip(names, prefixes, strict=True)
-    ]
+    """Return the location from which a rebuild reads each source, and print these locations.
+
+    Raises:
+        SourceError: If `moved` names files, but only a token store has the fields of the build.
+    """
+    names, found = [source["name"] for source in stored["sources"]], list[str]()
+    for i, (name, prefix) in enumerate(zip(names, prefixes, strict=True)):
+        only_store = lacks_fields(stored, i)
+        if only_store and not prefix.startswith(IN_STORE):
+            raise SourceError(
+                f"--source {name}={prefix}: source {name!r} was built from a token store without"
+                " the fields of removed documents, so its files give other documents\n"
+                f"hint: give the store as --source {name}={IN_STORE}FOLDER"
+            )
+        found.append(prefix if only_store or name in moved else at_text(name, prefix))
+    prefixes = found
     locations = [f"{name} at {prefix}" for name, prefix in zip(names, prefixes, strict=True)]
     progress.say(f"reading the sources {listed(locations, MOST_PLACES)}")
     return prefixes

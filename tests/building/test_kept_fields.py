@@ -27,6 +27,7 @@ from tests import made
 from tests.sources.test_passes import FILES, UL2R, contents, records, sources, write
 from tests.verification.damage import faults_of
 
+ALL = -1
 KEEP = ["score", "quality", "meta.lang"]
 MIXED = (
     {"text": "a score of another type", "score": "high"},
@@ -181,6 +182,12 @@ def test_removed_documents_lose_their_fields(folder, tmp_path):
     assert first in b"".join(made.contents(tmp_path / "store", "shards").values())
     assert first not in b"".join(made.contents(tmp_path / "less", "shards").values())
     assert faults_of(tmp_path / "less") == []
+    chosen = [{"name": "a", "paths": [str(tmp_path / "less")], "format": "store"}]
+    chosen[0]["where"] = "text is not null"
+    made.build(recipe(chosen), folder, tmp_path / "built")
+    assert faults_of(tmp_path / "built", ALL) == []
+    with pytest.raises(SourceError, match="from a token store without the fields of removed"):
+        faults_of(tmp_path / "built", ALL, a=folder)
 
 
 def test_forged_fields_are_found(folder):
