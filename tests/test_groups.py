@@ -334,6 +334,8 @@ def test_verify_finds_forged_records(built, tmp_path, forge, message):
         ({"group_by": "", "order_by": ""}, r"sources\[0\]\.between requires group_by"),
         ({"format": "tokens"}, 'group_by does not support format = "tokens"'),
         ({"messages_format": "sharegpt"}, "group_by does not join conversations"),
+        ({"where": "path == 'a'"}, "group_by joins records, but where selects single records"),
+        ({"repeat": "clip(n, 0, 2)"}, "group_by joins records, but repeat selects single records"),
     ],
 )
 def test_what_group_by_does_not_support_is_refused_by_name(source, message, tmp_path):

@@ -77,6 +77,13 @@ _COMPARISONS = dict(
 )
 _ARITHMETIC = dict(zip((ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Mod), ARITHMETIC, strict=True))
 _WORDS = {"AND": "and", "OR": "or", "NOT": "not", "IN": "in", "IS": "is", "NULL": "null"}
+_SQL = {
+    "between": "write low <= x <= high",
+    "like": "write x == 'text', or x in ('a', 'b')",
+    "ilike": "write x == 'text', or x in ('a', 'b')",
+    "case": "write a if x > 1 else b",
+}
+"""Maps words of SQL that stand after another name to the advice for them."""
 _SIGNS = {"=": "==", "&": "and", "|": "or", "<>": "!=", "&&": "and", "||": "or", "!": "not"}
 _UNCOUNTED = (
     tokenize.NUMBER,
@@ -113,8 +120,11 @@ def parse(text: str) -> Node:
             warnings.simplefilter("error")  # for example for the escape "\d"
             tree = ast.parse(text.strip(" \t"), mode="eval").body
     except SyntaxError as error:
+        advice = next((_SQL[w] for w in text.lower().split() if w in _SQL), "")
+        advice = "write !=" if "<>" in text else advice
         at = max((error.offset or 1) - 1, 0) + len(text) - len(text.lstrip(" \t"))
-        _refuse("this is not an expression", min(at, len(text)) if error.lineno == 1 else None)
+        place = min(at, len(text)) if error.lineno == 1 else None
+        _refuse("this is not an expression", place, advice)
     except (Warning, ValueError, MemoryError, RecursionError):
         _refuse("this is not an expression")
     parser = _Parser(text)
@@ -299,7 +309,9 @@ class _Parser:
         is_null = isinstance(right, ast.Name) and right.id == "null"
         if isinstance(operator, ast.Is | ast.IsNot):
             if not is_null:
-                _refuse("is compares only with null", at, "write == or !=")
+                is_none = isinstance(right, ast.Constant) and right.value is None
+                advice = "write null for None" if is_none else "write == or !="
+                _refuse("is compares only with null", at, advice)
             call = Call("is null", (self.node(left),), at)
             return call if isinstance(operator, ast.Is) else Call("not", (call,), at)
         if is_null:
