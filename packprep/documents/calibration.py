@@ -177,8 +177,9 @@ def calibrate(
         )
         looked = look_at(sampling, *kind)
         if source.passes is not None and passes is not None:
-            if not precise and passes.kept < FEW_KEPT and not sampling.tally.is_whole:
-                passes = SampledPasses(source.passes)
+            uses_all = sampling.tally.is_whole and len(looked.sizes) == passes.kept
+            if passes.kept < FEW_KEPT and not uses_all:
+                passes = SampledPasses(source.passes, few=True)
                 sampling = sampling._replace(precise=True, tally=Tally(), passes=passes)
                 looked = look_at(sampling, *kind)
             notes.add_passes(passes, sampling.tally.is_whole)

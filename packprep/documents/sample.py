@@ -750,7 +750,8 @@ def look_at_pieces(sampling: Sampling, compressed: bool, whole: bool) -> Looked:
     # Text is assumed to be four times as large as its compressed form.
     expected = sum(look.held for look in looks) * (4 if compressed else 1)
     is_small = expected <= (PRECISE_WHOLE_BYTES if precise else WHOLE_BYTES)
-    distance = 0.0 if is_small else expected / (4 * SPACING if precise else SPACING)
+    is_few = sampling.passes is not None and sampling.passes.few
+    distance = 0.0 if is_small or is_few else expected / (4 * SPACING if precise else SPACING)
     looked, text_bytes = _at_places(looks, distance, sampling.count_tokens, clock)
     # The text that was read represents the text of all splits.
     is_noted = compressed and precise and len(pieces) > 0

@@ -11,7 +11,7 @@ from packprep.sources.formats.jsonl import Lines, fields_of
 from packprep.sources.passes import ByFields, Passes, ReadFields, Records
 
 FEW_KEPT = 200
-"""If the expressions of a source keep fewer sampled documents, a precise sample is taken.
+"""If the expressions of a source keep fewer sampled documents, a precise sample uses all it keeps.
 
 If a precise sample has fewer too, a warning says so.
 """
@@ -21,6 +21,7 @@ class SampledPasses(ByFields):
     """A `ByFields` that keeps each sampled document that a pass may use, and counts documents.
 
     Attributes:
+        few: Whether an earlier sample kept few documents, so that this one uses all that it keeps.
         judged: Number of sampled documents.
         kept: Number of sampled documents with a number above 0.
         empty: The fields that were null or missing in every sampled record.
@@ -29,11 +30,12 @@ class SampledPasses(ByFields):
         known: Maps a position in the file that is read to the number of passes of its document.
     """
 
-    def __init__(self, passes: Passes):
-        """Create a selector for the expressions of a source."""
+    def __init__(self, passes: Passes, few: bool = False):
+        """Create a selector for the expressions of a source. `few` is as the attribute."""
         # Loading pyarrow takes long, and must not count as reading time.
         import_module("packprep.sources.formats.line_fields")
         super().__init__(passes, 0, lambda file: np.uint64(0))
+        self.few = few
         self.judged = self.kept = self.unjudged = 0
         self.fault = ""
         self.empty = set(passes.fields)

@@ -231,7 +231,9 @@ def planned(folder, own):
     return plan["sources"], forecast(plan, inputs, samples)["warnings"]
 
 
-def test_shares_and_totals_of_rare_documents_are_as_accurate_as_without_a_filter(tmp_path):
+def test_shares_and_totals_of_rare_documents_are_as_accurate_as_without_a_filter(
+    tmp_path, monkeypatch
+):
     own, kept = rare_records(tmp_path)
     tokens = sum(len(row["text"].encode()) for row in kept)
     for source in planned(tmp_path, own)[0]:
@@ -241,6 +243,13 @@ def test_shares_and_totals_of_rare_documents_are_as_accurate_as_without_a_filter
     first, second = planned(tmp_path, shared)[0]
     assert first["tokens"] == pytest.approx(3 * second["tokens"], rel=0.01)
     assert first["repeat"] == 1.0 and second["repeat"] == pytest.approx(1 / 3, rel=0.01)
+    # If a sample keeps few documents, all that the table has are counted.
+    rarest = [len(row["text"].encode()) for row in kept if row["score"] >= 5.95]
+    monkeypatch.setattr(sample, "PRECISE_WHOLE_BYTES", 1000)
+    (source,), _ = planned(tmp_path, [{**own[1], "where": "score >= 5.95"}])
+    assert 0 < len(rarest) < 20
+    assert source["documents"] == len(rarest)
+    assert source["tokens"] == pytest.approx(sum(rarest), rel=0.001)
 
 
 def test_a_plan_says_how_uncertain_it_is_if_a_large_source_has_few_chosen_documents(
