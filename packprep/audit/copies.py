@@ -1,7 +1,7 @@
 """Count the copies among 128-bit hashes exactly, in bounded memory.
 
-Up to MOST_IN_MEMORY hashes are kept in memory. Beyond that they are spilled to a temporary folder,
-into one file per leading byte of the hash, and each file is later sorted separately.
+Up to MOST_HASHES_IN_MEMORY hashes are kept in memory. Beyond that they are spilled to a temporary
+folder, into one file per leading byte of the hash, and each file is later sorted separately.
 """
 
 import tempfile
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-MOST_IN_MEMORY = 2_000_000
+MOST_HASHES_IN_MEMORY = 2_000_000
 _FILES = 256
 RECORD = np.dtype([("x", "<u8"), ("y", "<u8"), ("row", "<i8"), ("token", "<i8"), ("head", "<u8")])
 """A hash of two halves, the place of its document (row, and first token in the row), and the hash
@@ -37,7 +37,7 @@ class HashTable:
         spilled_bytes: Number of bytes in the temporary folder.
     """
 
-    def __init__(self, most_in_memory: int = MOST_IN_MEMORY):
+    def __init__(self, most_in_memory: int = MOST_HASHES_IN_MEMORY):
         self._most, self._count = most_in_memory, 0
         self._blocks: list[np.ndarray] = []
         self._folder: tempfile.TemporaryDirectory | None = None

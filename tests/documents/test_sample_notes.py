@@ -89,12 +89,12 @@ def test_answers_without_an_end_are_said(folder, tmp_path):
 @pytest.mark.long
 def test_a_sample_warns_above_a_hundredth_of_unknown_tokens_and_half_of_answers_without_an_end():
     notes = SampleNotes(tokens=1000, unknown=10, answers=4, open_ends=2)
-    assert notes.warnings() == [] and notes.problem() == ""
+    assert notes.warnings() == [] and notes.problem(has_share=False) == ""
     (warning,) = replace(notes, unknown=11).warnings()
     assert warning.startswith("1.1% of its sampled tokens are the unknown token")
     (warning,) = replace(notes, open_ends=3).warnings()
     assert warning.startswith("3 of 4 sampled answers end without")
     (warning,) = replace(notes, spans=4, split_starts=1).warnings()
     assert warning.startswith("1 of 4 sampled trained spans start inside a token")
-    problem = replace(notes, conversations=9, two_bos=1).problem()
+    problem = replace(notes, conversations=9, two_bos=1).problem(has_share=False)
     assert problem.startswith("1 of 9 sampled conversations start with the bos")

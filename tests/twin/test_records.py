@@ -189,9 +189,9 @@ def test_rows_have_the_sizes_that_the_package_chooses_by(tmp_path, format, text_
     sizes = {}
 
     class Noted(Choice):
-        def __call__(self, file, positions, given):
+        def __call__(self, file, positions, given, *others):
             sizes.update(zip(positions.tolist(), given.tolist(), strict=True))
-            return super().__call__(file, positions, given)
+            return super().__call__(file, positions, given, *others)
 
     list(
         read(
