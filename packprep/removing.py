@@ -25,9 +25,8 @@ from packprep.building.processes import Do, Report, in_processes, one_by_one
 from packprep.building.removal import encode_removed, note_removed, store_without, without
 from packprep.building.replaced import with_removed
 from packprep.building.run import Progress
-from packprep.dataset.boundaries import owners
 from packprep.dataset.manifest import Manifest, read_manifest, replaced
-from packprep.dataset.segments import Arrays, header_columns
+from packprep.dataset.segments import Arrays, header_columns, records_of
 from packprep.dataset.shard import SLOT_ARRAYS, shard_in
 from packprep.documents.reading import Rejected
 from packprep.documents.store import open_arrays
@@ -361,16 +360,17 @@ class _Lost:
         Raises:
             RecipeError: If group_by joined a listed record to an earlier record of its file.
         """
-        if "record_offsets" not in arrays:
+        records = records_of(arrays)
+        if records is None:
             return
-        owner = owners(np.diff(arrays["record_offsets"]))
-        file, doc = arrays["segment_file"][owner], arrays["segment_doc"][owner]
+        header, owner = header_columns(arrays), records.owner
+        file, doc = header["file"][owner], header["doc"][owner]
         for number, (source, name, positions) in self._of_file.items():
-            later = (file == number) & (doc != arrays["record_position"])
-            hit = np.flatnonzero(later & np.isin(arrays["record_position"], positions))
+            later = (file == number) & (doc != records.position)
+            hit = np.flatnonzero(later & np.isin(records.position, positions))
             listed = hit[~np.isin(doc[hit], positions)]
             if len(listed):
-                at, document = int(arrays["record_position"][listed[0]]), int(doc[listed[0]])
+                at, document = int(records.position[listed[0]]), int(doc[listed[0]])
                 raise RecipeError(
                     f"source {source!r}: the record {name}:{at} is a part of the document"
                     f" {name}:{document}, because the source has group_by. A document can only be"

@@ -24,7 +24,7 @@ from packprep.building.segments import Cuts, cut, segments_of_cuts
 from packprep.building.work import documents_builder, text_reader
 from packprep.dataset.boundaries import offsets_of, owners, ranks, starts_of
 from packprep.dataset.manifest import read_manifest
-from packprep.dataset.segments import Arrays, Records, Segments, TrainedRanges, header_columns
+from packprep.dataset.segments import Arrays, Segments, TrainedRanges, header_columns, records_of
 from packprep.dataset.shard import Shard, shard_in
 from packprep.documents.reading import Documents, read_documents
 from packprep.errors import DatasetError, SourceError
@@ -764,9 +764,9 @@ class RecordTexts:
             g: Index of the document's first segment in the shard.
             content: The restored tokens of the document, without bos and eos.
         """
-        if "record_offsets" not in arrays:
+        records = records_of(arrays)
+        if records is None:
             return
-        records = Records(*(arrays[f"record_{name}"] for name in Records._fields))
         for record in records.of(g).listed():
             first, end = record["tokens"]
             if end <= len(content):

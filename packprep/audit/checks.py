@@ -28,13 +28,14 @@ from packprep.audit.kinds import KINDS
 from packprep.audit.markup import Search
 from packprep.audit.rows import IGNORED, NEXT, SAME, PackedData, PackedRows
 from packprep.kernel import read_only
+from packprep.messages import counted
 
 MOST_PLACES = 5
 """Number of places that a report lists for each kind."""
 MOST_UNFINISHED = 8 << 20
 """Maximum number of tokens without eos in a stream that are kept as one document. A longer one is
 divided, so that memory is bounded."""
-_LEAST_COMPARED = 16
+LEAST_COMPARED = 16
 """Documents with fewer tokens are not compared, because short texts repeat in sound data."""
 _BINS = 40
 
@@ -69,7 +70,7 @@ class Place(NamedTuple):
 
 
 @dataclass
-class Tally:
+class Findings:
     """The count and the first places of a kind."""
 
     count: int = 0
@@ -222,10 +223,10 @@ class Audit:
         self.ids: tuple[int, int] | None = None
         self.eos_tokens = 0
         self.end, self.after_end = special.eos, 0
-        self.tallies = {kind: Tally() for kind in KINDS}
+        self.tallies = {kind: Findings() for kind in KINDS}
         self.of_documents, self.of_rows = HashTable(), HashTable()
         self.document_lengths, self.row_lengths, self.per_row = Lengths(), Lengths(), Lengths()
-        self._ends_without_eos: dict[int, Tally] = {}
+        self._ends_without_eos: dict[int, Findings] = {}
         self._eos_is_first: bool | None = None
         self.unchecked = self._impossible()
 
@@ -400,7 +401,7 @@ class Audit:
         self.tallies["padding"].add(
             total,
             lambda most: (
-                Place(int(numbers[i]), 0, counted_tokens(int(own[i])))
+                Place(int(numbers[i]), 0, counted(int(own[i]), "token"))
                 for i in np.flatnonzero(own)[:most].tolist()
             ),
         )
@@ -428,7 +429,7 @@ class Audit:
             self._add_documents("no_eos", batch, lacks & ~at_end)
             length = content_end - batch.rows.row_offsets[documents.row]
             for n in np.unique(length[at_end]).tolist():
-                tally = self._ends_without_eos.setdefault(n, Tally())
+                tally = self._ends_without_eos.setdefault(n, Findings())
                 chosen = np.flatnonzero(at_end & (length == n))
                 tally.add(len(chosen), partial(batch.places, chosen))
         if "inner_eos" not in self.unchecked:
@@ -450,7 +451,7 @@ class Audit:
     def _check_copies(self, batch: "_Batch", hashes: np.ndarray) -> None:
         figures, documents = batch.figures, batch.documents
         if "duplicate_documents" not in self.unchecked:
-            is_long = figures[:, found.TOKENS] >= _LEAST_COMPARED
+            is_long = figures[:, found.TOKENS] >= LEAST_COMPARED
             chosen = slice(None) if self.heads is not None else np.flatnonzero(is_long)
             self.uncompared += int(len(is_long) - is_long.sum())
             self.of_documents.add(
@@ -460,7 +461,7 @@ class Audit:
             count = len(batch.rows.row_offsets) - 1
             of_rows = found.row_hashes(documents.row, hashes, figures, count)
             lengths = np.diff(batch.rows.row_offsets)
-            chosen = np.flatnonzero(lengths >= _LEAST_COMPARED)
+            chosen = np.flatnonzero(lengths >= LEAST_COMPARED)
             self.of_rows.add(of_rows[chosen], self.rows + chosen, np.zeros_like(chosen))
 
     def _loss(self, rows: PackedRows) -> np.ndarray | None:
@@ -516,7 +517,7 @@ class Audit:
             self.tallies["trained_padding"].add(
                 int(outside.sum()),
                 lambda most: (
-                    Place(batch.first_row + r, 0, f"{counted_tokens(int(outside[r]))} of the row")
+                    Place(batch.first_row + r, 0, f"{counted(int(outside[r]), 'token')} of the row")
                     for r in chosen[:most].tolist()
                 ),
             )
@@ -632,7 +633,7 @@ class _Batch(NamedTuple):
         """Yield the places of the first documents among `chosen`, int64[k]."""
         for d in chosen[:most].tolist():
             begin = int(self.documents.begin[d])
-            count = counted_tokens(int(self.figures[d, found.TOKENS]))
+            count = counted(int(self.figures[d, found.TOKENS]), "token")
             yield Place(self.row_number(d), self.position(begin, d), count)
 
     def are_inside(self, tokens: np.ndarray) -> np.ndarray:
@@ -647,11 +648,6 @@ class _Batch(NamedTuple):
             return Place(self.first_row + r, token - int(self.rows.row_offsets[r]), detail)
         d = max(int(np.searchsorted(self.documents.begin, token, "right")) - 1, 0)
         return Place(self.row_number(d), self.position(token, d), detail)
-
-
-def counted_tokens(count: int) -> str:
-    """Return "1 token" or "2 tokens"."""
-    return f"{count:,} token{'s' * (count != 1)}"
 
 
 def _as_known_dtype(ids: np.ndarray) -> np.ndarray:

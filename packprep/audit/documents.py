@@ -246,7 +246,7 @@ def document_figures(ids, begin, end, special, figures, hashes, heads):
             x = (x << left) | (x >> right)
             y = (y ^ np.uint64(t)) * other
             y = (y << right) | (y >> left)
-            if i - first == 15:
+            if i - first == HEAD - 1:
                 heads[d] = x | np.uint64(1)
         if bos == eos:
             bos_count = (first - a) + (first < last and ids[first] == bos)

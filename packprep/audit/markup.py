@@ -222,12 +222,12 @@ def marked_documents(ids, trained, begin, end, marks, inside):
     """
     out = np.zeros(begin.shape[0], np.bool_)
     for d in range(begin.shape[0]):
-        role = 0
+        role = _OUTSIDE
         i = begin[d]
         while i < end[d] and not out[d]:
             m = mark_at(ids, i, end[d], marks)
             if m < 0:
-                out[d] = role == 2 and trained[i] and not inside
+                out[d] = role == _PROMPT and trained[i] and not inside
                 i += 1
             else:
                 stop = i + marks.offsets[m + 1] - marks.offsets[m]

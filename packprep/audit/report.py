@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from packprep.audit.checks import Audit, Place
+from packprep.audit.checks import LEAST_COMPARED, MOST_UNFINISHED, Audit, Place
 from packprep.audit.copies import HashTable
 from packprep.audit.kinds import KINDS
 from packprep.audit.markup import Search, chat_specials, prompt_search, reasoning_search
@@ -85,7 +85,7 @@ def _audited(request: Request) -> dict[str, Any]:
         chat = chat_specials(template, vocabulary, chosen.ids.eos, chosen.ids.bos)
     ends = chat is None or not chat.inner_eos or "eos" in request.special_ids
     audit = Audit(data, chosen.ids, searches, heads, ends)
-    audit.unchecked |= reasons | audit.unchecked
+    audit.unchecked = reasons | audit.unchecked
     notes = [*data.notes, *chosen.notes]
     if chat is not None:
         audit.end, audit.after_end = chat.end, chat.after_end
@@ -235,8 +235,8 @@ def _notes(audit: Audit) -> list[str]:
         notes.append(f"copies were counted exactly, by hashes of 128 bits, {how}")
     if audit.uncompared:
         notes.append(
-            f"{counted(audit.uncompared, 'document')} of less than 16 tokens were not compared,"
-            " because short texts repeat"
+            f"{counted(audit.uncompared, 'document')} of less than {LEAST_COMPARED} tokens were not"
+            " compared, because short texts repeat"
         )
     if audit.cut_at_end:
         notes.append(
@@ -245,8 +245,8 @@ def _notes(audit: Audit) -> list[str]:
         )
     if audit.divided:
         notes.append(
-            f"{counted(audit.divided, 'document')} of more than 8,388,608 tokens were divided for"
-            " the audit"
+            f"{counted(audit.divided, 'document')} of more than {MOST_UNFINISHED:,} tokens were"
+            " divided for the audit"
         )
     return notes
 

@@ -62,10 +62,6 @@ class PackedRows(NamedTuple):
     continued: bool = False
 
 
-COLUMNS = ("document_starts", "labels", "trained", "positions", "attended", "segments")
-"""Optional columns of `PackedRows`."""
-
-
 class PackedData(NamedTuple):
     """A packed dataset that a reader opened.
 

@@ -301,9 +301,8 @@ def store_without(
     """In a shard of a token store, erase the documents that removed.json lists.
 
     The tokens of a removed document become pad ids, its media references become empty, and its kept
-    fields become null. Its
-    length and the positions of its media stay the same. Datasets that are built from the store
-    therefore cut, pack and draw tasks as before.
+    fields become null. Its length and the positions of its media stay the same. Datasets that are
+    built from the store therefore cut, pack and draw tasks as before.
 
     Args:
         plan: A `building.plan.Plan`.

@@ -36,9 +36,8 @@ _FIXED = (
     "train_empty_reasoning",
 )
 _FIXED_OF_TOKENS = ("append_eos", "prepend_bos")
-_OF_USE = (
-    *("name", "paths", "format", "where", "repeat", "max_repeat", "share", "sample", "tasks"),
-)
+_HOW_USED = ("where", "repeat", "max_repeat", "share", "sample", "tasks")
+_OF_USE = ("name", "paths", "format", *_HOW_USED)
 
 
 def of_store(recipe: Recipe) -> Recipe:
@@ -154,7 +153,7 @@ def _source_in(store: TokenStore, source: Source, i: int) -> Source:
             f"hint: name one of its sources: {', '.join(own)}",
             ("sources", i, "name"),
         )
-    use = {key: getattr(source, key) for key in _OF_USE if key not in ("name", "paths", "format")}
+    use = {key: getattr(source, key) for key in _HOW_USED}
     return replace(own[name], paths=(), keep=None, **use)
 
 

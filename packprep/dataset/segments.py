@@ -386,6 +386,13 @@ def header_columns(arrays: Arrays) -> dict[str, np.ndarray]:
     }
 
 
+def records_of(arrays: Arrays) -> Records | None:
+    """Return the records of a shard's segments, or None if no source has group_by."""
+    if "record_offsets" not in arrays:
+        return None
+    return Records(*(arrays[f"record_{name}"] for name in Records._fields))
+
+
 def records_of_document(arrays: Arrays, file: int, doc: int, repeat: int) -> Records | None:
     """Return the records of a document of a shard, or None if it was not joined from records.
 
@@ -395,9 +402,9 @@ def records_of_document(arrays: Arrays, file: int, doc: int, repeat: int) -> Rec
         doc: Position of the document in its file.
         repeat: Number of the pass.
     """
-    if "record_offsets" not in arrays:
+    records = records_of(arrays)
+    if records is None:
         return None
-    records = Records(*(arrays[f"record_{name}"] for name in Records._fields))
     is_own = (arrays["segment_doc"] == doc) & (arrays["segment_file"] == file)
     is_own &= (arrays["segment_repeat"] == repeat) & (np.diff(records.offsets) > 0)
     return records.of(int(np.argmax(is_own))) if is_own.any() else None

@@ -240,7 +240,7 @@ def _estimates(
         token_s: Seconds on one core to produce one token.
     """
     passes = source.passes
-    uses = 1 if passes is None or passes.repeat is None else math.ceil(passes.most)
+    uses = 1 if passes is None else passes.uses
     of_passes = sum((look.bytes_of_passes(uses) for look in looks), np.zeros(uses))
     text_bytes = float(of_passes.sum())
     documents = sum(float(look.uses.sum()) for look in looks)
@@ -249,9 +249,8 @@ def _estimates(
     planned_bytes = sum(
         look.held * ratio / 1024 for look, ratio in zip(looks, ratios.values(), strict=True)
     )
-    pass_shares = None
-    if passes is not None and passes.repeat is not None:
-        pass_shares = np.minimum(of_passes / max(float(of_passes[0]), 1e-9), 1.0).tolist()
+    pass_shares = None if passes is None else passes.shares(of_passes)
+    if pass_shares is not None:
         planned_bytes *= sum(pass_shares)
     sizes, lengths, weights = (
         np.concatenate([np.zeros(0), *(getattr(look, name) for look in looks)])

@@ -20,7 +20,7 @@ import numpy as np
 from packprep.dataset.boundaries import offsets_of
 from packprep.dataset.segments import Arrays
 from packprep.recipe import Source
-from packprep.sources.passes import ReadFields, Records
+from packprep.sources.passes import FieldColumns, ReadFields
 
 TYPES = (
     *("null", "bool", "int64", "uint64", "float32", "float64", "text", "list", "object"),
@@ -73,7 +73,7 @@ class FieldNotes:
         self._bits: list[np.ndarray] = []
         self._texts: dict[bytes, int] = {}
 
-    def add(self, count: int, records: Sequence[Records]) -> None:
+    def add(self, count: int, records: Sequence[FieldColumns]) -> None:
         """Add `count` documents with these records."""
         kinds = np.full((len(self.names), count), UNREADABLE, np.uint8)
         bits = np.zeros((len(self.names), count), np.int64)
@@ -155,7 +155,7 @@ def reader_of_part(arrays: Arrays, k: int, names: Sequence[str], documents: slic
         documents: The documents, counted from the start of the part.
     """
 
-    def read(wanted: Sequence[str]) -> list[Records]:
+    def read(wanted: Sequence[str]) -> list[FieldColumns]:
         kinds, bits = kept_of_part(arrays, k, names)
         which = [names.index(name) for name in wanted]
         some_kinds, some_bits = kinds[which, documents], bits[which, documents]
@@ -169,7 +169,7 @@ def reader_of_part(arrays: Arrays, k: int, names: Sequence[str], documents: slic
                 name: _decoded(code, some_bits[f, rows], arrays)
                 for f, (name, code) in enumerate(zip(wanted, codes, strict=True))
             }
-            records.append(Records(rows, columns))
+            records.append(FieldColumns(rows, columns))
         return records
 
     return read

@@ -816,25 +816,24 @@ class DocumentsBuilder:
             self.dropped,
             {source.name: _said(self._digests[source.name], source) for source in self._sources},
             self._passes,
-            self._records(batches) if self._grouped else None,
+            _records_of(batches) if self._grouped else None,
             self._grouped,
         )
 
-    def _records(self, batches: Sequence[_Batch]) -> Records:
-        """Return the records of all documents of some batches."""
-        none = np.zeros(0, np.int64)
-        counts = [
-            none,
-            *(
-                np.zeros(len(batch.columns[0]), np.int64)
-                if batch.records is None
-                else np.diff(batch.records.offsets)
-                for batch in batches
-            ),
-        ]
-        found = [Records(none, none, none, none), *(b.records for b in batches if b.records)]
-        columns = zip(*(records[1:] for records in found), strict=True)
-        return Records(offsets_of(np.concatenate(counts)), *map(np.concatenate, columns))
+
+def _records_of(batches: Sequence[_Batch]) -> Records:
+    """Return the records of all documents of some batches."""
+    none = np.zeros(0, np.int64)
+    counts, found = [none], [Records(none, none, none, none)]
+    for batch in batches:
+        n_documents = len(batch.columns[0])
+        if batch.records is None:
+            counts.append(np.zeros(n_documents, np.int64))
+        else:
+            counts.append(np.diff(batch.records.offsets))
+            found.append(batch.records)
+    columns = zip(*(records[1:] for records in found), strict=True)
+    return Records(offsets_of(np.concatenate(counts)), *map(np.concatenate, columns))
 
 
 def read_documents(

@@ -8,7 +8,7 @@ import numpy as np
 
 from packprep.dataset.boundaries import offsets_of
 from packprep.sources.formats.jsonl import Lines, fields_of
-from packprep.sources.passes import ByFields, Passes, ReadFields, Records
+from packprep.sources.passes import ByFields, FieldColumns, Passes, ReadFields
 
 FEW_KEPT = 200
 """If the expressions of a source keep fewer sampled documents, a precise sample uses all it keeps.
@@ -46,7 +46,7 @@ class SampledPasses(ByFields):
     ) -> np.ndarray:
         """Return which documents a pass may use, bool[n]. The arguments are as in `ByFields`."""
 
-        def noted(names: Sequence[str]) -> Sequence[Records]:
+        def noted(names: Sequence[str]) -> Sequence[FieldColumns]:
             every = read_fields(names)
             for _, columns in every:
                 given = [name for name, of in columns.items() if of.null_count < len(of)]

@@ -4,7 +4,6 @@ A store has the length and the kept fields of every document. So these estimates
 their only error is the build's random choice.
 """
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -53,7 +52,7 @@ def chosen_estimates(store: TokenStore, source: PlannedSource, known: Estimates)
     passes = source.passes
     assert passes is not None
     store.check_fields(source)
-    uses = 1 if passes.repeat is None else math.ceil(passes.most)
+    uses = passes.uses
     of_passes = {name: np.zeros(uses) for name in known.ratios}
     every, lengths = dict.fromkeys(known.ratios, 0.0), _Lengths()
     tokens = documents = 0.0
@@ -83,9 +82,8 @@ def chosen_estimates(store: TokenStore, source: PlannedSource, known: Estimates)
         ratios[name] = min(max(round(ratio * part), 1), highest_ratio(source))
         planned += every[name] * ratios[name] / ratio
     total = sum(of_passes.values(), np.zeros(uses))
-    pass_shares = None
-    if passes.repeat is not None:
-        pass_shares = np.minimum(total / max(float(total[0]), 1e-9), 1.0).tolist()
+    pass_shares = passes.shares(total)
+    if pass_shares is not None:
         planned *= sum(pass_shares)
     of_lengths, sizes, of_numbers = lengths.columns
     return replace(

@@ -404,7 +404,7 @@ def _ledger(s: Mapping[str, Any]) -> Iterator[str]:
     yield from _table(("", "total", "parts"), lines, escape=False)
     yield ""
     if documents[FILTERED]:
-        yield (f"The conditions of the sources left out {documents[FILTERED]:,} other documents.")
+        yield f"The conditions of the sources left out {documents[FILTERED]:,} other documents."
         yield ""
     yield f"Filled: {percent(s['utilisation']['all_rows'])} of the slots in rows."
 

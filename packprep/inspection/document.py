@@ -79,8 +79,8 @@ def describe_document(
 
         `uses` is [{use, outcome, why, segments, left_out, records}], with an entry per pass. The
         outcome is "used", "removed", "rejected", "not sampled", "filtered", "not repeated",
-        "absent" or "lost".
-        `records` is [{position, tokens}], the records that group_by joined, otherwise [].
+        "absent" or "lost". `records` is [{position, tokens}], the records that group_by joined,
+        otherwise [].
 
     Raises:
         RecipeError: If the source or file does not exist, or `place` is invalid.
@@ -463,8 +463,9 @@ class _PassesAt(ByFields):
         """Return which document is at the position, bool[n]."""
         chosen = self.at(file, positions)
         if chosen.any():
-            self.of_document = int(self.uses(file, positions, read_fields)[chosen][0])
-            self.number = float(self.numbers(positions, read_fields)[chosen][0])
+            numbers = self.numbers(positions, read_fields)
+            self.of_document = int(self.drawn(file, positions, numbers)[chosen][0])
+            self.number = float(numbers[chosen][0])
         return chosen
 
 

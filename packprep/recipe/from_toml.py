@@ -440,7 +440,7 @@ def _check_group(source: Source, i: int) -> None:
         if source.group_by and isinstance(getattr(source, key), str):
             raise RecipeError(
                 f"sources[{i}].group_by joins records, but {key} selects single records\n"
-                "hint: select the records before, in files of their own, or leave one of them out",
+                "hint: write the selected records to files of their own, or leave one of them out",
                 ("sources", i, "group_by"),
             )
     if source.group_by and source.messages_format != "auto":

@@ -168,7 +168,7 @@ Side = Annotated[
     ),
 ]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
-Passes = Annotated[
+PassCount = Annotated[
     float | str,
     Meta(
         title="a number, 1e-9 … 1000, or an expression over the fields of a record",
@@ -335,7 +335,7 @@ class Source:
         | None
     ) = None
     repeat: Annotated[
-        Passes,
+        PassCount,
         _key(
             "number of passes per document, each with its own order and randomness; 2.5:"
             ' all twice, half of them a third time; an expression such as "clip(score - 1, 0, 4)":'

@@ -12,6 +12,7 @@ on other documents.
 A document in no pass is filtered. It is counted, but it is not a reject.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,11 +30,11 @@ MOST_PASSES = 1000
 """Maximum number of passes that an expression may ask for, as for a number in `repeat`."""
 
 
-class Records(NamedTuple):
+class FieldColumns(NamedTuple):
     """Fields of some of n consecutive documents.
 
     JSON records may have values of several types in a field. Records with equal types are together
-    in one `Records`.
+    in one `FieldColumns`.
 
     Attributes:
         rows: int64[k], numbers of the documents, 0 … n − 1.
@@ -44,7 +45,7 @@ class Records(NamedTuple):
     columns: Mapping[str, Any]
 
 
-ReadFields = Callable[[Sequence[str]], Sequence[Records]]
+ReadFields = Callable[[Sequence[str]], Sequence[FieldColumns]]
 """Function (names of fields) → fields of n documents, without those of unreadable records."""
 
 
@@ -103,6 +104,21 @@ class Passes:
     def fields(self) -> tuple[str, ...]:
         """Return the names of the fields that the expressions read."""
         return tuple(dict.fromkeys(name for one in self._expressions for name in one.fields))
+
+    @property
+    def uses(self) -> int:
+        """Return the number of passes that the expressions may ask for, at least 1."""
+        return math.ceil(self.most)
+
+    def shares(self, of_passes: np.ndarray) -> list[float] | None:
+        """Return the text bytes of each pass relative to pass 0. None if `repeat` is a number.
+
+        `of_passes` is float64[uses], the text bytes of each pass.
+        """
+        if self.repeat is None:
+            return None
+        shares: list[float] = np.minimum(of_passes / max(float(of_passes[0]), 1e-9), 1.0).tolist()
+        return shares
 
     @property
     def _expressions(self) -> list[Expression]:
@@ -233,7 +249,7 @@ class ByFields:
             read_fields: Returns the fields of the documents.
             own: bool[n], which of the documents to count.
         """
-        whole = self.uses(file, positions, read_fields)
+        whole = self.drawn(file, positions, self.numbers(positions, read_fields))
         if self.sample is not None:
             sampled = self.sample(file, positions)
             whole, own = np.where(sampled, whole, 0), own & sampled
@@ -252,9 +268,11 @@ class ByFields:
             sampled = positions if self.sample is None else positions[self.sample(file, positions)]
             self.counts[0] += len(sampled)
 
-    def uses(self, file: int, positions: np.ndarray, read_fields: ReadFields) -> np.ndarray:
-        """Return how many passes use each document, int64[n]. The arguments are as in a call."""
-        numbers = self.numbers(positions, read_fields)
+    def drawn(self, file: int, positions: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Return how many passes use each document, int64[n].
+
+        `numbers` is the result of `numbers`. The other arguments are as in a call.
+        """
         whole = np.floor(numbers)
         if self.passes.repeat is not None:
             key = segment_key(self._key_of(file), positions, 0, 0)

@@ -41,7 +41,7 @@ from packprep.objectives.objective import Task
 from packprep.objectives.tasks import SHORTEST, in_place_rules, thresholds
 from packprep.randomness import TASK, bits64, segment_key, text_key
 from packprep.restoring import FITTING_TOKENS, restore, stored_segments
-from packprep.verification.coverage import records_may_join, sources_of_files
+from packprep.verification.coverage import grouped_sources, sources_of_files
 from packprep.verification.faults import MAX_LISTED, Faults
 from packprep.verification.shard_check import ShardCheck
 from packprep.verification.slots import (
@@ -122,7 +122,7 @@ def check_layout(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> bool:
         "segment_ids": full,
         "loss_mask": full or bool(in_place) or "trained_offsets" in arrays,
         "cu_seqlens_padded": plan.recipe.packing.pad_seq_to_mult > 1,
-        "record_offsets": records_may_join(plan),
+        "record_offsets": bool(grouped_sources(plan).any()),
         "block_offsets": any(RULES[objective.attention].in_blocks for objective in objectives),
     }
     for name, has in wanted.items():
@@ -593,7 +593,7 @@ def _check_records(check: ShardCheck) -> None:
     records, segments, before = check.segments.records, check.segments, check.faults.total
     if records is None:
         return
-    is_grouped = np.array([source.grouping is not None for source in check.plan.sources])
+    is_grouped = grouped_sources(check.plan)
     # The segments of a document follow one another in this order.
     order = np.lexsort((segments.start, segments.doc, segments.repeat, segments.file))
     columns = [column[order] for column in (segments.file, segments.repeat, segments.doc)]

@@ -248,7 +248,7 @@ def check_documents(
     counts = np.zeros(len(keys), np.int64)  # Number of extents per file and pass.
     all_extents = []
     for extents in _extents(plan, shard):
-        if records_may_join(plan):
+        if grouped_sources(plan).any():
             all_extents.append(extents)
         inside |= _inside(every, _with_ends_of_groups(plan, extents))
         ends = _uses_of_files(extents.file, extents.use)
@@ -442,13 +442,13 @@ def _records_of(documents: Documents, used: np.ndarray) -> Locations:
 
 def _ungrouped(plan: Plan, locations: Locations) -> Locations:
     """Return the locations in files of sources without group_by."""
-    is_grouped = np.array([source.grouping is not None for source in plan.sources])
+    is_grouped = grouped_sources(plan)
     return locations.at(~is_grouped[sources_of_files(plan)[locations.file]])
 
 
-def records_may_join(plan: Plan) -> bool:
-    """Return whether a source of the plan has group_by."""
-    return any(source.grouping is not None for source in plan.sources)
+def grouped_sources(plan: Plan) -> np.ndarray:
+    """Return which sources of the plan have group_by, bool[sources]."""
+    return np.array([source.grouping is not None for source in plan.sources], np.bool_)
 
 
 def sources_of_files(plan: Plan) -> np.ndarray:
@@ -595,9 +595,9 @@ def _with_ends_of_groups(plan: Plan, extents: _Extents) -> _Extents:
     Only extents in files of sources with group_by are extended. A shard reads the last document of
     an extent completely, and the plan does not determine where this document ends.
     """
-    if not records_may_join(plan):
+    is_grouped = grouped_sources(plan)
+    if not is_grouped.any():
         return extents
-    is_grouped = np.array([source.grouping is not None for source in plan.sources])
     of_next = np.full(len(extents.end), _END)
     keys = _uses_of_files(extents.file, extents.use)
     goes_on = keys[1:] == keys[:-1]

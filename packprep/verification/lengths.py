@@ -19,10 +19,9 @@ from packprep.building.planning import changed_keys
 from packprep.building.processes import Do, Report, in_processes, one_by_one
 from packprep.building.removal import REMOVED
 from packprep.building.work import OTHER_LENGTH
-from packprep.dataset.boundaries import owners
 from packprep.dataset.manifest import Manifest, read_manifest
 from packprep.dataset.mixture import mixture_of
-from packprep.dataset.segments import Arrays, header_columns
+from packprep.dataset.segments import Arrays, header_columns, records_of
 from packprep.dataset.shard import shard_in
 from packprep.errors import DatasetError
 from packprep.format.json_files import (
@@ -305,9 +304,9 @@ def _of_records(arrays: Arrays, header: Mapping[str, np.ndarray]) -> Iterator[np
 
     Nothing is yielded if no source has group_by.
     """
-    if "record_offsets" in arrays:
-        owner = owners(np.diff(arrays["record_offsets"]))
-        yield np.stack((header["file"][owner], header["repeat"][owner], arrays["record_position"]))
+    if (records := records_of(arrays)) is not None:
+        owner = records.owner
+        yield np.stack((header["file"][owner], header["repeat"][owner], records.position))
 
 
 def _check_pieces(

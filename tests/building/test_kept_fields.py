@@ -22,7 +22,7 @@ from packprep.documents.store import _Columns, fields_of_parts, open_arrays
 from packprep.errors import RecipeError, SourceError
 from packprep.format.json_files import shard_name
 from packprep.removing import remove_documents
-from packprep.sources.passes import Records
+from packprep.sources.passes import FieldColumns
 from tests import made
 from tests.sources.test_passes import FILES, UL2R, contents, records, sources, write
 from tests.verification.damage import faults_of
@@ -155,7 +155,7 @@ def test_each_type_is_kept_as_an_expression_reads_it():
     notes, names = FieldNotes(TABLE.column_names), TABLE.column_names
     columns = dict(zip(names, TABLE.combine_chunks().columns, strict=True))
     columns = {name: column.combine_chunks() for name, column in columns.items()}
-    notes.add(5, [Records(np.array([0, 2, 4]), columns)])  # Documents 1 and 3 are unreadable.
+    notes.add(5, [FieldColumns(np.array([0, 2, 4]), columns)])  # Documents 1 and 3 are unreadable.
     kept = notes.at(np.arange(5))
     assert kept.texts == [b"a", b"b"] and kept.kinds.max() == len(TYPES)
     shard = _Columns()

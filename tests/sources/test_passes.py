@@ -24,7 +24,7 @@ from packprep.recipe import Source, read_recipe
 from packprep.removing import remove_documents
 from packprep.restoring import restored_documents
 from packprep.sources.formats import parquet
-from packprep.sources.passes import ByFields, Passes, Records
+from packprep.sources.passes import ByFields, FieldColumns, Passes
 from tests import made
 from tests.twin.check import verify_with_twin
 from tests.verification.damage import edit_manifest, edit_plan, edit_receipt, faults_of, sign
@@ -404,7 +404,7 @@ def test_files_without_fields_are_refused(tmp_path):
 
 def of_rows(**columns):
     arrays = {name: pa.array(values) for name, values in columns.items()}
-    return lambda names: [Records(np.arange(len(next(iter(arrays.values())))), arrays)]
+    return lambda names: [FieldColumns(np.arange(len(next(iter(arrays.values())))), arrays)]
 
 
 def test_numbers_are_limited_and_null_is_no_pass():

@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from packprep.audit.rows import IGNORED, NEXT, SAME, PackedData, PackedRows
+from packprep.dataset.boundaries import offsets_of
 from packprep.errors import SourceError
 
 IDS = ("input_ids", "tokens")
@@ -71,6 +72,41 @@ class StoredRows(NamedTuple):
     def row_of(self, token: int) -> int:
         """Return the number in the file of the row that contains a token."""
         return self.first + int(np.searchsorted(self.offsets, token, "right")) - 1
+
+
+def stored_rows(
+    path: Path, first: int, columns: Mapping[str, tuple[np.ndarray, np.ndarray]], ids: str
+) -> StoredRows:
+    """Return consecutive rows of a file.
+
+    Args:
+        path: The file.
+        first: Number of the first row in the file.
+        columns: Name in COLUMNS → (values of all rows, int64[rows] number of values of each row).
+        ids: Name of the column of token ids.
+
+    Raises:
+        SourceError: If a column has another number of entries than a row has tokens.
+    """
+    lengths = columns[ids][1]
+    values, lists = {}, {}
+    for name, (joined, own) in columns.items():
+        if name in PER_DOCUMENT:
+            lists[name] = joined, offsets_of(own)
+            continue
+        if (own != lengths).any():
+            row = int(np.argmax(own != lengths))
+            raise SourceError(
+                f"{path}: row {first + row}: {name} has {own[row]} entries for {lengths[row]}"
+                " tokens\nhint: write the dataset again"
+            )
+        values[name] = joined
+    return StoredRows(path, first, offsets_of(lengths), values, lists)
+
+
+def joined_values(of_rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the values of all rows, and int64[rows], the number of values of each row."""
+    return np.concatenate(of_rows), np.array([len(values) for values in of_rows], np.int64)
 
 
 class Form(NamedTuple):

@@ -22,9 +22,15 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 import zstandard
 
-from packprep.audit.readers.columns import COLUMNS, IDS, PER_DOCUMENT, StoredRows, packed_data
+from packprep.audit.readers.columns import (
+    COLUMNS,
+    IDS,
+    StoredRows,
+    joined_values,
+    packed_data,
+    stored_rows,
+)
 from packprep.audit.rows import Choices, PackedData
-from packprep.dataset.boundaries import offsets_of
 from packprep.errors import SourceError
 
 INDEX = "index.json"
@@ -289,19 +295,5 @@ def _value(encoding: Encoding, data: bytes) -> np.ndarray:
 def _stored(
     reader: _Reader, path: Path, first: int, found: dict[str, list[np.ndarray]]
 ) -> StoredRows:
-    lengths = np.array([len(value) for value in found[reader.ids]], np.int64)
-    values, lists = {}, {}
-    for name, of_rows in found.items():
-        own = np.array([len(value) for value in of_rows], np.int64)
-        joined = np.concatenate(of_rows)
-        if name in PER_DOCUMENT:
-            lists[name] = joined, offsets_of(own)
-            continue
-        if (own != lengths).any():
-            row = int(np.argmax(own != lengths))
-            raise SourceError(
-                f"{path}: row {first + row}: {name} has {own[row]} entries for {lengths[row]}"
-                " tokens\nhint: write the dataset again"
-            )
-        values[name] = joined
-    return StoredRows(path, first, offsets_of(lengths), values, lists)
+    columns = {name: joined_values(of_rows) for name, of_rows in found.items()}
+    return stored_rows(path, first, columns, reader.ids)

@@ -9,20 +9,19 @@ operations that such rows need, and reads one row after another. The operations 
 protocols 2 to 5 in Python's `pickletools`.
 """
 
-import ast
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
-from packprep.audit.readers.columns import PER_DOCUMENT, StoredRows, packed_data
+from packprep.audit.readers.columns import StoredRows, joined_values, packed_data, stored_rows
 from packprep.audit.rows import Choices, PackedData
-from packprep.dataset.boundaries import offsets_of
 from packprep.errors import SourceError
 from packprep.kernel import kernel, read_only
+from packprep.sources.formats.token_stream import numpy_header
 
-_MAGIC = b"\x93NUMPY"
+_BEGIN = 1024  # bytes that contain the header of a .npy file
 _NAMES = ("input_ids", "loss_mask", "seq_start_id")
 _READ_BYTES = 1 << 20
 _LONGEST = 16  # bytes of the longest operation without a text
@@ -89,25 +88,14 @@ def numbers_at(data, at, decoded):
     return at, count, floats
 
 
-def _header(file: BinaryIO) -> dict[str, Any]:
-    """Return the header of a .npy file."""
-    if file.read(6) != _MAGIC:
-        raise ValueError("it is not a .npy file")
-    major = file.read(2)[0]
-    size = int.from_bytes(file.read(2 if major == 1 else 4), "little")
-    header = ast.literal_eval(file.read(min(size, 1 << 16)).decode("latin-1"))
-    if not isinstance(header, dict):
-        raise ValueError("its header is not a dict")
-    return header
-
-
 def recognizes(path: Path) -> bool:
     """Return whether a path is a .npy file of Python objects."""
     try:
         with path.open("rb") as file:
-            return "O" in str(_header(file)["descr"])
-    except (OSError, ValueError, KeyError, IndexError, SyntaxError):
+            _, dtype, _ = numpy_header(str(path), file.read(_BEGIN))
+    except (OSError, SourceError):
         return False
+    return dtype.hasobject
 
 
 def open_rows(path: Path, choices: Choices) -> PackedData:
@@ -132,22 +120,8 @@ def open_rows(path: Path, choices: Choices) -> PackedData:
 
 
 def _stored(path: Path, first: int, rows: list[dict[str, np.ndarray]]) -> StoredRows:
-    lengths = np.array([len(row["input_ids"]) for row in rows], np.int64)
-    values, lists = {}, {}
-    for name in _NAMES:
-        own = np.array([len(row[name]) for row in rows], np.int64)
-        joined = np.concatenate([row[name] for row in rows])
-        if name in PER_DOCUMENT:
-            lists[name] = joined, offsets_of(own)
-        elif (own != lengths).any():
-            row = int(np.argmax(own != lengths))
-            raise SourceError(
-                f"{path}: row {first + row}: {name} has {own[row]} entries for {lengths[row]}"
-                " tokens\nhint: pack the dataset again"
-            )
-        else:
-            values[name] = joined
-    return StoredRows(path, first, offsets_of(lengths), values, lists)
+    columns = {name: joined_values([row[name] for row in rows]) for name in _NAMES}
+    return stored_rows(path, first, columns, "input_ids")
 
 
 def _rows(path: Path) -> Iterator[dict[str, np.ndarray]]:
@@ -157,7 +131,8 @@ def _rows(path: Path) -> Iterator[dict[str, np.ndarray]]:
         SourceError: If the file has other objects than rows, or ends too early.
     """
     with path.open("rb") as file:
-        _header(file)
+        _, _, begin = numpy_header(str(path), file.read(_BEGIN))
+        file.seek(begin)
         operations = _Operations(file)
         number = 0
         try:

@@ -17,6 +17,7 @@ from packprep.audit.readers.columns import (
     PER_DOCUMENT,
     StoredRows,
     packed_data,
+    stored_rows,
 )
 from packprep.audit.rows import Choices, PackedData
 from packprep.dataset.boundaries import offsets_of
@@ -154,24 +155,11 @@ def _check_schema(file: Path, schema: pa.Schema, kinds: Mapping[str, pa.DataType
 
 
 def _stored(file: Path, first: int, columns: Mapping[str, pa.Array]) -> StoredRows:
-    lengths = list_lengths(next(iter(columns.values())))
-    offsets = offsets_of(lengths)
-    values, lists = {}, {}
+    values = {}
     for name, column in columns.items():
         _check_nulls(file, first, name, column)
-        own = list_lengths(column)
-        flat = column.flatten().to_numpy(zero_copy_only=False)
-        if name in PER_DOCUMENT:
-            lists[name] = flat, offsets_of(own)
-            continue
-        if (own != lengths).any():
-            row = int(np.argmax(own != lengths))
-            raise SourceError(
-                f"{file}: row {first + row}: {name} has {own[row]} entries for {lengths[row]}"
-                " tokens\nhint: write the dataset again"
-            )
-        values[name] = flat
-    return StoredRows(file, first, offsets, values, lists)
+        values[name] = column.flatten().to_numpy(zero_copy_only=False), list_lengths(column)
+    return stored_rows(file, first, values, next(iter(columns)))
 
 
 def _check_nulls(file: Path, first: int, name: str, column: pa.Array) -> None:
@@ -180,7 +168,6 @@ def _check_nulls(file: Path, first: int, name: str, column: pa.Array) -> None:
     Raises:
         SourceError: If one is.
     """
-    is_null = column.is_null()
     if column.null_count == 0:
         inner = column.flatten()
         if inner.null_count == 0:
@@ -188,7 +175,7 @@ def _check_nulls(file: Path, first: int, name: str, column: pa.Array) -> None:
         value = int(np.argmax(inner.is_null().to_numpy(zero_copy_only=False)))
         row = int(np.searchsorted(offsets_of(list_lengths(column)), value, "right")) - 1
     else:
-        row = int(np.argmax(is_null.to_numpy(zero_copy_only=False)))
+        row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
     raise SourceError(
         f"{file}: row {first + row}: {name} is null or contains a null\n"
         "hint: write the dataset again without nulls"

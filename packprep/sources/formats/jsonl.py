@@ -51,7 +51,7 @@ from packprep.sources.formats.batch import (
 )
 from packprep.sources.formats.compressed import AT_ONCE_BYTES, Block, Cursor, Decoders
 from packprep.sources.formats.fields import Fields, field_at, group_value, refused
-from packprep.sources.passes import Records
+from packprep.sources.passes import FieldColumns
 
 # The nesting limit of decoders depends on the version of Python and on the caller's stack depth. A
 # separate, much lower limit gives each line the same result everywhere.
@@ -464,7 +464,7 @@ def read(
     yield from batch.take()
 
 
-def fields_of(lines: Lines, names: Sequence[str]) -> list[Records]:
+def fields_of(lines: Lines, names: Sequence[str]) -> list[FieldColumns]:
     """Return the values of some fields of the lines, as `read_line_fields` does."""
     # line_fields imports this module, and loads pyarrow, which most line files do not need.
     from packprep.sources.formats.line_fields import read_line_fields

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from packprep.sources.formats.fields import field_at
 from packprep.sources.formats.jsonl import MIN_NESTED_BYTES, Lines, nested_too_deep, parse_object
-from packprep.sources.passes import Records
+from packprep.sources.passes import FieldColumns
 
 _TYPES = {
     type(None): pa.null(),
@@ -27,10 +27,10 @@ _TYPES = {
 }
 
 
-def read_line_fields(lines: Lines, names: Sequence[str]) -> list[Records]:
+def read_line_fields(lines: Lines, names: Sequence[str]) -> list[FieldColumns]:
     """Return the values of some fields of JSON lines.
 
-    A missing field is null. Invalid and too large lines are in no `Records`.
+    A missing field is null. Invalid and too large lines are in no `FieldColumns`.
 
     Args:
         lines: The lines.
@@ -48,7 +48,7 @@ def read_line_fields(lines: Lines, names: Sequence[str]) -> list[Records]:
     found = []
     for types, (rows, of_rows) in by_types.items():
         columns = map(_column, types, zip(*of_rows, strict=True))
-        found.append(Records(np.array(rows, np.int64), dict(zip(names, columns, strict=True))))
+        found.append(FieldColumns(np.array(rows, np.int64), dict(zip(names, columns, strict=True))))
     return found
 
 

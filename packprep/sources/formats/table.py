@@ -60,7 +60,7 @@ from packprep.sources.formats.token_rows import (
     not_as_long,
     row_weights,
 )
-from packprep.sources.passes import ReadFields, Records
+from packprep.sources.passes import FieldColumns, ReadFields
 
 SLICE_ROWS = 1 << 14  # rows processed at once
 REPEATED_BYTES = 128 << 20  # maximum text bytes processed at once, after a dictionary is expanded
@@ -176,9 +176,7 @@ def find_group_columns(
                 f"{path}: {count or 'no'} columns named {key!r}; the columns are {names}\n"
                 f"hint: set {name} to a column that occurs once"
             )
-        kind = schema.field(place.number).type
-        for inner in place.inside:
-            kind = kind.field(inner).type
+        kind = place.type_in(schema)
         if pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType):
             raise SourceError(
                 f"{path}: the column {key!r} holds {kind}, but {name} takes texts, numbers, true"
@@ -588,9 +586,9 @@ def find_field_columns(path: str, schema: pa.Schema, keep: Keep | None) -> dict[
 def rows_of(columns: Mapping[str, pa.Array], begin: int, count: int) -> ReadFields:
     """Return a function that returns the fields of `count` rows, as the argument of `kept`."""
 
-    def read(names: Sequence[str]) -> list[Records]:
+    def read(names: Sequence[str]) -> list[FieldColumns]:
         values = {name: columns[name].slice(begin, count) for name in names}
-        return [Records(np.arange(len(next(iter(values.values())))), values)]
+        return [FieldColumns(np.arange(len(next(iter(values.values())))), values)]
 
     return read
 
