@@ -167,11 +167,19 @@ def test_no_byte_depends_on_the_constants_that_only_tune(tmp_path, monkeypatch):
 
     as_it_is = digests()
     own = [module for name, module in sys.modules.items() if name.startswith("packprep.")]
+    lines = [
+        line
+        for path in (ROOT / "packprep").rglob("*.py")
+        for line in path.read_text("utf-8").splitlines()
+    ]
     for file, names in mutants.tuning().items():
         module = import_module(mutants.module_of(file))
         for name in names:
             value = getattr(module, name)
-            for holder in [module] if name.startswith("_") else own:
+            private = name.startswith("_")
+            # A module that imports a public constant holds it too, so its name must be unique.
+            assert private or sum(line.startswith(f"{name} = ") for line in lines) == 1, name
+            for holder in [module] if private else own:
                 if hasattr(holder, name):
                     assert getattr(holder, name) == value
                     monkeypatch.setattr(holder, name, 3)

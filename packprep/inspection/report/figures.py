@@ -27,7 +27,7 @@ from packprep.dataset.shard import Shard
 from packprep.objectives.objective import Task
 from packprep.restoring import restore, slots_of_tokens, stored_segments
 
-CHUNK_SLOTS = 1 << 22
+_SLOTS_AT_ONCE = 1 << 22
 """Number of slots that are processed at a time."""
 LEVEL_BINS = 20
 LENGTHS = np.unique(np.rint(2.0 ** (np.arange(64) / 2)).astype(np.int64))
@@ -135,7 +135,7 @@ class Figures:
         filled = np.bincount(found.row, found.slots, shard.rows) / length
         self.fill += np.bincount(np.searchsorted(FILLS, filled, "right") - 1, minlength=len(FILLS))
         rows = min(shard.rows, max(most_slots // length, 1))
-        step = max(CHUNK_SLOTS // length, 1)
+        step = max(_SLOTS_AT_ONCE // length, 1)
         self.slot_rows += rows
         stored = stored_segments(self.plan, arrays)
         for first in range(0, rows, step):

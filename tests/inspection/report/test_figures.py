@@ -29,7 +29,7 @@ def counted(request, mixed):
     manifest = read_manifest(mixed)
     figures = Figures(manifest, open_plan(mixed))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "CHUNK_SLOTS", request.param)
+        patch.setattr(module, "_SLOTS_AT_ONCE", request.param)
         for b in range(len(manifest["shards"])):
             figures.add(shard_of(mixed / shard_name(b), manifest, b), 1 << 30)
     return figures, open_dataset(mixed)
