@@ -118,6 +118,7 @@ def array_position(
         RecipeError: If the flags or variables are incomplete or contradict each other, or if a
             launcher started several processes.
     """
+    # Both flags together override the variables, so that they can correct a wrong environment.
     if index is not None and count is not None:
         if index >= count:
             raise RecipeError(
@@ -186,6 +187,8 @@ def _task_of(scheduler: Scheduler, environment: Mapping[str, str]) -> _Task | No
     others = [scheduler.last, scheduler.count, scheduler.step]
     names = [name for name in dict.fromkeys([*needed, *others]) if name]
     given = {name: environment[name] for name in names if name in environment}
+    # A variable with the last number shows an array too. Its missing index is then an error, not a
+    # whole build.
     in_array = given[number] != scheduler.outside if number in given else scheduler.last in given
     if not in_array:
         return None
@@ -197,6 +200,7 @@ def _task_of(scheduler: Scheduler, environment: Mapping[str, str]) -> _Task | No
             f"in {scheduler.name}, but {', '.join(wrong)} is missing or not a number\n"
             f"hint: {_BOTH_FLAGS}"
         )
+    # Compute the number of tasks. Other tasks of the array divide the shards by the same number.
     numbers = {name: int(value) for name, value in given.items()}
     low = first if isinstance(first, int) else numbers[first]
     step = numbers.get(scheduler.step) or 1
@@ -208,6 +212,7 @@ def _task_of(scheduler: Scheduler, environment: Mapping[str, str]) -> _Task | No
                 f" incomplete\nhint: {_BOTH_FLAGS}"
             )
         count = (last - low) // step + 1
+    # In steps of 2 from 1, the numbers 1, 3 and 5 have the indices 0, 1 and 2.
     index, rest = divmod(numbers[number] - low, step)
     if rest or index < 0 or (count is not None and index >= count):
         high = "" if count is None else low + (count - 1) * step

@@ -95,11 +95,14 @@ def read_receipt(out: Folder, shard: int) -> tuple[dict[str, Any], bytes] | None
             f"{out.path_of(name)}: {error.strerror}\n"
             "hint: make it readable, and run the same command again"
         ) from None
+    # A file that is not a receipt counts as missing, so that the shard is made again.
     if not isinstance(receipt, dict) or not receipt.keys() >= _RECEIPT_KEYS:
         return None
     if receipt["format"] != FORMAT or receipt["version"] != VERSION or receipt["shard"] != shard:
         return None
     rejects = receipt["rejects"] if isinstance(receipt["rejects"], dict) else {}
+    # A complete receipt with further keys is from a newer version. Making its shard again would not
+    # help.
     for found, known, later in (
         (receipt, _RECEIPT_KEYS, LATER[""]),
         (rejects, REJECTS_KEYS, LATER["rejects"]),
@@ -139,6 +142,7 @@ def done_receipt(
     rejects = receipt["rejects"]
     if not _can_be_gone_on_with(receipt):
         return None
+    # Sizes find files that a power cut shortened. `verify` compares digests.
     sizes = [(shard_name(shard), receipt["bytes"])] + (
         [(rejects_name(shard), rejects["bytes"])] if rejects else []
     )
@@ -187,6 +191,8 @@ def commit_files(
         BuildError: If the shard is done with another receipt, or cannot be written.
     """
     try:
+        # The receipt is complete before any file is written, so it can be compared with a finished
+        # shard's.
         buffers = (store if plan.is_store else shard_format).encode(arrays)
         rows = segments = 0
         if not plan.is_store:
@@ -214,8 +220,10 @@ def commit_files(
                 "digest": digest_of(data),
                 "documents": count,
             }
+        # A finished shard with the same receipt stays as it is.
         if _stands(out, plan, receipt):
             return receipt
+        # The receipt commits the shard, so the files that it names are written first.
         out.write(shard_name(shard), buffers)
         if data:
             out.write(rejects_name(shard), [data])
@@ -298,6 +306,8 @@ def publish(out: Folder, plan: Plan) -> dict[str, Any] | None:
         BuildError: If every document of a source is rejected, too many documents are bad, no rows
             were made, a receipt is damaged, or the output has a different manifest.
     """
+    # Collect the receipts, which have all that the manifest lists. One missing shard ends the
+    # publication.
     entries, ledgers = [], []
     sources, tasks = [s.name for s in plan.sources], [t.name for t in plan.tasks]
     for b, found in enumerate(
@@ -316,6 +326,7 @@ def publish(out: Folder, plan: Plan) -> dict[str, Any] | None:
         ledgers.append(receipt["ledger"])
     total = add_ledgers(ledgers)
     check(total, str(out), is_total=True)
+    # A published dataset keeps its limit, so that publishing again gives the same bytes.
     plan.max_bad_fraction = _limit_of_published(out, plan)
     _refuse_unused_sources(out, plan, total)
     _refuse_too_many_bad(out, plan, total)
@@ -453,6 +464,7 @@ def _refuse_unused_sources(out: Folder, plan: Plan, total: Ledger) -> None:
             )
         if not documents["read"] or documents["used"] or {OTHER_LENGTH, REMOVED} & reasons.keys():
             continue
+        # Show a document with the most frequent reason, because it explains most of the rejects.
         most = max(sorted(reasons), key=reasons.__getitem__)
         record = _first_reject(out, plan, source.name, most)
         path, begin = "", b""
@@ -461,6 +473,7 @@ def _refuse_unused_sources(out: Folder, plan: Plan, total: Ledger) -> None:
             path = source.path(i)
             with contextlib.suppress(PackprepError):
                 begin, _ = begin_of(path, int(source.files.sizes[i]), source.formats[i][1])
+        # Special tokens in messages need other advice than those in plain text.
         quoted = (
             most == "special_text"
             and record is not None

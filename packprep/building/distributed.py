@@ -169,6 +169,7 @@ def status_of(
     out = folder_at(out)
     found = stored_plan_and_digest(out)
     jobs = build_jobs(str(out))
+    # A waiting job, or the build of another row length, may still write the plan.
     if found is None and (jobs or is_one_of_several):
         return {
             "out": str(out),
@@ -195,6 +196,7 @@ def status_of(
         "missing": missing,
         "published": not missing and out.exists(MANIFEST_NAME),
     }
+    # Only a finished build can be refused, and this check reads all receipts.
     if not missing and not result["published"] and (fault := _refused(out, plan, digest)):
         result["refused"] = fault
     if array_count is not None:

@@ -337,6 +337,7 @@ def _of_store(plan: Mapping[str, Any], recipe: Recipe) -> dict[str, Any] | None:
     """
     if any(source.where is not None or isinstance(source.repeat, str) for source in recipe.sources):
         return None
+    # The plan counts tokens of all passes, but a store has each document once.
     uses = [
         s["repeat"] * (one.sample[1] - one.sample[0])
         for s, one in zip(plan["sources"], recipe.sources, strict=True)
@@ -404,6 +405,7 @@ def outlook(figures: Mapping[str, Any], missing: int, workers: int) -> dict[str,
     )
     workers = max(1, min(workers, missing))
     compile_s = 0 if is_kept("packprep.building.render.*") else compiling.seconds
+    # Shards are not divided. With 3 shards and 2 workers, one worker makes 2.
     shard_s = sum(core_seconds) / figures["shards"]
     shard_s += output_bytes / ROWS_MB_S / 1e6 / max(missing, 1)
     return {
@@ -426,6 +428,8 @@ def outlook(figures: Mapping[str, Any], missing: int, workers: int) -> dict[str,
 def _packed(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates]) -> Packed:
     """Cut and pack made-up documents, and scale the totals to the whole corpus."""
     shards = plan["shards"]
+    # Estimate the number of segments. A large corpus is packed in part, and a small one several
+    # times.
     chunk_tokens = min(inner_capacity(inputs.recipe, task, 1) for task in inputs.tasks)
     segments = _total(plan, "documents") + _total(plan, "tokens") // chunk_tokens + 1
     shards_per_run = min(shards, MOST_SHARDS, max(1, shards * MOST // segments))
@@ -447,12 +451,14 @@ def _made_up(
     The documents have lengths, but no token ids.
     """
     columns = []
+    # Each run makes the documents again in another order, as if the corpus were larger.
     for run in range(excerpt.runs):
         for s, (sample, source) in enumerate(zip(samples, plan["sources"], strict=True)):
             key = text_key(recipe.seed, "forecast", s, run)
             lengths, shard = _drawn(sample, source, excerpt, run, key)
             columns.append((lengths, shard, np.full(len(lengths), s)))
     lengths, shard, source = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+    # A build rejects documents below min_tokens, so they take no part in packing.
     used = np.flatnonzero(lengths >= max(1, recipe.documents.min_tokens))
     used = used[np.argsort(shard[used], kind="stable")]
     lengths, source = lengths[used], source[used]
@@ -494,9 +500,13 @@ def _drawn(
     below = np.cumsum(sample.length_weights[order])
     if not len(order) or not tokens:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    # Take the quantiles at the middle of `count` equal parts, then scale them to the planned
+    # tokens.
     ranks = np.searchsorted(below, (np.arange(count) + 0.5) * (below[-1] / count), side="right")
     lengths = sample.lengths[order[np.minimum(ranks, len(order) - 1)]].astype(np.float64)
     lengths *= tokens / max(lengths.sum(), 1.0)
+    # Shuffle, so that each shard has documents of all lengths. A document is in the shard where it
+    # starts.
     shuffled = np.rint(lengths).astype(np.int64)[permute(np.arange(count), count, key)]
     ends = np.cumsum(shuffled)
     shard = (ends - shuffled) * excerpt.shards // max(int(ends[-1]), 1)
@@ -623,6 +633,7 @@ def _emptiness(packed: Packed, recipe: Recipe) -> list[str]:
     if packed.without_last is None or packed.without_last >= FULL:
         return []
     packing = recipe.packing
+    # Name the padding inside segments if it exceeds the padding at the ends of rows.
     if packed.slots - packed.content > packed.rows * recipe.seq_length - packed.slots:
         why = (
             f"packing.pad_seq_to_mult = {packing.pad_seq_to_mult} pads segments. Set it no higher"

@@ -93,6 +93,7 @@ def shard_ledger(
     # history.
     lengths = np.diff(documents.offsets)
     truncated = history = np.zeros(len(lengths), np.int64)
+    # With "truncate", tokens are truncated if no segment has them and no other count includes them.
     if recipe.documents.long == "truncate":
         in_segments = np.bincount(segments.document, segments.tokens, len(lengths))
         left_over = lengths - in_segments.astype(np.int64) - lost.untrained - lost.elsewhere
@@ -105,6 +106,8 @@ def shard_ledger(
     for s, name in enumerate(names):
         in_source, was_read = segments.source == s, documents.source == s
         dropped = dict(documents.dropped_tokens[name])
+        # Documents that reading dropped are not in `documents`, so their tokens are added to those
+        # read.
         before_tokenization = dropped.keys() - set(AFTER_TOKENIZATION)
         used = int(segments.tokens[in_source].sum())
         total = int(padded[in_source].sum())
@@ -128,6 +131,7 @@ def shard_ledger(
                 **_sums(of_segments, in_source),
             },
         }
+    # Padding inside segments belongs to a source. Padding at the end of rows belongs to none.
     rows = int(segments.row[-1]) + 1 if len(segments) else 0
     of_rows = {
         "sources": sources,
@@ -226,6 +230,8 @@ def added_slots(tasks: Sequence[Task], segments: Segments) -> dict[str, np.ndarr
     """
     task, by_task = segments.task, TaskTable.of(tasks)
     mode = by_task.mode[task]
+    # Count one copy of each segment. What remains of a body without its tokens was added by the
+    # objective.
     once = segments.slots // by_task.copies[task]
     ends = segments.eos + by_task.input_eos[task]
     body = once - segments.bos - ends - mode - segments.fill
@@ -335,6 +341,7 @@ def imbalances(ledger: Ledger, is_total: bool = False) -> list[str]:
             (f"{name}: slots = used + added + padding", slots["total"], filled),
             (f"{name}: tokens used = tokens in slots", tokens["used"], slots["used"]),
         ]
+        # A shard reads only some passes of a document, so this equation holds only for the sum.
         if is_total and PASSES in documents:
             in_passes = sum(int(k) * count for k, count in documents[PASSES].items())
             pairs.append((f"{name}: documents read = Σ passes", documents["read"], in_passes))
@@ -358,6 +365,7 @@ def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
         PlanError: If a newer version wrote a count that this version does not know.
     """
     reasons = ("documents", "rejected"), ("tokens", "dropped"), ("documents", PASSES)
+    # The form has the keys that each ledger must have. Later versions added the other keys.
     source = {
         "documents": {"read": 0, "used": 0, "rejected": {}},
         "tokens": {"read": 0, "used": 0, "truncated": 0, "dropped": {}},
@@ -379,6 +387,7 @@ def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
             path[-2:] not in reasons and not form.keys() <= part.keys()
         ):
             return False
+        # Which later keys are allowed depends on the part of the ledger.
         later = {
             "tasks": (ANSWERS,),
             "": (ENCODER,),
@@ -387,11 +396,13 @@ def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
             "tokens": (APART, HISTORY),
             "documents": (FILTERED, PASSES, JOINED, GROUP_CUTS, UNGROUPED),
         }.get(path[0] if path[:1] == ("tasks",) else path[-1] if path else "", ())
+        # An unknown count comes from a newer version. An unknown source or task is another build's.
         unknown = set() if path[-2:] in reasons else part.keys() - form.keys() - set(later)
         if unknown and path not in (("sources",), ("tasks",)):
             raise PlanError(f"ledger: {newer_version('.'.join((*path, min(unknown))))}")
         if unknown:
             return False
+        # Reasons, passes and later counts are not in the form. Of these, only passes are a dict.
         forms = {PASSES: {}, **form}
         return all(fits(part[key], forms.get(key, 0), (*path, key)) for key in part)
 

@@ -114,6 +114,7 @@ def shared_work(
     # Shards of all lengths start together at each multiple of 1 / in_step.
     if in_step >= parts:
         parts = in_step
+    # Plans of different versions may read differently. Each of their shards is then an item.
     are_alike = read_alike(plans)
     items: dict[tuple[int, int], list[ShardToMake]] = {}
     for output, (plan, numbers) in enumerate(zip(plans, missing, strict=True)):
@@ -147,6 +148,7 @@ def read_shards(
         clock: As in `make_shard`.
     """
     first, _ = shards[0]
+    # A document may skip the search for message boundaries only if no row length cuts it.
     uncut = min(uncut_tokens(plan.recipe, plan.cut_limits) for plan, _ in shards)
     reader = replace(text_reader(first, decoders, clock), uncut_tokens=uncut)
     builders = {i: documents_builder(plan, most_bytes(plan)) for i, (plan, _) in enumerate(shards)}
@@ -158,6 +160,7 @@ def read_shards(
         needed = [readers for _, readers in common]
         parts = with_keeps(zip(repeat(source), (part for part, _ in common)))
         waiting.append((zip(parts, needed, strict=True), Counter(chain(*needed))))
+    # Read the work ranges that shard i still needs. They may also fill builders of later shards.
     for i in range(len(shards)):
         for parts_of_source, unread in waiting:
             while unread[i]:

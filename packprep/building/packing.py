@@ -33,6 +33,7 @@ in the stack. `assign` explains runs.
 @kernel(inline=True)
 def _highest(bits, most):
     """Return the highest member ≤ `most` of a bit set (uint64[…]); 0 without such a member."""
+    # Clear the bits above `most` in its block of 64 bits.
     block = most >> 6
     word = bits[block] & (~np.uint64(0) >> np.uint64(63 - (most & 63)))
     while word == np.uint64(0):
@@ -175,11 +176,14 @@ def _fill_rows(placements, counts, lengths, places, row, offset):
         row: int64[n]: receives the rows.
         offset: int64[n]: receives the offsets.
     """
+    # The places of one length are consecutive, with the longest length first.
     place = np.int64(0)
     next_place = np.empty(counts.shape[0], np.int64)  # index of the next place of each length
     for n in range(counts.shape[0] - 1, -1, -1):
         next_place[n] = place
         place += counts[n]
+    # Placements are in the same order. `length` therefore follows from the number of places
+    # written.
     place, end, length = np.int64(0), np.int64(0), np.int64(counts.shape[0])
     for p in range(placements.shape[0]):
         while place == end:
@@ -187,12 +191,14 @@ def _fill_rows(placements, counts, lengths, places, row, offset):
             end += counts[length]
         r, step, rows, each, fill = placements[p]
         for _ in range(rows):
+            # The offset is in the low bits, so adding `length` moves only the offset.
             row_and_offset = np.uint64(r << 32 | fill)
             for _ in range(each):
                 places[place] = row_and_offset
                 row_and_offset += np.uint64(length)
                 place += 1
             r += step
+    # Segments of equal length read consecutive places, in the given order.
     for i in range(lengths.shape[0]):
         place = next_place[lengths[i]]
         next_place[lengths[i]] = place + 1
@@ -206,6 +212,8 @@ def _first_fit(lengths, capacity, max_segments, row, offset):
 
     A tournament tree finds the first row with enough free slots in O(log rows).
     """
+    # Leaf `leaves + r` has the free slots of row r, or 0 for r ≥ n. A parent has the maximum of its
+    # children.
     n = lengths.shape[0]
     leaves = np.int64(1)
     while leaves < n:
@@ -217,6 +225,8 @@ def _first_fit(lengths, capacity, max_segments, row, offset):
         room[parent] = max(room[2 * parent], room[2 * parent + 1])
     fill = np.zeros(n, np.int64)
     for i in range(n):
+        # Descend to the leftmost leaf that fits. It exists, because i segments use at most i of the
+        # n rows.
         node = np.int64(1)
         while node < leaves:
             node = 2 * node if room[2 * node] >= lengths[i] else 2 * node + 1
@@ -224,6 +234,8 @@ def _first_fit(lengths, capacity, max_segments, row, offset):
         row[i], offset[i] = r, fill[r]
         fill[r] += lengths[i]
         segments[r] += 1
+        # No length fits into −1 free slots, so this closes a row that has its maximum number of
+        # segments.
         room[node] = -1 if max_segments > 0 and segments[r] >= max_segments else capacity - fill[r]
         node //= 2
         while node > 0:
@@ -267,10 +279,12 @@ def _smallest_other_parts(remaining, room):
     takes in the other sequence. If there are no such segments, the leaf has the value `leaves`,
     which is more than the slots of a row.
     """
+    # `leaves` exceeds every part, so it can mark an empty list.
     leaves = np.int64(1)
     while leaves <= max(room[0], room[1]):
         leaves *= 2
     least = np.full((2, 2 * leaves), leaves, np.int64)
+    # Each list is sorted by the other part, so its first segment has the smallest.
     for side in range(2):
         for v in range(room[side] + 1):
             first = remaining.head[side, v]
@@ -361,6 +375,8 @@ def _pack_sides(order, remaining, room, spare, max_segments, row):
         for side in range(2):
             v = parts[side, segment]
             free[side] -= v
+            # Inside a list, the placed segment stays until it reaches the head. The tree does not
+            # change.
             if listed[side, head[side, v]] != segment:
                 continue
             while head[side, v] < end[side, v] and placed[listed[side, head[side, v]]]:
@@ -401,6 +417,8 @@ def pack_sides(
     listed = np.stack((np.lexsort((targets, inputs)), np.lexsort((inputs, targets))))
     counts = np.stack([np.bincount(part, minlength=int(room.max()) + 1) for part in parts])
     end = np.cumsum(counts, axis=1)
+    # With 8 slots in each sequence, 80 input slots and 40 target slots, 4 target slots per row stay
+    # empty.
     needed, spare = parts.sum(axis=1).tolist(), np.zeros(2, np.int64)
     tighter = 0 if needed[0] * sides[1] >= needed[1] * sides[0] else 1
     other = 1 - tighter
@@ -499,15 +517,20 @@ def placement(
         draws = np.empty(m, np.uint64)
         bits64_of_keys(key, SEGMENT_ORDER, draws)
         order = np.lexsort((draws, row))  # The sort is stable, so equal draws keep their order.
+    # Row r as packed has the segments order[begin[r] : begin[r + 1]].
     begin = np.searchsorted(row[order], np.arange(rows + 1))
     shuffled = np.arange(rows)
+    # A row is ordered by the key of its first segment, so no shared generator is needed.
     if not keep_order:
         row_draws = np.empty(rows, np.uint64)
         bits64_of_keys(key[order[begin[:-1]]], ROW_ORDER, row_draws)
         shuffled = np.argsort(row_draws, kind="stable")
+    # Row k of the result is row shuffled[k] as packed. Its first segment has index final_begin[k].
     counts = np.diff(begin)[shuffled]
     final_begin = np.cumsum(counts) - counts
     final_row = np.repeat(np.arange(rows), counts)
     final = order[np.arange(m) + np.repeat(begin[shuffled] - final_begin, counts)]
+    # `before` counts the slots before each segment, over all rows. Subtracting the row's first
+    # value gives the first slot.
     before = np.cumsum(physical[final]) - physical[final]
     return final, final_row, before - before[final_begin][final_row]

@@ -211,6 +211,7 @@ class Plan:
         Raises:
             PlanError: If the tokenizer, removed.json or the recipe does not match the plan.
         """
+        # All ids depend on the tokenizer, so compare its digest before anything is derived from it.
         digest = digest_of(tokenizer_json)
         if digest != stored["tokenizer"]["digest"]:
             raise PlanError(
@@ -226,6 +227,8 @@ class Plan:
         """Maximum fraction of bad documents for publication. A resumed build may change it."""
         self.vocabulary = _vocabulary_of(stored["vocabulary"], tokenizer_json, digest)
         self.token_dtype = np.dtype(stored["token_dtype"])
+        # Resolve the tasks again with the stored values. The result must equal the stored table
+        # (P22).
         ids, values = ids_of(self.vocabulary), _resolved(stored, self.recipe)
         self.tasks: list[Task] = resolve(self.recipe, ids, self.vocabulary.mode_tokens, values)
         self.by_task = TaskTable.of(self.tasks)
@@ -237,6 +240,7 @@ class Plan:
             )
         self.shards: int = stored["shards"]
         self.seen: Sequence[np.ndarray | None] | None = None
+        # Source files may have moved since the plan was written.
         prefixes = prefixes or [source["prefix"] for source in stored["sources"]]
         self.sources = self._planned_sources(stored, prefixes)
         self.removed = Removed(self.sources, removed, self.removed_digest)
@@ -267,6 +271,7 @@ class Plan:
                 self.is_store, open_store, tuple(self.vocabulary.media),
                 id_stream(source, self.vocabulary),
             )  # fmt: skip
+            # Refuse missing estimates here. The weights of splits and passes read them later.
             for kind in planned_files.kinds:
                 if format_name(*kind) not in planned.ratios:
                     raise PlanError(
@@ -365,6 +370,8 @@ def _opened_store(location: str, manifest_digest: str) -> TokenStore:
             f"{location}: the token store is not finished\n"
             "hint: run the command that makes it again"
         )
+    # Readers trust the manifest's shard digests. It must therefore match its own digest and this
+    # plan.
     path = folder.path_of(MANIFEST_NAME)
     manifest = check_manifest(decode(folder.read(MANIFEST_NAME), path), path)
     own = own_digest(as_stored(manifest, LATER_IN_MANIFEST))
@@ -485,6 +492,7 @@ def stored_plan_and_digest(out: str | os.PathLike | Folder) -> tuple[dict[str, A
         or stored.get("version") != VERSION
     ):
         raise PlanError(f"{path}: not a plan of this packprep\nhint: build into another folder")
+    # Compare the digest before any value, so that damage is reported as damage.
     digest = own_digest(stored)
     if stored.get("digest") != digest:
         raise PlanError(
@@ -570,6 +578,8 @@ def lacks_fields(stored: Mapping[str, Any], index: int) -> bool:
     removed = stored.get("removed")
     if not removed or not by_fields or stored["sources"][index].get("store") is None:
         return False
+    # The oldest entry describes the build. Without entries, the build itself already had
+    # removed.json.
     versions = [entry.get("removed") for entry in removed["replaces"]]
     return [*versions, removed["digest"]][0] is not None
 

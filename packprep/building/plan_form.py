@@ -205,6 +205,7 @@ def check_plan(plan: Mapping[str, Any], where: str) -> PlanForm:
 
 def _wrong_key(plan: Mapping[str, Any], made_with: Any) -> str:
     """Return a message with a remedy if a plan has an unknown or missing key; otherwise ""."""
+    # Name an unknown or missing key before a wrong value, because such a key shows another version.
     parts: list[tuple[str, Any]] = [("", plan)]
     for name in list(_PARTS)[1:]:
         values = plan.get(name)
@@ -238,6 +239,7 @@ def _disagreement(plan: PlanForm) -> str:
         return f"vocabulary: an id is not below vocab_size {vocabulary.vocab_size}"
     if plan.token_dtype == "uint16" and vocabulary.vocab_size > 1 << 16:
         return f"vocab_size {vocabulary.vocab_size} does not fit token_dtype uint16"
+    # Readers find the files of a source by bisection, so files must be in the order of sources.
     for i, file in enumerate(plan.files):
         if file.piece_bytes is not None and len(file.piece_bytes) != file.pieces:
             return f"files[{i}]: piece_bytes does not match its {file.pieces} splits"

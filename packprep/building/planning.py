@@ -199,6 +199,7 @@ def look_up(recipe: Recipe, moved: Mapping[str, str], is_store: bool = False) ->
             raise RecipeError(
                 f"--source {name}=…: the recipe has no source of that name, only {', '.join(names)}"
             )
+    # Files of a token store are the files that it was made from, so both ways give the same splits.
     found = []
     for i, source in enumerate(recipe.sources):
         if source.name in stores:
@@ -208,6 +209,7 @@ def look_up(recipe: Recipe, moved: Mapping[str, str], is_store: bool = False) ->
             found.append(find_files(source, i, recipe.base, moved.get(source.name)))
         kept = stores[source.name].kept_fields(source.name) if source.name in stores else None
         _refuse_without_fields(source, i, found[-1][1], kept)
+    # Empty inputs usually come from an unfinished download, so refuse them before a plan exists.
     if not any(files.sizes.any() for _, files in found):
         first = next(
             (os.path.join(files.root, files.names[0]) for _, files in found if len(files)),
@@ -217,9 +219,11 @@ def look_up(recipe: Recipe, moved: Mapping[str, str], is_store: bool = False) ->
             f"the inputs are empty: no file of the sources has any bytes (first file: {first})\n"
             "hint: fetch the files again, or name others in paths"
         )
+    # The tasks determine which special tokens the vocabulary must have.
     vocabulary = resolve_vocabulary(
         recipe.tokenizer, recipe.base, recipe.specials, Needs(*needs_of(recipe))
     )
+    # A token store's texts were rendered with its own template, so the recipe's must be equal.
     template, documents = None, recipe.documents
     if documents.loss_spans == "use":
         template = find_template(
@@ -339,6 +343,8 @@ def make_plan(
     """
     recipe, vocabulary = inputs.recipe, inputs.vocabulary
     tasks = inputs.tasks
+    # The sample does not depend on the row length, so all row lengths share the first plan's
+    # calibration.
     _check_groups(inputs)
     if not inputs.calibrations:
         _look_at_files(inputs, say)
@@ -381,6 +387,7 @@ def make_plan(
         ],
         "files": [file for files in inputs.files for file in files.as_planned()],
     }
+    # These keys are stored only where they apply. Other plans keep their bytes.
     for entry in plan["sources"]:
         if entry["name"] in inputs.stores:
             entry["store"] = inputs.stores[entry["name"]].digest
@@ -765,6 +772,7 @@ def repeats(recipe: Recipe, once: Sequence[int], tokens_per_byte: Sequence[float
     shares = [source.share for source in recipe.sources]
     if shares[0] is None:
         return [most_passes(source, i) for i, source in enumerate(recipe.sources)]
+    # Compute the tokens of one pass over the sampled documents of each source.
     whole = sum(share for share in shares if share is not None)
     tokens = []
     for source, size, of_byte in zip(recipe.sources, once, tokens_per_byte, strict=True):
@@ -775,6 +783,7 @@ def repeats(recipe: Recipe, once: Sequence[int], tokens_per_byte: Sequence[float
                 f"source {source.name!r} has a share of {source.share}, but no tokens\n"
                 "hint: give it files with text"
             )
+    # Without total_tokens, take the largest total for which no source is read more than once.
     parts = [share / whole for share in shares if share is not None]
     total = recipe.total_tokens or min(t / part for t, part in zip(tokens, parts, strict=True))
     found = [
@@ -852,6 +861,7 @@ def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
     if inputs.recipe.documents.max_bad_fraction != limit:  # This key affects only publication.
         documents = replace(inputs.recipe.documents, max_bad_fraction=limit)
         inputs = replace(inputs, recipe=replace(inputs.recipe, documents=documents))
+    # Equal fingerprints prove equal inputs. The rest only finds words for a difference.
     if plan["fingerprint"] == inputs.fingerprint:
         return []
     found = []
@@ -862,11 +872,14 @@ def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
         )
     if plan["chat_template"] != inputs.chat_template:
         found.append("the chat template changed")
+    # Compare recipes with presets expanded and defaults filled in, so that only real changes are
+    # listed.
     now, planned = (
         json_value(without_places(whole_recipe(r)))
         for r in (normalised(inputs.recipe), plan["recipe"])
     )
     found += changed_keys(now, planned, "{} is {} here and {} in the plan")
+    # Compare the files of both by source and name. A file counts as equal if its size is equal.
     listed: dict[tuple[int, str], int] = {
         (f["source"], f["name"]): f["size"] for f in plan["files"]
     }
@@ -908,6 +921,7 @@ def changed_keys(now: Any, planned: Any, words: str, where: str = "") -> list[st
         return [
             c for k, place in places for c in changed_keys(now.get(k), planned.get(k), words, place)
         ]
+    # Lists of tables with equal length, such as sources, are compared table by table.
     if (
         isinstance(now, list)
         and isinstance(planned, list)

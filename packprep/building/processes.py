@@ -212,6 +212,7 @@ def in_processes(
         BuildError: If a worker is killed or fails.
         Stopped: After SIGTERM, SIGINT or SIGUSR1.
     """
+    # Without workers, the caller keeps its signal handlers, and no process starts.
     if not workers or not items:
         on_start()
         if items:
@@ -221,6 +222,7 @@ def in_processes(
     context, waiting = _context(), deque(items)
     everyone: dict[Connection, _Worker] = {}
     with _signals_noted() as signals, _ended(everyone, clean):
+        # The first item goes out at once, so that workers do not wait for this loop.
         for _ in range(min(workers, len(items))):
             connection, process = _started(context, everyone, setup, arguments)
             everyone[connection] = _Worker(process, deque([waiting.popleft()]))
@@ -245,6 +247,7 @@ def in_processes(
                     report(*value)
                 elif kind == "say":
                     messages.say(*value)
+                # A worker asks for an item while it still writes its last one, so it can have two.
                 elif kind == "next":
                     item = waiting.popleft() if waiting else None
                     _tell(pipe, item)
@@ -262,6 +265,8 @@ def in_processes(
                         "hint: report it:\n"
                         f"{value}"
                     )
+            # A silent worker may still work, for example on a slow disk. It is reported once, not
+            # ended.
             for worker in at_work.values():
                 if time.monotonic() - worker.heard >= SILENT_S:
                     worker.heard = math.inf

@@ -79,6 +79,7 @@ class Removed:
                 "hint: restore the original file"
             )
         try:
+            # The file is not trusted. One unknown source, file or position refuses the whole file.
             self.documents = decode(data, REMOVED_NAME)["documents"]
             by_name = {source.name: source for source in sources}
             for name, files in self.documents.items():
@@ -141,11 +142,13 @@ def blank(
     blanked = {
         name: np.array(values) if name in blanks else values for name, values in slots.items()
     }
+    # Erase slots where they are. No segment moves, so rows and all random numbers stay.
     for g in np.flatnonzero(removed).tolist():
         first_slot = int(segments.first_slot[g])
         within = slice(first_slot, first_slot + int(segments.slots[g]))
         for name in blanks.keys() & blanked.keys():
             blanked[name][int(segments.row[g]), within] = blanks[name]
+    # Rows with two sequences keep each prefix, because the prefix divides the segment between them.
     has_own_prefix = np.array(
         [
             RULES[task.objective.attention].ahead == "prefix" and not task.keeps_prefix
@@ -187,9 +190,11 @@ def without(
         documents or records, int64[k, 4]. Each row of this array has the source, pass, file and
         position of a document or record.
     """
+    # A document may have several segments, but counts once per pass.
     gone = segments.select(removed)
     passes = np.unique(np.stack((gone.source, gone.repeat, gone.file, gone.doc), axis=1), axis=0)
     records = _with_records(passes, segments, removed)
+    # Subtract what the segments counted while they had tokens: segments, added slots and answers.
     media_slots, eos = segments.media_slots()[removed], _eos(plan, segments, removed)
     trained = None if segments.trained is None else segments.trained.within(removed)
     counted = gone.replace(eos=eos, repeated=gone.eos + gone.repeated - eos, trained=trained)
@@ -200,6 +205,7 @@ def without(
         if not of_source.any():
             continue
         entry = ledger["sources"][name]
+        # All slots of the removed segments become padding of their source, so its total stays.
         tokens, n_slots = gone.tokens[of_source].sum(), gone.slots[of_source].sum()
         documents, n_records = (int((each[:, 0] == s).sum()) for each in (passes, records))
         _lose(entry, documents, int(tokens), int(n_slots), n_records - documents)
@@ -314,12 +320,14 @@ def store_without(
         Three values: the arrays, the ledger, and the documents that this call erased, int64[k, 4].
         Each row has the source, the pass (always 0), the file and the position of a document.
     """
+    # A document belongs to a part, and the part names the file of the document.
     number = owners(np.diff(arrays["part_offsets"]))
     file, position = arrays["part_file"].astype(np.int64)[number], arrays["position"]
     which = plan.removed.at(file, position) & ~before.at(file, position)
     which[arrays["rejected"]] = False
     first = [source.first_file for source in plan.sources]
     source = np.searchsorted(first, file[which], "right") - 1
+    # Replace tokens without moving any, so that cuts, rows and keys of other documents stay.
     lengths, tokens = np.diff(arrays["document_offsets"]), np.array(arrays["tokens"])
     tokens[np.repeat(which, lengths)] = plan.vocabulary.roles["pad"]
     ledger = copy.deepcopy(ledger)

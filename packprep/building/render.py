@@ -127,13 +127,17 @@ def _write_next_tokens(first_slot, slots, prefix, pad, rows):
     token, because that slot predicts the token.
     """
     for i in range(first_slot.shape[0]):
+        # The prefix's last slot predicts the first token after it, so only the `seen` slots before
+        # it are untrained.
         begin, n, seen = first_slot[i], slots[i], max(prefix[i] - 1, 0)
+        # A slot is trained if the next slot, which has its target, is trainable (P9).
         if rows.trainable.shape[0] > 0:
             first, count = begin + seen, max(n - 1 - seen, 0)
             copy_items(rows.loss_mask, first, rows.trainable, first + 1, count)
         else:
             for t in range(np.uint64(begin + seen), np.uint64(begin + max(n - 1, seen))):
                 rows.loss_mask[t] = 1
+        # The last slot has no target in its own segment, so its label is pad (P10).
         if rows.labels.shape[0] > 0:
             copy_items(rows.labels, begin, rows.tokens, begin + 1, n - 1)
             rows.labels[begin + n - 1] = pad
@@ -172,6 +176,7 @@ def _mark_bodies(segments, trained, mode, rows):
             continue
         first_span = segments.span_begin[i]
         has_weight = weighted and first_span < segments.span_end[i]
+        # Mode token, body, the objective's added slots and eos are consecutive.
         end = segments.body[i] + segments.n[i] + segments.shift[i] + segments.eos[i]
         for slot in range(segments.body[i] - mode, end):
             trainable[slot] = 1
@@ -245,6 +250,8 @@ def _mark_spans(segments, trained, has_prefix, rows):
                     if grouped:
                         group[slot] = trained.group[k]
             k += 1
+        # The slots that the objective added are between tokens, so they follow the marks of their
+        # neighbours.
         if shift > 0:
             _mark_added(rows, body + pivot, shift)
         if has_prefix and marked == n:
@@ -263,6 +270,8 @@ def _mark_spans(segments, trained, has_prefix, rows):
                 if grouped:
                     group[end] = end_group
             end += 1
+        # The eos that fill up a block continue the last answer, so they take the weight of its last
+        # trained slot.
         if segments.fill[i] > 0:
             like = end - 1
             while not trainable[like]:
@@ -283,11 +292,13 @@ def _scale_weights(order, first_slot, first_target, slots, sums, rows):
     are added in float64, slot by slot. `order` has the indices of the segments in the order in
     which their weights are added.
     """
+    # Add up the weights of each group. The order is fixed, because float sums depend on it.
     totals = np.zeros(sums.shape[0], np.float64)
     for i in order:
         for t in range(first_slot[i] + first_target[i], first_slot[i] + slots[i]):
             if rows.trainable[t]:
                 totals[rows.group[t]] += np.float64(rows.weights[t])
+    # Slots that no slot predicts are scaled too, so that a trained range keeps one weight.
     for i in order:
         for t in range(first_slot[i], first_slot[i] + slots[i]):
             if rows.trainable[t] and totals[rows.group[t]] > 0:
@@ -309,6 +320,7 @@ def _runs(first_slot, slots, trainable, weights, offsets, ranges):
     for i in range(first_slot.shape[0]):
         inside = False
         for t in range(first_slot[i], first_slot[i] + slots[i]):
+            # A change of weight ends a run, because a range has one weight.
             if inside and (trainable[t] == 0 or (weighted and weights[t] != weights[t - 1])):
                 if ranges.shape[0] > 0:
                     ranges[count, 1] = t - first_slot[i]
@@ -318,6 +330,7 @@ def _runs(first_slot, slots, trainable, weights, offsets, ranges):
                 if ranges.shape[0] > 0:
                     ranges[count, 0] = t - first_slot[i]
                 inside = True
+        # Ranges are relative to a segment, so a run never continues in the next segment.
         if inside:
             if ranges.shape[0] > 0:
                 ranges[count, 1] = slots[i]
@@ -373,6 +386,7 @@ def render_rows(
         of_task = segments.select(chosen)
         bodies = of_task.bodies(epoch)
         prefix[chosen] = expected_prefix(task, bodies, of_task.bos, of_task.slots)
+        # Mark before writing noise and loss, because both are limited to trainable slots.
         if texts.training is not None:
             writer.mark_trained(task, chosen, of_task, bodies)
         if task.in_place:
@@ -386,6 +400,7 @@ def render_rows(
     rendered = segments.replace(prefix=prefix, noise=level, loss_weight=weight)
     if groups is not None:
         _scale_groups(tasks, rendered, first_slot, groups, rows)
+    # Trained ranges exist only with a `Training`, and noise blocks only if a task has blocks (P3).
     trained = None if texts.training is None else _trained_ranges(first_slot, segments, rows)
     with_blocks = any(RULES[task.objective.attention].in_blocks for task in tasks)
     blocks = _joined_blocks(m, block_parts) if with_blocks else None
@@ -498,10 +513,13 @@ class _Writer:
         copies = task.objective.copies
         half = of_task.slots // copies
         body = first_slot + of_task.bos + task.mode
+        # Every copy gets the original tokens. The noise later replaces tokens of the first copy
+        # only.
         for copy in range(copies):
             begin = texts.begin[chosen]
             copy_ranges(texts.ids, begin, bodies.n, rows.tokens, body + copy * half)
             self._write_frames(task, chosen, of_task, copy)
+        # Labels are copied before the noise replaces tokens, so they are the original tokens (P10).
         if task.shift:
             for copy in range(copies):  # The labels of each copy end with pad.
                 first = first_slot + copy * half
@@ -518,12 +536,15 @@ class _Writer:
         """Mark the trainable slots of a task's segments in a shard with supervised documents."""
         training, objective = self.texts.training, task.objective
         assert training is not None
+        # Find the slots that the objective adds to the body: `shift` slots before body token
+        # `pivot`.
         pivot = np.zeros(len(chosen), np.int64)
         shift = np.zeros(len(chosen), np.int64)
         if objective.token_slots is not None:
             pivot, shift = objective.token_slots(task, bodies).T
         elif not task.in_place:  # Slots that the objective adds to the body are trainable too.
             shift = task.body_slots(bodies) - bodies.n
+        # An eos that is never noised is never trained, so it gets no mark.
         noises_eos = task.parameters.get("noise_eos", True)
         is_last, document = self.texts.is_last, of_task.document
         marked = _Marked(
@@ -545,6 +566,7 @@ class _Writer:
         of_spans = np.zeros(0, np.int64) if self.groups is None else self.groups.of_spans
         spans = _Spans(training.spans, training.weights, training.turns, of_spans)
         has_prefix = RULES[objective.attention].ahead == "prefix"
+        # Each kernel skips the segments of the other kind of document.
         _mark_bodies(marked, spans, 0 if task.in_place else task.mode, self.rows)
         _mark_spans(marked, spans, has_prefix, self.rows)
 
@@ -667,6 +689,7 @@ def _records(segments: Segments, records: Records) -> Records:
 
     `records` has the records of all documents. A document without a segment has none in the result.
     """
+    # Segments are in row order. Sort them to find the first segment of each document.
     order = np.lexsort((segments.start, segments.document))
     document = segments.document[order]
     first = np.ones(len(order), np.bool_)
@@ -709,6 +732,8 @@ def _media(
     # First token of each media span in the flat tokens of all documents, ascending.
     first = places.first + np.repeat(documents.offsets[:-1], counts)
     begin = documents.offsets[segments.document] + segments.start
+    # Cuts keep media spans whole. A span that starts inside a segment therefore also ends there
+    # (P25).
     low, high = np.searchsorted(first, begin), np.searchsorted(first, begin + segments.tokens)
     count = high - low
     if not count.any():
@@ -717,6 +742,7 @@ def _media(
     which = np.repeat(low, count) + ranks(count)
     token = first[which] - begin[segment] + segments.repeated[segment]  # index in the body
     slot = (segments.first_slot + segments.bos)[segment] + token
+    # The mode token and the slots that an objective adds move a span to later slots.
     for t, task in enumerate(tasks):
         of_task = np.flatnonzero(segments.task[segment] == t)
         slot[of_task] += task.mode

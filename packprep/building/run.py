@@ -188,6 +188,7 @@ def _build_each(
     Returns:
         The outcome of each output. All have the same profile.
     """
+    # Write or open the plan of each output, and check that the sources are unchanged.
     clock = Clock()
     with clock.stage("plan"):
         all_inputs = look_up_each([recipe for recipe, _ in targets], moved or {}, is_store)
@@ -195,16 +196,21 @@ def _build_each(
             _Output(inputs, out, _write_plan(inputs, out, workers, progress.say))
             for inputs, (_, out) in zip(all_inputs, targets, strict=True)
         ]
+    # A resumed build makes only the missing shards of this array task.
     shares = [share_of(*array, plan.shards) for _, _, plan in outputs]
     missing = [
         missing_shards(out, plan.digests, share)
         for (_, out, plan), share in zip(outputs, shares, strict=True)
     ]
     made, shards = sum(map(len, missing)), sum(plan.shards for _, _, plan in outputs)
+    # All row lengths share one reading of the text, so the output with the most missing text
+    # counts.
     text_bytes = max(
         sum(source.weight for source in plan.sources) * len(numbers) // plan.shards
         for (_, _, plan), numbers in zip(outputs, missing, strict=True)
     )
+    # Shards of several row lengths that have documents in common form one item, which one worker
+    # makes.
     worker_count = workers_for(text_bytes) if workers is None else workers
     items = shared_work([plan for _, _, plan in outputs], missing, worker_count, array[1])
     worker_count = min(worker_count, len(items))
@@ -219,14 +225,17 @@ def _build_each(
     progress.begin(text_bytes, shards, made)
     counts = np.zeros(4, np.int64)
 
+    # `counts` sums documents, text bytes, tokens and rejects over all workers.
     def report(*of_batch: int) -> None:
         counts[:] += of_batch
         progress.add(*of_batch)
 
+    # An ended worker may leave temporary files in any output.
     def clean(process: int) -> None:
         for _, out, _ in outputs:
             out.remove_temporaries(process)
 
+    # Make the shards. Publication waits for the last item, and happens only if no shard is missing.
     try:
         results = in_processes(
             shard_maker,
@@ -244,11 +253,13 @@ def _build_each(
     for (_, _, plan), manifest in zip(outputs, manifests, strict=True):
         for warning in _unfilled(plan, manifest) if manifest is not None else ():
             progress.say(f"warning: {warning}")
+    # Report times of all workers together. They can exceed the elapsed time.
     seconds = ", ".join(f"{stage} {spent:.2f} s" for stage, spent in clock.seconds.items())
     say_stage(f"of all workers: {seconds}")
     documents, read_bytes, tokens, _ = map(int, counts)
     elapsed, processes = clock.elapsed(), max(worker_count, 1)
     profile = Profile(elapsed, processes, clock.take(), documents, read_bytes, tokens)
+    # Without a manifest, other array tasks still have to make shards.
     outcomes = []
     for (_, out, plan), numbers, manifest in zip(outputs, missing, manifests, strict=True):
         others = (
@@ -444,6 +455,7 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
     if found is None:
         samples: list[Estimates] = []
         fresh = make_plan(inputs, say, samples)
+        # Refuse before the first file exists, so that a corrected recipe can use the same folder.
         bad, is_certain = bad_in_samples(fresh, inputs, samples)
         if is_certain:
             raise BuildError(
@@ -455,6 +467,7 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
             [bad] * bool(bad) if inputs.is_store else forecast(fresh, inputs, samples)["warnings"]
         ):
             say(f"warning: {warning}")
+        # The plan names the tokenizer and removed.json, so it is written after them.
         first = out.create(TOKENIZER_NAME, inputs.vocabulary.tokenizer_json)
         if (
             not first
@@ -467,14 +480,18 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
             )
         if inputs.removed:
             out.create(REMOVED_NAME, inputs.removed)
+        # Several builds may start at once. Only the build that wrote the plan records the
+        # modification times.
         if out.create(PLAN_NAME, encode(as_stored(fresh, LATER))):
             out.create(FIRST_SEEN_NAME, note_of(inputs.files))
+        # Read the plan back, because another build may have written it first.
         found = begun(inputs, out)
         assert found is not None
     engine = found[0]["engine"]["name"]
     if inputs.recipe.engine not in ("auto", engine):
         say(f"the build resumes with engine {engine}, as in its plan")
     plan = open_plan(out, inputs.prefixes, found)
+    # The limit affects only publication, so a resumed build may change it.
     plan.max_bad_fraction = inputs.recipe.documents.max_bad_fraction
     return plan
 
@@ -582,6 +599,7 @@ def compare_sources(
             for item, sources in compared:
                 for s in sources:
                     refuse(plan, item, s, changed[s])
+    # After a crash between these calls, all files count as changed. Nothing is missed.
     out.remove(FIRST_SEEN_NAME)
     # `create` repeats the write if another build removes its temporary file.
     out.create(FIRST_SEEN_NAME, note_of(inputs.files))
@@ -642,6 +660,8 @@ def shard_maker(
             for item in chain(items, (None,)):  # None ends the work after the last item.
                 shards: Sequence[ShardToMake | None] = item.shards if item is not None else (None,)
                 together = [(plans[s.output], s.number) for s in shards if s is not None]
+                # The generator starts only if the item has several shards. `make` reads a single
+                # shard itself.
                 documents = read_shards(together, decoders, report, clock)
                 for shard in shards:
                     if shard is not None:
@@ -710,6 +730,7 @@ def changed_files(out: Folder, files: Sequence[Files]) -> list[np.ndarray]:
         times = [None] * len(files)
     changed = []
     for of_source, before in zip(files, times, strict=True):
+        # A damaged note leaves `known` empty, so that all files of the source are compared.
         known = np.zeros(0, np.int64)
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             known = np.array(before, np.int64)
@@ -730,6 +751,7 @@ def done_shards_of(out: Folder, plan: Plan, changed: Sequence[np.ndarray]) -> li
         plan: The plan.
         changed: The result of `changed_files`.
     """
+    # Find the shards with text of a changed file. If all files changed, all shards have such text.
     sources: dict[int, list[int]] = {}
     for source, files in zip(plan.sources, changed, strict=True):
         own: Iterable[int] = range(plan.shards)
@@ -740,6 +762,7 @@ def done_shards_of(out: Folder, plan: Plan, changed: Sequence[np.ndarray]) -> li
             ).tolist()
         for b in own:
             sources.setdefault(b, []).append(source.index)
+    # Only finished shards are compared. The others are made from the files as they are now.
     shards = sorted(sources)
     found = out.each(lambda near, b: done_receipt(near, b, plan.digests), shards)
     receipts = {

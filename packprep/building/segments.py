@@ -327,6 +327,7 @@ def _lengths_of(documents, supervised, limits, bos, length):
         if supervised[d] and limits.blocks.fills[task]:
             total += limits.blocks.length[task] - 1
         chosen = np.int64(0)
+        # A longer row length is chosen only if it fits more of the document than each shorter one.
         for longer in range(1, capacity.shape[0]):
             if capacity[chosen, task, bos] < min(total, capacity[longer, task, bos]):
                 chosen = np.int64(longer)
@@ -511,6 +512,7 @@ def _trained_part(spans, turns, span, last_span, start, end):
     while span < last_span and spans[span, 0] < end:
         begin, stop = max(spans[span, 0], start), min(spans[span, 1], end)
         if trained_in(turns, span, start):
+            # Trained spans that touch form one run, such as spans that differ only in weight.
             run = run if last == begin - 1 and first >= 0 else begin
             first, last = (begin if first < 0 else first), stop - 1
         else:
@@ -599,12 +601,14 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
         widest = _widest_place(places, place, last_place)
         start, text_begin, text_end = np.int64(0), np.int64(0), np.int64(0)
         while start < total and documents.wanted[d]:
+            # A new text starts. No chunk crosses its end.
             if start == text_end:
                 boundary = _first_from(messages, boundary, last_boundary, start + 1)
                 text_begin = start
                 text_end = _text_end(messages, ranks, boundary, last_boundary, total)
             key, task = _drawn_task(documents, d, start, text_end - start, limits.drawn_supervised)
             bos, repeated = (policy.bos if start == 0 else np.int64(0)), np.int64(0)
+            # `last_room` limits a chunk that ends its text, and `room` limits every earlier chunk.
             last_room, room = capacity[task, bos], inner[task, bos]
             # A later chunk repeats the system message, because the message applies to all turns.
             if start > text_begin:
@@ -613,9 +617,11 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
                     min_room += blocks.length[task]
                 repeated = _repeated_tokens(supervision.system[d], min(last_room, room), min_room)
             last_room, room = last_room - repeated, room - repeated
+            # First assume that the chunk takes the rest of the text.
             end, eos, fill = text_end, np.int64(policy.eos_last), np.int64(0)
             span = _first_after(spans, span, last_span, start)
             slots_before = bos + blocks.mode[task] + repeated
+            # The eos that fill up the last block need slots too, so they can cause a cut.
             if blocks.fills[task]:
                 _, last, run, _ = _trained_part(spans, turns, span, last_span, start, end)
                 is_ended = last == end - 1
@@ -631,6 +637,8 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
                 origin = _block_origin(blocks, task, run, start, repeated, bos)
                 half = slots_before + end - start + eos
                 fill = _eos_fill(blocks, task, origin, half, is_ended)
+            # The rest does not fit. Find an earlier end for this chunk, or drop the rest of the
+            # text.
             if text_end - start + fill > last_room:
                 if policy.long == DROP:
                     lost.too_long[d] += text_end - start
@@ -641,11 +649,14 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
                 keeps_tail = policy.long != TRUNCATE or fill > 0
                 fill = np.int64(0)
                 end = min(start + room, before_tail if keeps_tail else text_end)
+                # A chunk before an earlier message would have fewer than SHORTEST tokens.
                 boundary = _first_from(messages, boundary, last_boundary, start + SHORTEST)
                 reach = min(start + room, before_tail)
                 message = _message_in_reach(messages, ranks, boundary, last_boundary, reach)
                 if message > 0:
                     end = message
+                # Without a message in reach, the cut may be inside an answer. It then moves to the
+                # border of a block.
                 elif blocks.length[task] > 0:
                     _, last, run, _ = _trained_part(spans, turns, span, last_span, start, end + 1)
                     if last == end and run < end:
@@ -659,6 +670,8 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
                         end,
                         _end_beside_span(places[place, 0], places[place, 1], start, end),
                     )
+                    # No segment can hold the span, so the document is rejected and its earlier
+                    # segments are discarded.
                     if end > inside and (end == text_end or end - start > max(room, last_room)):
                         count = count_before
                         lost.untrained[d], lost.apart[d], lost.unfit[d] = 0, 0, widest
@@ -671,6 +684,8 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
                 is_eos_trained = supervision.eos_weight[d] > 0 and trained_in(
                     turns, last_span - 1, start
                 )
+            # A trained token counts only if a slot predicts it. The body's first token may have no
+            # such slot.
             is_predicted = repeated + last - start >= limits.unpredicted[task, bos]
             is_trained = first >= 0 and (is_predicted or (eos > 0 and is_eos_trained))
             if is_trained and not (policy.has_sides and task == too_short):
@@ -682,6 +697,8 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
             else:
                 lost.untrained[d] += end - start
             lost.apart[d] += apart
+            # With "truncate", the rest of this text is left out. The next text of the document
+            # follows.
             start = text_end if policy.long == TRUNCATE else end
     return count
 
@@ -780,15 +797,19 @@ def cut(
         ), lost
     training = documents.training
     supervised = np.zeros(count, np.uint8) if training is None else training.supervised
+    # Refuse sources whose tasks cannot draw supervised documents, before any cut.
     for s in np.unique(documents.source[supervised != 0]):
         check_supervised(recipe, int(s))
     limits, policy = limits or cut_limits(recipe, tasks), _policy_of(recipe)
+    # With several row lengths, a whole document belongs to one of them. With "decompose", `_cut`
+    # decides per chunk.
     is_elsewhere = np.zeros(count, np.bool_)
     if recipe.seq_lengths and recipe.documents.long != "decompose":
         length = np.empty(count, np.int64)
         _lengths_of(columns, supervised, limits, policy.bos, length)
         is_elsewhere = length != policy.length
         lost.elsewhere[is_elsewhere] = np.diff(documents.offsets)[is_elsewhere]
+    # The two kernels share the documents: each cuts those with its flag `wanted`.
     unsupervised = ((supervised == 0) & ~is_elsewhere).astype(np.uint8)
     plain = (columns._replace(wanted=unsupervised), limits, policy)
     cuts = Cuts.empty(_cut(*plain, Cuts.empty(0), ignored.elsewhere))
@@ -799,6 +820,8 @@ def cut(
     by_messages = (with_messages, limits, policy, _supervision_of(training))
     cuts_at_messages = Cuts.empty(_cut_supervised(*by_messages, Cuts.empty(0), ignored))
     _cut_supervised(*by_messages, cuts_at_messages, lost)
+    # Each kernel wrote its segments in document order. A stable sort merges them and keeps chunks
+    # in order.
     both = Cuts(*(np.concatenate(pair) for pair in zip(cuts, cuts_at_messages, strict=True)))
     in_document_order = np.argsort(both.document, kind="stable")
     return segments_of_cuts(tasks, documents, Cuts(*(c[in_document_order] for c in both))), lost

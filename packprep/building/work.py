@@ -231,6 +231,7 @@ def _note_left_out(plan: Plan, documents: Documents, segments: Segments, lost: L
     The counts are added to `documents.dropped_tokens`, and the rejects to `documents.rejected`.
     """
     sources = [source.name for source in plan.sources]
+    # The ledger counts these tokens by reason, so that no token disappears (P16).
     left_out = {
         UNTRAINED_SEGMENT: lost.untrained,
         OTHER_LENGTH: lost.elsewhere,
@@ -241,6 +242,7 @@ def _note_left_out(plan: Plan, documents: Documents, segments: Segments, lost: L
         for name, count in zip(sources, counts.tolist(), strict=True):
             if count:
                 _drop(documents, name, reason, count)
+    # Every document without a segment is listed in the rejects (P21).
     counts = np.bincount(segments.document, minlength=len(documents.position))
     for d in np.flatnonzero(counts == 0).tolist():
         source = plan.sources[documents.source[d]]
@@ -249,6 +251,7 @@ def _note_left_out(plan: Plan, documents: Documents, segments: Segments, lost: L
         location = int(documents.repeat[d]), int(documents.file[d])
         for position in documents.positions_of(d):
             documents.rejected.add(source, *location, position, reason, detail)
+        # Tokens of these documents are in no count of `cut`, so they are added here.
         if reason in (PLACE_TOO_LONG, TOO_LONG) and not lost.too_long[d]:
             _drop(documents, source.name, reason, length)
 
