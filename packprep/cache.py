@@ -42,6 +42,7 @@ def keep(what: str, depends_on: bytes, code: str, data: bytes) -> bool:
     folder = cache_folders().own
     if folder is None:
         return False
+    # Write under another name and rename, so that readers see the whole file or none.
     path = os.path.join(folder, f"{what}-{digest_of(depends_on)}")
     temporary = os.path.join(
         folder, f".{os.path.basename(path)}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
@@ -75,6 +76,8 @@ def kept(what: str, depends_on: bytes, code: str) -> bytes | None:
     for folder in cache_folders().to_read:
         try:
             with open_file(os.path.join(folder, f"{what}-{digest_of(depends_on)}")) as file:
+                # Check the open file and not its path, because the path could be replaced before
+                # the read.
                 status = os.fstat(file.fileno())
                 if status.st_uid not in _trusted() or status.st_mode & _OTHERS_WRITE:
                     continue
@@ -121,6 +124,7 @@ def cache_folders() -> CacheFolders:
         if not candidate or not os.path.isabs(candidate):
             continue
         tried.append(candidate)
+        # Resolve links first, so that the check covers the folder that is really used.
         folder = os.path.realpath(os.path.join(candidate, "packprep"))
         try:
             if reason := _make_own(folder):
@@ -132,6 +136,7 @@ def cache_folders() -> CacheFolders:
                 continue
         except OSError:
             continue
+        # Only writing shows whether a folder is writable, for example on a read-only file system.
         try:
             with tempfile.TemporaryFile(dir=folder):
                 pass

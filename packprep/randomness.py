@@ -94,6 +94,8 @@ def _rounds(key, *counter):
     x0, x1, x2, x3 = (x.copy() for x in counter)
     k0, k1 = key & _LOW, key >> _32
     p0, p1 = np.empty_like(x0), np.empty_like(x0)
+    # Each round makes words 0 and 2 from the high halves of two products, and words 1 and 3 from
+    # the low.
     for _ in range(10):
         np.multiply(x0, _MUL_0, out=p0)
         np.multiply(x2, _MUL_1, out=p1)
@@ -102,6 +104,7 @@ def _rounds(key, *counter):
             x ^= other
             x ^= k
             x &= _LOW  # The high halves of p, x1, x3 and k are cut here or never used.
+        # The products become words 1 and 3, and the old words become the buffers of the next round.
         x1, p1, x3, p0 = p1, x1, p0, x3
         k0 += _KEY_STEP_0
         k1 += _KEY_STEP_1
@@ -151,6 +154,7 @@ def integers(key, purpose, index, bound, epoch=0):
     threshold = (np.uint64(1) << _32) % bound
     again = np.asarray((product & _LOW) < threshold)
     attempt = 0
+    # Draw again only where the result would be biased.
     while again.any():
         attempt += 1
         drawn = (
@@ -224,6 +228,7 @@ def permute(index, size, key, inverse=False):
     """
     index = np.atleast_1d(np.asarray(index)).astype(np.uint64)
     size, key = np.asarray(size).astype(np.uint64), np.asarray(key).astype(np.uint64)
+    # The domain has all numbers of 2 · `half` bits. Each side of the network has `half` bits.
     half = np.asarray(np.searchsorted(_POWERS_OF_4, size) + 1).astype(np.uint64)
     round_keys = bits64(key, 0, np.arange(PERMUTATION_ROUNDS).reshape(-1, *[1] * key.ndim))
 
@@ -238,6 +243,7 @@ def permute(index, size, key, inverse=False):
             left, right = right, left ^ (_mix(right ^ round_key) & low)
         return (left << half) | right
 
+    # The repetition ends, because a permutation leads from an index below `size` back to it.
     result = step(index, half, round_keys)
     outside = result >= size
     while outside.any():
@@ -283,6 +289,7 @@ def power_of_half(x: np.ndarray) -> np.ndarray:
     """
     whole = np.floor(x)
     rest, result = x - whole, np.ones(len(x))
+    # Multiply by the k-th root for each bit 2⁻ᵏ of the fraction.
     for root in ROOTS_OF_HALF:
         rest = 2.0 * rest
         bit = rest >= 1.0

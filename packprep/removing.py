@@ -104,6 +104,8 @@ def remove_documents(
     with local_copy(old) as local:
         local.fetch(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, REMOVED_NAME)
         manifest = read_manifest(local.folder, stores=True)
+        # The manifest's digest proves that this plan describes the dataset, before anything is
+        # derived from it.
         found = stored_plan_and_digest(local.folder)
         if found is None or found[1] != manifest["plan"]["digest"]:
             raise PlanError(
@@ -112,7 +114,10 @@ def remove_documents(
             )
         plan = open_plan(local.folder, found=found)
         listed = read_list(Path(documents), plan)
+        # Documents that were removed earlier stay removed, so the new list has them too.
         data = encode_removed(_joined(plan.removed.documents, listed))
+        # Find the shards that lose documents. Nothing is written before the list is known to be
+        # valid.
         lost = _Lost(local, manifest, plan, listed)
         lost.search()
         if not lost.shards:
@@ -120,6 +125,7 @@ def remove_documents(
                 f"--documents {documents}: there is nothing to remove, because none of its"
                 f" documents has a segment in {old} ({why_nothing(lost.described())})"
             )
+        # The new plan lists the old dataset, so that earlier receipts and loader states stay valid.
         lists = {
             "digest": digest_of(data),
             "replaces": [*replaced(found[0]), _replaced(manifest, plan, lost.shards)],
@@ -128,6 +134,8 @@ def remove_documents(
         _begin(new, planned, data, plan)
         without_them = open_plan(new)
         without_them.max_bad_fraction = manifest.get("max_bad_fraction", plan.max_bad_fraction)
+        # A changed shard needs a receipt of the new plan. An unchanged shard keeps its earlier
+        # receipt.
         missing = missing_shards(new, [without_them.digest], lost.shards)
         untouched = missing_shards(
             new, without_them.digests, sorted(set(range(plan.shards)).difference(lost.shards))
@@ -138,6 +146,7 @@ def remove_documents(
             plan.shards,
             len(missing) + len(untouched),
         )
+        # Copy or change the missing shards. After a stop, the same command makes the rest.
         try:
             items = [ShardToTake(b, True) for b in missing] + [
                 ShardToTake(b, False) for b in untouched
@@ -210,6 +219,7 @@ def _document(plan: Plan, line: bytes) -> tuple[str, str, int]:
         (name,) = by_name
     if not isinstance(name, str) or name not in by_name:
         raise RecipeError(f"source is {name!r:.100}, but should be one of {', '.join(by_name)}")
+    # Both forms of a position become FILE:POSITION, or only POSITION without a file.
     place = (
         doc
         if isinstance(doc, str) and file is None
@@ -328,6 +338,8 @@ class _Lost:
 
     def _look(self, b: int) -> None:
         folder, plan = self._local.folder, self._plan
+        # For each document of a store, or segment of a dataset, find out whether it still has
+        # content.
         if plan.is_store:
             arrays = open_arrays(read_file(folder / shard_name(b)), shard_name(b))
             file = np.repeat(arrays["part_file"].astype(np.int64), np.diff(arrays["part_offsets"]))
@@ -340,6 +352,7 @@ class _Lost:
             self._refuse_later_records(arrays)
             file, position, n = header["file"], header["doc"], header["tokens"]
             there = n > 0
+        # Mark the listed positions that have content in this shard, and count their tokens.
         for number in np.intersect1d(file, list(self._of_file)).tolist():
             positions = self._of_file[number][2]
             of_file = np.flatnonzero((file == number) & there)
@@ -349,6 +362,8 @@ class _Lost:
             self._tokens += int(n[hit].sum(dtype=np.int64))
             if len(hit) and self.shards[-1:] != [b]:
                 self.shards.append(b)
+        # A listed document without content may be in the rejects. Messages name both cases
+        # separately.
         numbers = {own[:2]: file for file, own in self._of_file.items()}
         for record in _records(folder / rejects_name(b)):
             if (number := numbers.get((record["source"], record["file"]))) is not None:
@@ -475,6 +490,8 @@ def _change(folder: Path, manifest: Manifest, b: int, old: Plan, plan: Plan, new
         DatasetError: If the shard or its receipt differs from the manifest.
     """
     name, entry = shard_name(b), manifest["shards"][b]
+    # Compare the bytes with the manifest first. Otherwise a damaged shard would get a new, valid
+    # digest.
     found = read_receipt(LocalFolder(folder), b)
     if (
         digest_of_file(folder / name) != entry["digest"]
@@ -486,6 +503,7 @@ def _change(folder: Path, manifest: Manifest, b: int, old: Plan, plan: Plan, new
             "hint: find the damaged files with `packprep verify`"
         )
     receipt = found[0]
+    # Documents that an earlier removal erased are not counted again.
     if plan.is_store:
         arrays, ledger, uses = store_without(
             plan, open_arrays(read_file(folder / name), name), old.removed, receipt["ledger"]

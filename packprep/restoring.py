@@ -59,6 +59,8 @@ def stored_segments(plan: Plan, arrays: Arrays) -> Segments:
     bos = (segments.start == 0) & segments.has_tokens & plan.recipe.documents.prepend_bos
     bos = bos.astype(np.int64)
     extra = np.zeros(len(segments), np.int64)
+    # `extra` counts the slots beyond the length formula: eos and repeated tokens. A negative number
+    # is a fault.
     for t, task in enumerate(plan.tasks):
         chosen = segments.of_task(t)
         if len(chosen):
@@ -68,6 +70,8 @@ def stored_segments(plan: Plan, arrays: Arrays) -> Segments:
             copies = task.objective.copies
             extra[chosen] = np.where(over % copies, -1, over // copies)
     eos, repeated = extra, np.zeros(len(segments), np.int64)
+    # Only later chunks of supervised documents repeat tokens. Divide their extra slots into eos and
+    # copy.
     if segments.trained is not None and len(segments):
         later = (segments.start > 0) & (extra > 0)
         documents = plan.recipe.documents
@@ -103,12 +107,15 @@ def _first_trained(plan: Plan, segments: Segments) -> np.ndarray:
     first = np.full(len(segments), -1, np.int64)
     if segments.trained is None:
         return first
+    # Take the outer bounds of each segment's ranges, in slots from the start of the segment.
     offsets, ranges = segments.trained.offsets, segments.trained.ranges.astype(np.int64)
     with_ranges = np.flatnonzero(np.diff(offsets) > 0)
     begin, end = ranges[offsets[with_ranges], 0], ranges[offsets[with_ranges + 1] - 1, 1]
     segment = segments.trained.segment
+    # Ranges of different weights may touch. Only untrained slots between them are a gap.
     is_gap = (segment[1:] == segment[:-1]) & (ranges[1:, 0] > ranges[:-1, 1])
     gaps = np.bincount(segment[1:][is_gap], minlength=len(segments))[with_ranges]
+    # Compare the bounds with those of the body. An eos after the body may be trained or not.
     supervised = segments.select(with_ranges)
     body = supervised.bos + plan.by_task.mode[supervised.task]
     half = supervised.slots // plan.by_task.copies[supervised.task]
@@ -177,6 +184,7 @@ def _restore(
         assert objective.restore is not None
         columns = BodySlots(begin[which], of_task.bodies(epoch), body)
         fits[which] = objective.restore(task, columns, rows, out)
+    # A copied system message is at the start of its segment, and is no content of this chunk.
     if of_chosen.repeated.any():
         out = out[ranks(lengths) >= np.repeat(of_chosen.repeated, lengths)]
     return RestoredTokens(out, offsets_of(of_chosen.tokens), fits)
@@ -203,6 +211,7 @@ def fitting(plan: Plan, arrays: Arrays, segments: Segments, epoch: int = 0) -> n
         ends = np.cumsum(of_task.tokens + of_task.repeated)
         if not len(chosen):
             continue
+        # Divide the segments into batches of about FITTING_TOKENS tokens, which share one buffer.
         marks = np.searchsorted(ends, np.arange(0, int(ends[-1]), FITTING_TOKENS))
         bounds = np.unique(np.append(marks, len(chosen))).tolist()
         for begin, end in itertools.pairwise(bounds):
@@ -229,6 +238,7 @@ def sound_segments(plan: Plan, shard: Shard) -> Segments:
         DatasetError: If `restore` cannot read a segment.
     """
     arrays = shard.arrays
+    # The columns are not trusted. Check those that index other arrays before any kernel runs.
     n = arrays["segment_tokens"].astype(np.int64)
     if len(n) and (n.min() < 0 or n.max() > shard.seq_length):
         damaged = int(np.argmax((n < 0) | (n > shard.seq_length)))
@@ -239,6 +249,7 @@ def sound_segments(plan: Plan, shard: Shard) -> Segments:
             damaged = int(np.argmax(np.diff(offsets) < 0))
             raise _damaged(shard, damaged, "trained_offsets does not match trained_ranges")
     segments = stored_segments(plan, arrays)
+    # With other counts, the slots cannot follow from the length formula. Compute the rest.
     holds = (segments.eos >= 0) & (segments.eos <= 1) & (segments.repeated >= 0)
     for t, task in enumerate(plan.tasks):
         chosen = segments.of_task(t)
@@ -412,6 +423,7 @@ def documents_at(
         SourceError: If a document no longer exists.
     """
     i = file - source.first_file
+    # Read only the splits that can have these positions.
     wanted = np.unique(positions)
     pieces = np.array(source.pieces.of_file(i), np.int64)
     if position_of(*source.formats[i]) == "byte":
@@ -468,6 +480,7 @@ def replay_segments(plan: Plan, arrays: Arrays, chosen: np.ndarray, epoch: int =
     stored = stored_segments(plan, arrays)
     differences = [""] * len(chosen)
     of_chosen = stored.select(chosen)
+    # Read the documents of each file and pass together.
     files = np.stack((of_chosen.source, of_chosen.file, of_chosen.repeat))
     for s, file, repeat in np.unique(files, axis=1).T:
         of_file = np.flatnonzero((files == np.array([[s], [file], [repeat]])).all(axis=0))
@@ -479,6 +492,8 @@ def replay_segments(plan: Plan, arrays: Arrays, chosen: np.ndarray, epoch: int =
             (int(doc), int(start)): i
             for i, (doc, start) in enumerate(zip(built.doc, built.start, strict=True))
         }
+        # A segment is found by its document and first token, because its row and slots depend on
+        # packing.
         for k in of_file[of_chosen.has_tokens[of_file]]:
             i = index_of.get((int(of_chosen.doc[k]), int(of_chosen.start[k])))
             if i is None:
@@ -487,6 +502,7 @@ def replay_segments(plan: Plan, arrays: Arrays, chosen: np.ndarray, epoch: int =
             together = np.array([i])
             if plan.recipe.documents.loss_weighting != "token":  # its document's segments
                 together = np.flatnonzero(built.document == built.document[i])
+            # Render each segment in its own row, so that nothing else influences it.
             rows = np.arange(len(together))
             apart = built.select(together).replace(row=rows, first_slot=0 * rows)
             own = int(np.searchsorted(together, i))
@@ -548,6 +564,8 @@ class _Rebuilt(NamedTuple):
         slots, built = render_shard(
             plan.tasks, self.documents, self.apart, longest, self.epoch, weighting
         )
+        # A stratified level depends on the other segments of the stored row, so its noise is not
+        # compared.
         is_stratified = task.parameters.get("stratified", False)
         compared = ["key", "tokens", "task", "prefix"]
         for name in compared if is_stratified else [*compared, "noise", "loss_weight"]:
@@ -572,6 +590,7 @@ class _Rebuilt(NamedTuple):
     def _difference_of_tokens(self) -> str:
         """Return a message if `restore` finds other tokens than the document's, otherwise ""."""
         stored, apart, g, own = self.stored, self.apart, self.g, self.own
+        # The header does not say exactly which tokens are copies. The rebuilt segment does.
         is_segment = np.arange(len(stored)) == g
         exact = stored.replace(
             repeated=np.where(is_segment, apart.repeated[own], stored.repeated),
@@ -662,6 +681,8 @@ def restored_documents(plan: Plan, arrays: Arrays, path: str) -> RestoredDocumen
     Raises:
         DatasetError: If a segment does not have the form of its task.
     """
+    # Sort the segments, so that chunks of a document follow each other. Removed documents have no
+    # tokens.
     segments = stored_segments(plan, arrays)
     order = np.lexsort(
         (segments.start, segments.repeat, segments.doc, segments.file, segments.source)
@@ -687,6 +708,7 @@ def restored_documents(plan: Plan, arrays: Arrays, path: str) -> RestoredDocumen
     bos, eos = ordered.bos[first], ordered.eos[last]
     lengths = offsets[last + 1] - offsets[first] + bos + eos
     tokens = _with_specials(plan, content, lengths, bos, eos)
+    # `reduceat` does not accept empty arrays, so an empty shard keeps these empty flags.
     in_part = first > 0
     if len(order):
         in_part = np.logical_or.reduceat(ordered.first_trained >= 0, first)
@@ -740,6 +762,7 @@ def restored_records(directory: str | os.PathLike) -> Iterator[RestoredRecord]:
         for d, g in enumerate(documents.segment.tolist()):
             source = plan.sources[int(header["source"][g])]
             file = source.files.names[int(header["file"][g]) - source.first_file]
+            # Records count tokens without bos and eos.
             begin, end = begins[d] + documents.bos[d], begins[d + 1] - documents.eos[d]
             for position, ids, text in decoded.of(arrays, g, documents.tokens[begin:end]):
                 doc, use = int(header["doc"][g]), int(header["repeat"][g])
