@@ -115,6 +115,7 @@ def philox_blocks(key, purpose, epoch, blocks, out):
     """
     key_0, key_1 = key & _LOW, key >> _32
     p, e = np.uint64(purpose), np.uint64(epoch)
+    # A block depends only on its counter, so the compiler can compute several blocks at once.
     for block in range((blocks + 7) & ~7):
         c0, c1, c2, c3 = np.uint64(block), np.uint64(0), p, e
         k0, k1 = key_0, key_1

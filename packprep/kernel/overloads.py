@@ -80,6 +80,8 @@ def _copy_run(target, at, source, begin, n, end):
         chunk = CHUNK_BYTES // (target.dtype.bitwidth // 8)
 
         def copy(target, at, source, begin, n, end):
+            # A chunk may write after the run. Copy item by item where that would exceed `end` or
+            # the source.
             if at + n + chunk <= end and begin + n + chunk <= source.shape[0]:
                 _copy_chunk_of(target, at, source, begin)
                 for done in range(chunk, n, chunk):

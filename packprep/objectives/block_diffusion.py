@@ -46,6 +46,7 @@ def check(parameters: Mapping[str, Any], where: str) -> None:
     """
     low, high = parameters["noise_range"]
     canvas, kind = parameters["canvas"], parameters["noise"]
+    # Check the keys that determine the noise.
     if low < SCHEDULE.least:
         raise RecipeError(
             f"{where}.noise_range = [{low:g}, {high:g}]: it must start above 0, because weights"
@@ -78,6 +79,7 @@ def check(parameters: Mapping[str, Any], where: str) -> None:
             " give\n"
             f"hint: leave complementary or {what} out"
         )
+    # Check the keys about the blocks of supervised documents.
     if parameters["eos_fill"] == "block" and parameters["block_origin"] == "none":
         raise RecipeError(
             f'{where}: eos_fill = "block" fills up blocks of supervised documents, which do not'

@@ -72,6 +72,7 @@ def _cuts(key, n, spm_rate, epoch):
     """
     purpose = CUT_POINTS if epoch == 0 else REDRAWN_CUT_POINTS
     cut, other_cut = integer(key, purpose, 4, n + 1, epoch), integer(key, purpose, 8, n, epoch)
+    # Draw one of the n other numbers and skip the first cut, so that no pair is drawn again.
     if other_cut >= cut:
         other_cut += 1
     suffix_first = word(key, purpose, 1, epoch, 0) < spm_rate
@@ -123,6 +124,8 @@ def _stays(rows, body, cut, drawn_cut, continues):
         return True
     if cut != drawn_cut and (drawn_cut == body.n or continues.shape[0] == 0):
         return False
+    # The token at `cut` must start a character, and each later token up to `drawn_cut` must
+    # continue it.
     for i in range(cut, drawn_cut + 1):
         token = np.int64(_token(rows, body, i))
         is_inside = 0 <= token < continues.shape[0] and continues[token] != 0

@@ -208,6 +208,7 @@ def _replace(key, begin, count, replacement, epoch, buffers, tokens):
     """
     words, ordinary = buffers.words, replacement.ordinary
     philox_blocks(key, REPLACEMENT, epoch, (count + 1) >> 1, words)
+    # Visit only the hits. The words of a candidate depend on its index, not on other hits.
     for begin_of_64 in range(0, count, 64):
         hit_bits = _bits(buffers.hit, begin_of_64, count)
         while hit_bits:
@@ -316,6 +317,7 @@ def _flip(target, threshold, loss_on_all, ids, epoch):
                 place = begin_of_64 + np.int64(trailing_zeros(hit_bits))
                 hit_bits &= hit_bits - _1
                 token = np.int64(tokens[begin + place])
+                # A token without a rank is not ordinary, so all ordinary tokens differ from it.
                 old_rank = np.int64(rank[token]) if token < rank.shape[0] else np.int64(-1)
                 others = ordinary.shape[0] - np.int64(old_rank >= 0)
                 number = below(np.uint64(words[place]), key, REPLACEMENT, place, others, epoch)
@@ -346,6 +348,7 @@ def _exponentials(words, count, time):
     The loop has no branch, so the compiler can vectorize it.
     """
     for j in range(count):
+        # 2 w + 1 is exact in float64. Its bits give the exponent, and a mantissa in [½, 1).
         bits = np.float64(2.0 * np.float64(words[j]) + 1.0).view(np.int64)
         exponent, mantissa = (
             (bits >> 52) - 1022,
@@ -427,6 +430,7 @@ def _hit_soonest(key, lengths, level, schedule, epoch, buffers):
     arrives first.
     """
     time, hit = buffers.time, buffers.hit
+    # Draw an arrival time for each candidate of the segment.
     count = np.int64(0)
     for r in range(lengths.shape[0]):
         count += lengths[r]
@@ -434,9 +438,12 @@ def _hit_soonest(key, lengths, level, schedule, epoch, buffers):
     _exponentials(buffers.words, count, time)
     begin = np.int64(0)
     for r in range(lengths.shape[0]):
+        # The number of hits of a range is exact. Only their positions are random.
         end, k = begin + lengths[r], np.int64(np.rint(level[r] * lengths[r]))
         hit[begin:end] = 0
         if k > 0:
+            # Each time is scaled by a smaller factor than the time before it, so later candidates
+            # tend to arrive first.
             rate = (1.0 - level[r]) / (schedule.half_life * schedule.block_length)
             slower, scale = _power_of_half(rate), 1.0
             for j in range(begin, end):
@@ -454,14 +461,17 @@ def _draw_levels(key, schedule, epoch, words, level, range_level, threshold):
     the thresholds of all ranges: block b is range 2 b + 1. The other ranges, between blocks, get 0.
     """
     low, high, blocks = schedule.low, schedule.high, level.shape[0]
+    # Ranges between blocks keep level 0, so none of their candidates is noised.
     range_level[: 2 * blocks + 1] = 0.0
     threshold[: 2 * blocks + 1] = 0
     if low < high:
         philox_blocks(key, NOISE_LEVEL, epoch, (blocks + 3) >> 2, words)
     for b in range(blocks):
         u = np.float64(words[b] >> np.uint32(8)) * _TICK if low < high else 0.0
+        # Levels are multiples of 2⁻²⁴, so that float32 stores them exactly.
         drawn = np.floor((low + (high - low) * u) / _TICK) * _TICK
         level[b] = range_level[2 * b + 1] = drawn
+        # Thresholds have 40 bits, as the random numbers of `_hit_below`.
         threshold[2 * b + 1] = np.uint64(np.floor(drawn * ONE))
 
 
@@ -479,6 +489,7 @@ def _noise_blocks(target, blocks, lengths, schedule, replacement, epoch, level):
     first_block, first_range = np.int64(0), np.int64(0)
     for i in range(segments.key.shape[0]):
         key, begin, n = segments.key[i], segments.at[i], segments.count[i]
+        # Ranges alternate between gaps and blocks: 2 blocks have 5 ranges.
         ranges = 2 * blocks[i] + 1
         own_lengths = lengths[first_range : first_range + ranges]
         block_levels = level[first_block : first_block + blocks[i]]
@@ -490,6 +501,7 @@ def _noise_blocks(target, blocks, lengths, schedule, replacement, epoch, level):
             _hit_soonest(key, own_lengths, range_level, schedule, epoch, buffers)
         else:
             _hit_below(key, own_lengths, threshold, epoch, buffers)
+        # With `inverse`, the other candidates are noised, so that two epochs complement each other.
         for j in range(n):
             hit[j] = (hit[j] ^ np.uint8(schedule.inverse)) & allowed[j]
         # Replace them and set the loss mask.

@@ -77,9 +77,12 @@ def _draw_pivots(bodies, pivot):
     """Write the pivot of each body to `pivot`."""
     n, purpose = bodies.n, PIVOT if bodies.epoch == 0 else REDRAWN_PIVOT
     for i in range(n.shape[0]):
+        # A supervised document has its pivot where training starts. Token 0 is always in the
+        # prefix.
         if bodies.first_trained[i] >= 0:
             pivot[i] = max(bodies.first_trained[i], 1)
         else:
+            # Prefix and continuation get at least one token each.
             pivot[i] = 1 + integer(bodies.key[i], purpose, 0, n[i] - 1, bodies.epoch)
 
 

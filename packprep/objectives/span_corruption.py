@@ -144,6 +144,7 @@ def max_tokens_for(
     Returns:
         The number of tokens.
     """
+    # Bisection works, because more tokens never need fewer slots.
     low, high = 0, max(int(slots) - 1, 0)
     while low < high:
         middle = (low + high + 1) // 2
@@ -257,6 +258,7 @@ def most_tokens(task: Task) -> int:
     density, mean, max_spans = _spans_of(task)[:3]
     if task.parameters["too_many_spans"] == "lower":
         return _NO_LIMIT
+    # Double the tokens until their spans exceed the sentinels, then bisect.
     low, high = 2, 4
     while span_counts(high, density, mean)[1] <= max_spans:
         low, high = high, high * 2
@@ -332,6 +334,7 @@ def _buffers(n):
 def _draw_runs(n, key, epoch, spans, buffers):
     """Draw a segment's runs, write their lengths to `buffers.lengths`, and return `_Runs`."""
     noise, count = _span_counts(n, spans.density, spans.mean_length, spans.most_spans)
+    # A rotation reads and writes whole lists of runs, so it needs two buffers.
     lengths = buffers.unrolled if spans.roll else buffers.lengths
     text_purpose, noise_purpose = TEXT_SPANS, NOISE_SPANS
     if epoch != 0:
@@ -450,14 +453,18 @@ def _restore(rows, columns, spans, out, fits):
     bodies, sentinels = columns.bodies, spans.sentinels
     buffers = _buffers(bodies.n)
     for i in range(bodies.n.shape[0]):
+        # No array stores the runs. The key draws the same runs as in `_render`.
         runs = _draw_runs(bodies.n[i], bodies.key[i], bodies.epoch, spans, buffers)
         sides = _sides(columns.at[i], bodies.n[i], runs, spans.eos)
         inputs, targets, _ = sides
         token, number = columns.begin[i], 0
         is_noise, fit = runs.first_is_noise == 1, spans.eos < 0 or rows[targets - 1] == spans.eos
+        # Runs are in document order. Text runs are read from the inputs and noise runs from the
+        # targets.
         for r in range(runs.count):
             length = buffers.lengths[r]
             if is_noise:
+                # The k-th noise run must have sentinel k in the inputs and in the targets (P14).
                 fit = fit and rows[inputs] == sentinels[number]
                 fit = fit and rows[targets] == sentinels[number]
                 inputs += 1
@@ -557,6 +564,7 @@ def render_with_mask(
         raise RecipeError(
             "the mask has no noise\nhint: set at least one flag, since a token has to be a target"
         )
+    # The mask 0 0 1 0 has the bounds 0, 2, 3 and 4, so its runs have 2, 1 and 1 tokens.
     bounds = np.concatenate(([0], np.flatnonzero(np.diff(noise)) + 1, [len(noise)]))
     lengths, noise_tokens = np.diff(bounds), np.count_nonzero(noise)
     noise_runs = np.count_nonzero(noise[bounds[:-1]])
@@ -566,6 +574,7 @@ def render_with_mask(
             " sentinels\n"
             "hint: pass more sentinels"
         )
+    # The prefix is the mode token and the inputs, so it ends where the targets start.
     mode = int(mode_token is not None)
     out = np.empty(mode + len(tokens) + 2 * noise_runs, np.int64)
     if mode_token is not None:

@@ -59,12 +59,15 @@ def complete(recipe: Recipe, made_with: Any = None) -> Recipe:
         if objective is None:
             fault = unknown("objective", entry.objective, list(REGISTRY))
             raise RecipeError(f"{place}: {fault}", ("tasks", entry.objective, "objective"))
+        # Refuse unknown keys before any value is read.
         declared = {parameter.name: parameter for parameter in objective.parameters}
         for name in entry.parameters:
             if name not in declared:
                 raise _unknown_parameter(entry.name, objective, name, made_with)
         parameters = {}
         name = ""
+        # `name` is the key that is read, so that an error points to it. A conflict of keys has no
+        # name.
         try:
             for name, parameter in declared.items():
                 value = entry.parameters.get(name, parameter.default)
@@ -114,6 +117,7 @@ def needs_of(recipe: Recipe) -> tuple[frozenset[str], tuple[str, ...], int]:
     if recipe.documents.prepend_bos:
         roles.add("bos")
     mode_tokens: dict[str, None] = {}
+    # The formula gets more sentinels than a segment can use, so that they do not limit its length.
     most, plenty = 0, Ids(0, 0, -1, -1, -1, np.zeros(1 << 24, np.int8))
     for entry in recipe.tasks:
         objective = REGISTRY[entry.objective]
@@ -170,6 +174,8 @@ def resolve(
     for i, entry in enumerate(recipe.tasks):
         objective = REGISTRY[entry.objective]
         mode_token = -1 if entry.mode_token is None else mode_tokens[entry.mode_token]
+        # Use the plan's values if there are any, because computing them again may change their last
+        # digits.
         values: Mapping[str, Any] = {}
         if objective.resolve:
             values = objective.resolve(entry.parameters, ids) if resolved is None else resolved[i]
@@ -255,6 +261,7 @@ def _check_capacity(recipe: Recipe, task: Task) -> None:
     if most_tokens >= needed:
         _check_fill(shortest, task, bos)
         return
+    # Name max_tokens if it is too small by itself, because longer rows would not help.
     if 0 < documents.max_tokens < needed:
         raise RecipeError(
             f"documents.max_tokens = {documents.max_tokens}: with documents.min_tokens ="
@@ -333,6 +340,7 @@ def pieces_of_a_row(recipe: Recipe, task: Task) -> int:
     if recipe.documents.long != "split" or packing.algorithm == "concat":
         return 1
     eos = int(recipe.documents.eos_after_segment)
+    # Count the slots that the longest earlier chunk takes of each sequence of a row.
     longest = capacity(recipe, task, 0, eos)
     slots = task.objective.copies * (task.most_body_slots(longest) + task.mode + eos)
     slots = -(-slots // packing.pad_seq_to_mult) * packing.pad_seq_to_mult
@@ -340,6 +348,7 @@ def pieces_of_a_row(recipe: Recipe, task: Task) -> int:
     if packing.sides is not None and task.objective.most_sides is not None:
         prefix, behind = task.objective.most_sides(task, longest)
         filled = [(prefix + task.mode, packing.sides[0]), (behind + eos, packing.sides[1])]
+    # If one chunk nearly fills any sequence, the row has no space for several.
     pieces = min(1 if 16 * part > 15 * whole else -(-whole // part) for part, whole in filled)
     return min(pieces, packing.max_segments_per_row or pieces)
 
@@ -361,6 +370,7 @@ def inner_capacity(recipe: Recipe, task: Task, bos: int) -> int:
     eos = int(recipe.documents.eos_after_segment)
     most, multiple = capacity(recipe, task, bos, eos), recipe.packing.pad_seq_to_mult
     pieces, sides = pieces_of_a_row(recipe, task), recipe.packing.sides
+    # Each part of the row must be a multiple of pad_seq_to_mult, as chunks are padded to it.
     room = recipe.seq_length // pieces // multiple * multiple
     if sides is not None:
         sides = sides[0] // pieces, sides[1] // pieces
@@ -544,6 +554,7 @@ def check_loss_weighting(recipe: Recipe, source: int, is_supervised: bool) -> No
             ' masks\nhint: set loss_weighting = "token", or build this source into another dataset',
             key,
         )
+    # A task whose threshold equals the one before it is never drawn.
     shares = np.diff(thresholds(recipe, supervised=True)[source], prepend=0)
     for task in compress(recipe.tasks, shares):
         is_noised = REGISTRY[task.objective].noise is not None
@@ -633,6 +644,8 @@ def move(
         0, no_id, no_id, special.eos, no_id, sentinels, special.fim, continues=special.continues
     )
     task, n = Task(objective.name, objective, 1.0, moved.parameters, no_id, ids), bodies.n
+    # Restore the tokens with the random numbers of epoch 0, then render with those of the new
+    # epoch.
     stored = Bodies(n, bodies.key, np.full(len(n), -1), 0 * n)
     # Compiled kernels do not check array bounds.
     check(misfit(body_slots, task.body_slots(stored)))

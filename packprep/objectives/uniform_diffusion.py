@@ -134,6 +134,7 @@ def resolve(parameters: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
         )
     low, high = parameters["noise_range"]
     v, steps = ids.for_noise.drawable, noise.FLIP_STEPS
+    # Each step has the rate at its middle. With a single level, one computation serves all steps.
     level = low + (high - low) * (np.arange(steps) + 0.5) / steps
     if low == high:
         rate = np.full(steps, flip_rate(parameters["schedule"], level[:1], v)[0])
