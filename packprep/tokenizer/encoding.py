@@ -87,6 +87,8 @@ def tokenize(
         rejected = _with_half_characters(texts) | rejected
         rejected |= _failing(engine, texts, rejected, characters, chat is not None, error)
         ids, offsets, at = _encoded(engine, texts, rejected, characters, chat is not None)
+    # A model may give a special token for plain text, for example a Unigram model with <pad> in its
+    # vocabulary.
     if plain is not None:
         places = plain.places(ids, chat is not None)
         documents = np.searchsorted(offsets, places, side="right") - 1
@@ -96,6 +98,7 @@ def tokenize(
                 f"its text gives {plain.texts[id]} (id {id}) as token {place - int(offsets[i])}"
             )
             rejected.setdefault(i, ("special_text", detail))
+    # A rejected document keeps its number and has no tokens.
     if rejected:
         lengths = np.diff(offsets)
         kept = np.ones(len(texts), dtype=bool)
@@ -160,11 +163,13 @@ def _failing(
     failing = {}
     for i, text in enumerate(texts):
         if i not in rejected and (why := failure(engine, text)):
+            # Rejecting a text that the reference accepts would make the bytes depend on the engine.
             if engine.reference is not None and failure(engine.reference, text) is None:
                 raise EngineFault(text, str(why)) from why
             detail = (
                 str(why) if isinstance(why, NormalizerLimit) else "the tokenizer fails on its text"
             )
+            # A replacement must not reject a text that the plan's engine may accept.
             if (
                 isinstance(engine, ReferenceEngine)
                 and engine.in_place_of
@@ -264,6 +269,7 @@ def _plain_text(vocabulary: Vocabulary) -> _PlainText:
     unknown = unknown_id(tokenizer_json)
     if unknown is not None:
         forbidden[unknown] = False  # [UNK] is special, but any text may produce it.
+    # In chats, the template writes added tokens, so only other special tokens are forbidden.
     in_chat = forbidden.copy()
     in_chat[[id for _, id in added_tokens(tokenizer_json)]] = False
     edges = np.concatenate(([-1], np.flatnonzero(forbidden), [len(forbidden)]))

@@ -75,6 +75,7 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, An
     """
     if name == "bytes":
         return bytes_tokenizer_json(), []
+    # A file or folder takes precedence over a name on the Hub.
     path = base / expanded(name)
     file = path / "tokenizer.json" if path.is_dir() else path
     beside_it = functools.partial(read_beside, name, base)
@@ -110,6 +111,7 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, An
             " socket\n"
             "hint: give a tokenizer.json, or a folder with one"
         )
+    # Ask the Hub only for names of its form, so that a wrong path gives a clear error.
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) or name.endswith(".json"):
         raise VocabularyError(
             f"tokenizer = {name!r}: {path} does not exist\n"
@@ -238,6 +240,8 @@ def _refuse_unlisted(
     files = {
         file: hints_in(file, found) for file in _ADDING_FILES if (found := read(file)) is not None
     }
+    # Collect all tokens that Transformers would add: added_tokens.json counts only without
+    # added_tokens_decoder.
     config = files.get("tokenizer_config.json", {})
     decoder, named = config.get("added_tokens_decoder"), config.get("extra_special_tokens")
     entries: list[Any] = (
@@ -516,6 +520,7 @@ def read_tokens(data: bytes, name: str) -> TokenTable:
             " its ids\n"
             "hint: fill the hole with unused tokens, or sort the list"
         )
+    # An added token may have the id of a token of the model only if both have the same text.
     table = _table(parsed, tokenizer.get_vocab(with_added_tokens=False))
     by_id = {id: text for text, id in table.ids.items() if text not in table.added}
     shared = [
@@ -758,6 +763,7 @@ def continuing_tokens(data: bytes, vocab_size: int) -> bytes:
         parsed = _parse(data)
         model = parsed["model"]
         vocab = model["vocab"]
+        # A Unigram vocabulary is a list, and the index of an entry is its id.
         pairs = list(
             vocab.items()
             if isinstance(vocab, dict)
@@ -771,6 +777,7 @@ def continuing_tokens(data: bytes, vocab_size: int) -> bytes:
             )
     except (_Unusable, LookupError, TypeError) as error:
         raise VocabularyError(f"the tokenizer.json has no vocabulary: {error!r}") from error
+    # Limit the size before a table with an entry per id exists.
     tokens = len(pairs) + len(parsed["added_tokens"])
     if vocab_size > max(tokens, BYTES_VOCAB_SIZE) + MOST_HOLES:
         raise VocabularyError(

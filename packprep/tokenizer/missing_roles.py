@@ -63,6 +63,7 @@ def missing_roles(
     else:
         lines += ["It has no reserved tokens to spare."]
 
+    # The message offers up to two remedies: existing tokens, and new tokens.
     n_new = len({text for part in missing for text in part.add})
     addable = all(part.add for part in missing)
     fits = not vocab_size or tokens.n_ids + n_new <= vocab_size
@@ -98,6 +99,7 @@ def missing_roles(
             f"Name existing tokens, by text or by id (0 to {tokens.n_ids - 1}), in the recipe's"
             " [specials]."
         ]
+    # These lines set the tokens without a person, so only a complete remedy counts.
     mends = tuple(pasted) if complete else add if addable and fits else ()
     return VocabularyError("\n".join(lines).rstrip(), mends)
 
@@ -137,9 +139,13 @@ def _lines_from_reserved(
     # Media tokens are inside a table, so these lines cannot set them.
     can_be_all = not any(part.key == "media" for part in missing)
     spans = next((part for part in missing if part.key == "sentinels"), None)
+    # A role with a token that probably has this purpose takes this token. Other roles take reserved
+    # tokens.
     known = [part for part in singles if part.instead]
     singles = [part for part in singles if not part.instead]
     free = list(reserved)
+    # If reserved tokens are too few, sentinels that the recipe does not list fill the gap, the last
+    # first.
     short = len(singles) - len(free)
     if 0 < short < len(spare_sentinels):
         free += spare_sentinels[-short:]
@@ -148,6 +154,7 @@ def _lines_from_reserved(
     lines = [f"{_toml_key(part.key)} = {as_toml(text)}" for part, text in played]
     if spans is None:
         return lines, can_be_all and len(lines) == len(known) + len(singles)
+    # The remaining reserved tokens become sentinels, as a range if enough ids are consecutive.
     rest = free[len(singles) :]
     run = _consecutive(rest, spans.wanted)
     if run:

@@ -422,12 +422,16 @@ def texts_with_added(vocabulary: Vocabulary) -> list[str]:
     """
     table = tokens_in_file(vocabulary.tokenizer_json, "tokenizer.json")
     added = [token for token in table.added.values() if len(token.text) <= _LONGEST]
+    # Map each start of a token to the first token with it, for special and ordinary tokens
+    # separately.
     begins: dict[tuple[str, bool], str] = {}
     for token in added:
         special = token.special or token.id in vocabulary.special_ids
         for size in range(1, min(_OVERLAP + 1, len(token.text))):
             begins.setdefault((token.text[:size], special), token.text)
     texts = [token.text for token in added]
+    # Join a token to another whose start equals its end. Dropping the shared part lets both
+    # overlap.
     across = (
         text + begins[key][size:]
         for text in texts
@@ -560,6 +564,7 @@ def _difference(
     """
     if _equal(fast, slow) or any(map(_failed, slow.rejected)):
         return None
+    # Without ids on one side, there is no first different token to show.
     if fast.rejected != slow.rejected:
         made = [
             (
@@ -570,6 +575,7 @@ def _difference(
             for tokens in (fast, slow)
         ]
         return EngineDifference(_printable(text[: 2 * _AROUND_CHARACTERS]), 0, 0, made[0], made[1])
+    # If one result is the start of the other, the difference is after the last common token.
     both = min(len(fast.ids), len(slow.ids))
     token = int(np.argmax(np.append(fast.ids[:both] != slow.ids[:both], True)))
     begins = reference.encode_with_characters([text], False)[2][:, 0]

@@ -100,6 +100,7 @@ def refuse_ordinary_sentinels(sentinels: Sequence[int], tokens: TokenTable) -> N
             ordinary.append(id)
     if not ordinary:
         return
+    # Consecutive ids form a range, so that the message stays short.
     begins = [i for i, id in enumerate(ordinary) if i == 0 or id != ordinary[i - 1] + 1]
     runs = [ordinary[a:b] for a, b in zip(begins, [*begins[1:], len(ordinary)], strict=True)]
     ranges = [f"{run[0]} … {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
@@ -331,6 +332,8 @@ def _resolved(
 
     `tokenizer` is the tokenizer's name in messages.
     """
+    # Collect the roles that the files next to the tokenizer declare. The byte vocabulary has its
+    # own.
     is_bytes = data == bytes_tokenizer_json()
     # If several files declare a role, the first file wins.
     hints: dict[str, str | None] = {
@@ -338,6 +341,7 @@ def _resolved(
     }
     if is_bytes and not beside:
         hints = dict(BYTES_ROLES)
+    # Refuse impossible sizes before any table with an entry per id exists.
     tokens = tokens_in_file(data, tokenizer)
     if 0 < specials.vocab_size < tokens.n_ids:
         raise VocabularyError(
@@ -356,6 +360,7 @@ def _resolved(
             "hint: give the tokenizer that the model was trained with, and the rows of its"
             " embedding"
         )
+    # In [specials], a role and a mode token are keys of one table, so their names must differ.
     for text in (*needs.mode_tokens, *(specials.mode_tokens or ())):
         if text in ROLES or text == "sentinels":
             raise VocabularyError(
@@ -363,21 +368,26 @@ def _resolved(
                 " not distinguish them\n"
                 'hint: write it as a token is written, for example "[NLU]"'
             )
+    # Assign the existing tokens to roles, which also shows which roles lack a token.
     parts = _parts(tokens, specials, needs, hints)
     own = {role for role in ROLES if getattr(specials, role) is None}
     refuse_two_roles(parts.players, own, tokens)
     refuse_ordinary_sentinels(parts.sentinels, tokens)
+    # New tokens get ids after all existing ones, so that no existing id changes.
     first_added = tokens.n_ids
     if parts.missing:
         texts = _texts_to_add(tokenizer, tokens, specials, parts)
         data = extended_tokenizer_json(data, first_added, texts, tokenizer)
         hints |= {part.key: part.add[0] for part in parts.missing if part.key in hints}
+    # Assign the roles again in the final file. `read_tokens` also compares its ids with
+    # `tokenizers`.
     tokens = read_tokens(data, tokenizer)
     parts = _parts(tokens, specials, needs, hints)
     assert not parts.missing, parts.missing
     refuse_two_roles(parts.players, own, tokens)
     smallest = max(tokens.n_ids, BYTES_VOCAB_SIZE if is_bytes else 0)
     vocab_size = specials.vocab_size or smallest
+    # If a token has two roles, such as eos and pad, the role that comes first names it.
     players = {id: key for key, id in reversed(parts.players)}
     added = tuple(
         {"id": id, "text": tokens.texts[id], "role": players[id]}
@@ -456,6 +466,7 @@ def _parts(
     eos is used for padding.
     """
     mapped = specials.mode_tokens or {}
+    # Take the tokens that [specials] names. A mode token without an entry there has its own text.
     wishes = {
         role: getattr(specials, role) for role in ROLES if getattr(specials, role) is not None
     }
@@ -465,16 +476,20 @@ def _parts(
         _not_there(key, value, tokens, hints) for key, value in wishes.items() if key not in given
     ]
 
+    # A sentinel must not be a media token, so media come first.
     media, media_missing = _media(tokens, specials)
     missing += media_missing
     of_media = sorted({id for ids in media.values() for id in ids if id >= 0})
 
+    # Sentinels are not taken from tokens that already have another role.
     taken = {id: key for key, id in given.items()} | dict.fromkeys(of_media, "media")
     sentinels, sentinels_missing, notes = _sentinels(tokens, specials, needs, taken)
     missing += sentinels_missing
     playing: dict[int, set[str]] = {id: {key} for id, key in taken.items()}
     playing |= {id: {"sentinels"} for id in sentinels}
 
+    # Look for the roles that [specials] leaves open. Only a role that the recipe needs can lack a
+    # token.
     roles = {role: given[role] for role in ROLES if role in given}
     found: dict[str, str] = {}
     open_roles = [role for role in ROLES if role not in wishes]
@@ -486,6 +501,7 @@ def _parts(
         role for role in open_roles if role in needs.roles and role not in roles and role != "pad"
     ]
     missing += [_not_found(role, lacking, tokens, hints) for role in lacking]
+    # A missing eos is added and then pads too. Only without any eos does pad need its own token.
     if "pad" in open_roles and "pad" not in roles:
         if "eos" in roles:
             roles["pad"] = roles["eos"]
@@ -496,6 +512,7 @@ def _parts(
         elif "eos" in open_roles and "eos" not in lacking:
             pad = _names_to_add(tokens, ["pad"])["pad"]
             missing.append(Missing("pad", "no token known as such, and no eos to pad with", pad))
+    # The order of ROLES decides which role names a token with two roles.
     roles = {role: roles[role] for role in ROLES if role in roles}
     mode_tokens = {key: id for key, id in given.items() if key not in ROLES}
     return _Parts(
@@ -537,6 +554,7 @@ def _media(
                 missing.append(Missing("media", absent, (value,) if isinstance(value, str) else ()))
             ids.append(-1 if id is None else id)
         found[kind] = (ids[0], ids[1], ids[2])
+    # The position token marks the slots of a span (P25), so it must not be next to a span.
     slots = {slot for _, slot, _ in found.values() if slot >= 0}
     for kind, (begin, _, end) in found.items():
         if beside := slots & {begin, end}:
@@ -641,6 +659,8 @@ def _sentinels(
     of a token to its role, for tokens that already have another role.
     """
     wish = specials.sentinels
+    # A pattern finds sentinels by number. The default pattern finds only tokens that are listed as
+    # special.
     if wish is None or isinstance(wish, str):
         named = wish is not None and wish != "auto"
         pattern = wish if wish is not None and named else SENTINEL_PATTERN
@@ -649,6 +669,7 @@ def _sentinels(
         )
         extend = wish == "auto" and specials.missing == "add"
         return _sentinels_by_pattern(pattern, extend, tokens, frozenset(usable), needs, taken)
+    # The recipe lists the sentinels. All of them must exist, and each must be unique.
     if isinstance(wish, Mapping):
         wish = range(wish["first"], wish["first"] + wish["count"])
     ids = [_id_of(value, tokens) for value in wish]
@@ -693,6 +714,7 @@ def _sentinels_by_pattern(
     found: list[int] = []
     notes: list[str] = []
     k = 0
+    # The numbers have no gaps: the search ends at the first text that is not a token.
     while (text := pattern.replace("{}", str(k))) in tokens.ids:
         id = tokens.ids[text]
         if text not in usable:
@@ -713,6 +735,7 @@ def _sentinels_by_pattern(
             f"{len(found) or 'no'} tokens of the pattern {pattern}; the longest segment would use"
             f" {needs.sentinels}"
         )
+        # New sentinels continue the numbering of the existing ones.
         add = tuple(pattern.replace("{}", str(k + more)) for more in range(short))
         return tuple(found), [Missing("sentinels", why, add, needs.sentinels)], notes
     if short > 0:
@@ -740,6 +763,7 @@ def _found(
 
     `playing` maps an id to its roles so far. This function adds eos, bos, pad and mask to it.
     """
+    # A declared token takes precedence over well-known names, even if it does not exist.
     for role, names in WELL_KNOWN.items():
         if role not in open_roles:
             continue
@@ -756,6 +780,8 @@ def _found(
                 playing.setdefault(id, set()).add(role)
                 yield role, id, how
                 break
+    # A family counts if it has all tokens that the recipe needs or, if it needs none, all open
+    # ones.
     wanted = [role for role in FIM_ROLES if role in open_roles]
     required = [role for role in wanted if role in needed] or wanted
     for family in WELL_KNOWN_FIM:

@@ -125,11 +125,14 @@ class TokenTexts:
         for id in map(int, ids):
             own = self.meaning(id)
             if isinstance(own, str):
+                # A special token ends an unfinished character, whose tokens are then shown as
+                # bytes.
                 found += map(self._alone, run)
                 run, pending = [], b""
                 found.append(TextPiece(own, [id], SPECIAL))
                 continue
             state = _state(pending + own)
+            # This token does not continue the character before it, so it is judged by itself.
             if state == "broken" and run:
                 found += map(self._alone, run)
                 run, pending = [], b""

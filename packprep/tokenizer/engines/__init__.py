@@ -235,6 +235,7 @@ def engine_in_words(
         return f"{said}, instead of the plan's {engine.in_place_of}"
     if requested == engine.name:
         return f'{said}, as set by engine = "{requested}"'
+    # Engines before this one in `suitable` would be faster, so say why they are not used.
     ends = engine.name, REFERENCE
     passed_over = list(takewhile(lambda name: name not in ends, suitable(vocabulary, text_bytes)))
     for name in passed_over:
@@ -289,6 +290,8 @@ def load_engine(engine: Mapping[str, str], vocabulary: Vocabulary, special_text:
             reference has another version here than in the plan.
     """
     name, version = engine["name"], engine["version"]
+    # If the plan's engine is compared with the reference, only the version of the reference must be
+    # equal.
     believed = REFERENCE if "reference" in engine else name
     if believed not in ENGINES:
         raise PlanError(
@@ -305,6 +308,8 @@ def load_engine(engine: Mapping[str, str], vocabulary: Vocabulary, special_text:
             f"hint: pip install {ENGINES[believed].package}=={planned}, or build into a new"
             " folder"
         )
+    # The engine itself may be missing or have another version. The reference then gives the same
+    # ids.
     found = ENGINES[name].version() if name in ENGINES else None
     try:
         if found != version:

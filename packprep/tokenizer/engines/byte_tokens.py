@@ -246,6 +246,7 @@ class ByteTokens:
             self._texts[ids] = [texts[id] for id in ids]
             data = np.frombuffer(b"".join(texts[id] for id in ids), np.uint8)
             first_byte = offsets_of(np.array([len(texts[id]) for id in ids], np.int64))[:-1]
+            # In UTF-8, all bytes of a character except its first are 10xxxxxx.
             starts_character = (data & 0xC0) != 0x80
             self._starts[ids] = np.add.reduceat(starts_character, first_byte, dtype=np.int64)
             self._is_inside[ids] = ~starts_character[first_byte]
@@ -302,8 +303,10 @@ class ByteTokens:
         ids = np.minimum(ids.astype(np.int64), len(self._texts) - 1)
         after_space = self._after_added_space(texts, ids, offsets)
         data = self._texts[ids].tolist()
+        # An added space is in the token's bytes, but not in the text.
         for token in np.flatnonzero(after_space).tolist():
             data[token] = data[token][1:]
+        # Count the characters before each token, from the start of its text.
         starts = self._starts[ids] - after_space
         before = offsets_of(starts)
         begins = before[:-1] - np.repeat(before[offsets[:-1]], np.diff(offsets))
@@ -311,6 +314,7 @@ class ByteTokens:
         begins -= self._is_inside[ids]
         # A token that is only an added space counts as the character after it.
         characters = np.stack((begins, np.maximum(ends, begins + 1)), 1)
+        # The ranges are right only if the tokens have exactly the bytes of the text.
         bounds, untold = offsets.tolist(), []
         for i, text in enumerate(texts):
             own = slice(bounds[i], bounds[i + 1])
@@ -338,6 +342,8 @@ class ByteTokens:
                 spaces. The array is overwritten with the characters in `text`.
         """
         assert self._stripping is not None
+        # Leave the stripped spaces out of the text. kept[k] is the index of its k-th remaining
+        # character.
         ranges = self._stripping.ranges(text)
         bounds = [0, *chain.from_iterable(ranges), len(text)]
         parts = [*zip(bounds[::2], bounds[1::2], strict=True)]
@@ -348,6 +354,7 @@ class ByteTokens:
             or characters[:, 1].max(initial=0) > len(kept)
         ):
             return False
+        # Convert the ranges to indices of the whole text. A stripping token also gets its spaces.
         characters[:, 0] = kept[characters[:, 0]]
         characters[:, 1] = kept[characters[:, 1] - 1] + 1
         characters[strips] = [(begin, end) for begin, _, _, end in ranges] or np.zeros((0, 2))
