@@ -40,12 +40,14 @@ def continuing(parsed: Mapping[str, Any], vocab_size: int) -> np.ndarray:
         if isinstance(vocab, dict)
         else ((entry[0], i) for i, entry in enumerate(vocab))
     )
+    # In UTF-8, a byte 10xxxxxx never starts a character.
     if "ByteLevel" in json.dumps([parsed.get("pre_tokenizer"), parsed.get("decoder")]):
         inside = {
             character for byte, character in enumerate(byte_characters()) if byte & 0xC0 == 0x80
         }
         which = [i for text, i in pairs if text[:1] in inside]
     else:
+        # With byte fallback, each byte 0x80 … 0xBF has its own token.
         inside = {f"<0x{byte:02X}>" for byte in range(0x80, 0xC0)}
         which = [i for text, i in pairs if text in inside] if model.get("byte_fallback") else []
     continues = np.zeros(vocab_size, np.uint8)

@@ -35,6 +35,7 @@ def json_schema(
     # This pattern matches every text except a bare word, because mode tokens have brackets.
     tables["specials"]["patternProperties"] = {"^$|^[^A-Za-z_]|[^A-Za-z0-9_]": mode_token}
 
+    # A task has either a preset or an objective, and each form allows other keys.
     keys, required = task.pop("properties"), task.pop("required")
     del task["additionalProperties"]
     # An editor offers the values of the first alternative.

@@ -117,11 +117,13 @@ def read_section(section: str, table: Any, where: str) -> dict[str, Any]:
         raise RecipeError(
             f"[{where}]: expected a table of keys, found {table!r:.100}{brackets}", key_of(where)
         )
+    # A mode token is itself a key of [specials], so the field mode_tokens is not a key of a recipe.
     keys = {name: key for name, key in KEYS[section].items() if name != "mode_tokens"}
     values, others = {}, {}
     for name, value in table.items():
         if name in keys:
             values[name] = read_value(keys[name], value, f"{where}.{name}" if where else name)
+        # Which other keys a task may have depends on its objective. `complete` checks them later.
         elif section == "tasks":
             others[name] = value
         # A mode token has brackets, so a bare word is an unknown key.
@@ -141,6 +143,7 @@ def read_section(section: str, table: Any, where: str) -> dict[str, Any]:
                 f"{said} (in {f'[{where}]' if where else 'the recipe'}{quoted})",
                 (*key_of(where), name),
             )
+    # Report an unknown key first, because a misspelled key often explains a missing one.
     for name, key in keys.items():
         if name not in values and key.default is ...:
             place = f"{where}.{name}" if where else name
@@ -184,6 +187,7 @@ def _read_tasks(tables: Sequence[Any]) -> tuple[TaskEntry, ...]:
                     f"{where}: {unknown('preset', str(preset), list(presets()))}",
                     ("tasks", i, "preset"),
                 )
+            # The weight of a preset is divided among its tasks in their own proportions.
             members, prefix = presets()[preset], f"{preset}."
             weight = read_value(
                 KEYS["tasks"]["weight"], table.get("weight", 1.0), f"{where}.weight"
@@ -191,6 +195,7 @@ def _read_tasks(tables: Sequence[Any]) -> tuple[TaskEntry, ...]:
             scale = weight / math.fsum(m.get("weight", 1.0) for m in members)
         for member in members:
             values = read_section("tasks", member, where)
+            # A task of a preset gets the preset's name as a prefix only if its own name is taken.
             name = values.get("name") or values["objective"]
             if name in names and prefix:
                 name = prefix + name
@@ -266,6 +271,7 @@ def read_recipe(table: Mapping[str, Any], base: Path) -> Recipe:
     if values.get("seq_lengths"):
         values.setdefault("seq_length", 0)
     recipe = Recipe(base=base, **values)
+    # Each row length must satisfy the rules, because each gives a dataset.
     for one in recipe.by_length():
         check_together(one)
     return recipe
@@ -303,6 +309,7 @@ def _read_sources(tables: Sequence[Any]) -> tuple[Source, ...]:
                 ("sources", i, "repeat"),
             )
         sources.append(Source(**values))
+    # A share is relative to the other sources, so either all sources have one or none has.
     with_share = [s.share is not None for s in sources]
     if any(with_share) and not all(with_share):
         missing = ", ".join(s.name for s in sources if s.share is None)
@@ -329,6 +336,7 @@ def check_together(recipe: Recipe) -> None:
     Raises:
         RecipeError: If keys do not fit together.
     """
+    # Limit the sizes first, because later steps make tables of sources and tasks.
     for name, count in (("sources", len(recipe.sources)), ("tasks", len(recipe.tasks))):
         if count > MOST[name]:
             raise RecipeError(_TOO_MANY[name].format(count), (name,))
@@ -341,6 +349,7 @@ def check_together(recipe: Recipe) -> None:
             ("tasks",),
         )
     _check_sides(recipe)
+    # Check the row length, and the keys that depend on it.
     if recipe.seq_length % 8:
         low = recipe.seq_length // 8 * 8
         raise RecipeError(
@@ -378,6 +387,7 @@ def check_together(recipe: Recipe) -> None:
             f" {max(recipe.seq_length // math.lcm(mult, 8), 1) * math.lcm(mult, 8)}",
             ("packing", "pad_seq_to_mult"),
         )
+    # Check that nothing needs gaps or whole segments, if concat cuts at row ends.
     if mult > 1 and recipe.packing.algorithm == "concat":
         raise RecipeError(
             "packing.pad_seq_to_mult does not support concat, which leaves no gaps between"
@@ -397,6 +407,7 @@ def check_together(recipe: Recipe) -> None:
             " trained, which loss spans express",
             ("documents", "loss_spans"),
         )
+    # Check the shares, groups and task names of the sources.
     if recipe.total_tokens and recipe.sources[0].share is None:
         raise RecipeError(
             "total_tokens requires share\n"
@@ -493,6 +504,7 @@ def _check_sides(recipe: Recipe) -> None:
                 f"packing.{name} is set, but packing.{other} is not\nhint: set both",
                 ("packing", name),
             )
+    # Each entry has the value of a key, the value that such rows need, and the reason.
     wrong: dict[KeyPath, tuple[Any, Any, str]] = {
         ("seq_lengths",): (
             recipe.seq_lengths,
@@ -607,6 +619,7 @@ def from_normalised(table: Any, engine: str, made_with: Any = None) -> Recipe:
     if not isinstance(table, dict):
         raise RecipeError(f"the recipe is {table!r:.100}, but should be an object")
     own = {name: value for name, value in table.items() if name not in SECTIONS or not name}
+    # A stored recipe has no engine, because the engine does not change the bytes.
     values = _stored("", {**own, "engine": engine}, "", made_with)
     for section, record in list(SECTIONS.items())[1:]:
         part = table.get(section)
@@ -638,6 +651,7 @@ def _stored(section: str, table: Any, where: str, made_with: Any) -> dict[str, A
     """
     if not isinstance(table, dict):
         raise RecipeError(f"[{where}]: expected an object, found {table!r:.100}")
+    # Keys that an older version did not write get their defaults. All other keys must be present.
     keys, values = {**KEYS[section]}, {**LATER[section], **table}
     if section == "sources":
         del keys["paths"]
@@ -863,6 +877,7 @@ def normalised_toml(table: Mapping[str, Any], paths: Mapping[str, Sequence[str]]
         table: The normalised recipe.
         paths: {source name: paths of the source}.
     """
+    # Collect the sections as a recipe file has them, each with its head and its values.
     sections: list[tuple[str, str, Mapping[str, Any]]] = [
         ("", "", {k: table[k] for k in KEYS[""] if k in table})
     ]
@@ -889,11 +904,14 @@ def normalised_toml(table: Mapping[str, Any], paths: Mapping[str, Sequence[str]]
         sections.append(("tasks", "[[tasks]]", {**own, **task["parameters"]}))
     texts = []
     for section, head, values in sections:
+        # A row length and a seed are always written, so that the recipe does not depend on
+        # defaults.
         default = {
             name: key.default
             for name, key in KEYS[section].items()
             if name not in ("seq_length", "seed")
         }
+        # Declared keys come first, in the order of the schema. Mode tokens and parameters follow.
         lines = [
             f"{name if name.isidentifier() and name.isascii() else as_toml(name)} ="
             f" {as_toml(value)}"
@@ -934,12 +952,14 @@ def set_value(table: dict[str, Any], assignment: str) -> KeyPath:
         RecipeError: If the assignment is malformed or its key cannot be set.
     """
     path, text = split_assignment(assignment)
+    # A text needs no quotes, so that a shell command can omit them.
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
     place: Any = table
     key: list[str | int] = []
+    # Follow the key to its table. An entry of a list is searched by name before its index.
     *parents, last = path.strip().split(".")
     for name in parents:
         if isinstance(place, list):

@@ -29,6 +29,7 @@ def line_of(text: str, key: KeyPath) -> int | None:
     """
     key = _by_number(tomllib.loads(text), key)
     best, deepest = None, 0
+    # The longest common part of the keys shows the closest statement. The first of equals counts.
     for line, place in _statements(text):
         if deepest < min(len(place), len(key)) and key[: len(place)] == place[: len(key)]:
             best, deepest = line, min(len(place), len(key))
@@ -76,8 +77,10 @@ def _statements(text: str) -> Iterator[tuple[int, KeyPath]]:
         except ValueError:
             continue
         begin, lines = number - len(lines) + 1, []
+        # Blank lines and comments set no key.
         if not value:
             continue
+        # Follow the nested tables to the key that the statement names.
         path: list[str | int] = []
         listed = False
         while isinstance(value, dict) and len(value) == 1:
@@ -86,10 +89,12 @@ def _statements(text: str) -> Iterator[tuple[int, KeyPath]]:
             if value == [{}] and line.lstrip().startswith("[["):
                 listed = True
                 break
+        # An assignment belongs to the table of the header before it.
         if not line.lstrip().startswith("[") or begin != number:
             yield begin, header + tuple(path)
             continue
         header = tuple(path)
+        # The n-th [[header]] of a list starts its entry n.
         if listed:
             counts[header] = counts.get(header, -1) + 1
             header = (*header, counts[header])

@@ -202,6 +202,7 @@ class Growing:
         Returns:
             The file's record: `file` (name), `bytes` and `digest` (xxh3-128, hexadecimal).
         """
+        # A file without chunks must exist too, with no bytes.
         self.append(b"")
         assert self._temporary is not None
         try:
@@ -336,6 +337,7 @@ class LocalFolder:
                     os.unlink(temporary)
                 raise
             _flush_folder(path.parent, self.path)
+        # A process that was killed may have left temporary files for this file.
         remove_temporaries(path.parent, path.name)
 
     def create(self, name: str, data: bytes) -> bool:

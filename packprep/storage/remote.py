@@ -464,6 +464,7 @@ class _Ranges(io.RawIOBase):
         done = 0
         while done < count:
             number, offset = divmod(self._at + done, _BLOCK_BYTES)
+            # A long read would only displace blocks in memory, so it goes directly to the buffer.
             if count - done >= 2 * _BLOCK_BYTES and number not in self._blocks:
                 data = self._opened.read(self._at + done, min(count - done, _READ_AT_ONCE))
                 self._next = (self._at + done + len(data)) // _BLOCK_BYTES
@@ -476,6 +477,7 @@ class _Ranges(io.RawIOBase):
 
     def _block(self, number: int) -> bytes:
         if number not in self._blocks:
+            # A read of the block after the last fetched one is sequential, so fetch more blocks.
             ahead = 3 if number == self._next else 1
             begin = number * _BLOCK_BYTES
             data = self._opened.read(begin, min(ahead * _BLOCK_BYTES, self._size - begin))

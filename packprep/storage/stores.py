@@ -92,12 +92,15 @@ def _s3(bucket: str) -> "_Arrow":
             "endpoint_override": parts.netloc + parts.path.rstrip("/"),
             "scheme": parts.scheme,
         }
+    # Without a region or an endpoint, ask AWS for the region of the bucket.
     elif not region:
         region = resolve_s3_region(bucket)
     if region:
         options["region"] = region
 
     def put_if_none() -> PutIfNone | None:
+        # obstore does not get its settings from pyarrow, so it gets the same keys, region and
+        # endpoint.
         keys = _keys_of_profile()
         if keys is None:
             return None
@@ -135,6 +138,7 @@ def _keys_of_profile() -> dict[str, str] | None:
         return {}
     profile = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE") or "default"
     found: dict[str, str] = {}
+    # Keys in the credentials file take precedence over keys in the configuration file.
     for variable, name in (
         ("AWS_CONFIG_FILE", "config"),
         ("AWS_SHARED_CREDENTIALS_FILE", "credentials"),
@@ -148,6 +152,7 @@ def _keys_of_profile() -> dict[str, str] | None:
         for section in (f"profile {profile}", profile):
             found |= dict(parser[section]) if parser.has_section(section) else {}
     keys = {key: found[f"aws_{key}"] for key in _KEYS if f"aws_{key}" in found}
+    # A profile without keys has another source of keys, which obstore does not know.
     other = profile != "default" or any(key.startswith(_ELSEWHERE) for key in found)
     return keys or (None if other else {})
 
