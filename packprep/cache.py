@@ -179,6 +179,7 @@ def _read(path: str) -> tuple[str, frozenset[str]]:
     modules: set[bytes] = set()
     for base, names in _NAMED.findall(data):
         modules.update([base, *(b"%s.%s" % (base, name) for name in re.findall(rb"\w+", names))])
+    # An imported name may be a module or an attribute. Only modules have files.
     places = [root + os.fsdecode(module).replace(".", os.sep) for module in modules if module]
     files = (
         file for place in places for file in (place + ".py", os.path.join(place, "__init__.py"))

@@ -381,8 +381,10 @@ class _Lost:
         header, owner = header_columns(arrays), records.owner
         file, doc = header["file"][owner], header["doc"][owner]
         for number, (source, name, positions) in self._of_file.items():
+            # A document has the position of its first record, so any other record is a later one.
             later = (file == number) & (doc != records.position)
             hit = np.flatnonzero(later & np.isin(records.position, positions))
+            # Such a record may be listed if its document is listed too.
             listed = hit[~np.isin(doc[hit], positions)]
             if len(listed):
                 at, document = int(records.position[listed[0]]), int(doc[listed[0]])
@@ -395,6 +397,7 @@ class _Lost:
 
     def described(self) -> dict[str, Any]:
         """Return the counts and examples for the result of `remove_documents`."""
+        # A listed document without content is in the rejects, or not in the dataset at all.
         none = {
             "rejected": {
                 file: self._rejected[file] & ~found for file, found in self._found.items()

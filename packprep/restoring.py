@@ -217,6 +217,7 @@ def fitting(plan: Plan, arrays: Arrays, segments: Segments, epoch: int = 0) -> n
         for begin, end in itertools.pairwise(bounds):
             some = of_task.select(slice(begin, end))
             bodies = some.bodies(epoch)
+            # Indices of tokens start at 0 in each batch, because the batches share a buffer.
             first = ends[begin:end] - bodies.n
             first -= first[0]
             size = int(first[-1] + bodies.n[-1])
@@ -372,6 +373,8 @@ def _place_specials(slots: np.ndarray, segment: np.ndarray, stored_ids: _StoredI
     tokens.
     """
     unknown = np.flatnonzero(slots < 0)
+    # Look for a known neighbour before the token, then after it. Each direction can fill a whole
+    # run.
     for step, order in ((1, unknown), (-1, unknown[::-1])):
         for i in order[(order >= step) & (order < len(slots) + min(step, 0))].tolist():
             if slots[i] < 0 and slots[i - step] >= 0 and segment[i] == segment[i - step]:
@@ -518,6 +521,7 @@ def _cut_again(plan: Plan, documents: Documents, stored: Segments) -> Segments:
     """
     if plan.recipe.packing.algorithm != "concat":
         return cut(plan.recipe, plan.tasks, documents, plan.cut_limits)[0]
+    # The header has the cuts. Only the keys are computed again, to be compared.
     by_position = {int(position): d for d, position in enumerate(documents.position)}
     document = np.array([by_position[int(position)] for position in stored.doc], np.int64)
     key = segment_key(
@@ -574,6 +578,8 @@ class _Rebuilt(NamedTuple):
                 return f"segment_{name} is {value}, but should be {again}"
         if difference := self._difference_of_ranges(built) or self._difference_of_media(built):
             return difference
+        # Compare slot by slot. In a stratified task, only the labels do not depend on the rest of
+        # the row.
         row, begin = int(stored.row[g]), int(stored.first_slot[g])
         for name in ("labels",) if is_stratified else ("tokens", "loss_mask", "labels"):
             if name not in slots or name not in arrays:

@@ -157,10 +157,12 @@ def _agreed_position(tasks: Sequence[_Task], count: int | None) -> tuple[int, in
             f"{scheduler.index} is set, but the number of tasks is unknown\n"
             "hint: add --array-count N"
         )
+    # The flag and all schedulers must agree. Otherwise no task might make some of the shards.
     whole = counts[0] if count is None else count
     if {task.index for task in tasks} != {index} or not {*counts} <= {whole}:
         words = [*map(str, tasks), *([] if count is None else [f"--array-count {count}"])]
         raise RecipeError(f"{' and '.join(words)} contradict each other\nhint: {_BOTH_FLAGS}")
+    # Only --array-count can give fewer tasks than the scheduler started.
     if index >= whole:
         numbers = f"{scheduler.first} … {int(scheduler.first) + whole - 1}"
         raise RecipeError(

@@ -392,6 +392,7 @@ def make_manifest(
         ],
         "recipe": stored["recipe"],
         "fingerprint": stored["fingerprint"],
+        # Keys of later versions are written only where they apply.
         **({"kind": STORE} if plan.is_store else {}),
         **({"removed": named_removal(stored)} if plan.removed_digest else {}),
         **(

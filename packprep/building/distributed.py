@@ -93,6 +93,7 @@ def build_shard(
         plan_digest = digest_of(output.read(PLAN_NAME))
     except FileNotFoundError:
         plan_digest = ""
+    # The plan stays loaded for the next call, unless plan.json changes.
     plan, make = _maker(
         absolute_prefix(str(output)), plan_digest, tuple(sorted((moved or {}).items()))
     )

@@ -194,6 +194,7 @@ def _warnings_of_task(recipe: Recipe, task: Task, figures: Mapping[str, Any]) ->
         objective.sentinels
         and objective.sentinels(task.parameters, figures["longest_inner"]) > sentinels
     )
+    # The length formula rounds and limits these figures, so they can differ from the recipe's.
     for name, figure in figures["figures"].items():
         wanted, realised = figure["wanted"], figure["realised"]
         if abs(realised - wanted) > FAR * wanted:
@@ -201,6 +202,7 @@ def _warnings_of_task(recipe: Recipe, task: Task, figures: Mapping[str, Any]) ->
                 f"task {task.name}: {name} will be {realised:.3g} at full length, not {wanted:g}."
                 f" Use {'more sentinels' if lacks_sentinels else 'longer rows'} to come closer"
             )
+    # Too few sentinels can limit segments to a part of a row.
     longest = capacity(recipe, task, 0, int(recipe.documents.eos_after_segment))
     if objective.most_tokens and objective.most_tokens(task) <= longest:
         filled_share = task.most_body_slots(longest) / recipe.seq_length
@@ -240,6 +242,7 @@ def _warnings_of_sources(
 ) -> list[str]:
     """Return warnings about the sources, their files, bad documents and shares."""
     recipe = inputs.recipe
+    # An expression sets the passes of each document, so only a number or a share can surprise.
     warnings = [
         f"source {source['name']}: each document is used {source['repeat']:g} times"
         for source in plan["sources"]
@@ -282,6 +285,7 @@ def bad_in_samples(
         # With an expression, a bad document counts once.
         by_fields = isinstance(source.repeat, str)
         uses = (1.0 if by_fields else planned["repeat"]) * (high - low)
+        # A sample counts a document once, but a build counts it in each pass.
         documents, bad_documents = sample.tally.totals
         read, bad = read + uses * documents, bad + uses * bad_documents
         by_chance = by_fields or high - low < 1 or planned["repeat"] % 1 > 0
@@ -306,6 +310,7 @@ def bad_in_samples(
         f"{counts} ({listed_reasons(joined.reasons)}), more than"
         f" {limit_in_words(round(bad), limit)}. {joined.example}"
     )
+    # Failure is certain only if the fewest bad documents that the samples prove exceed the limit.
     is_certain = too_many_bad(
         math.floor(least_bad), math.ceil(read), math.ceil(read - least_bad), limit
     )
@@ -519,6 +524,7 @@ def _all_trained(supervised: np.ndarray, lengths: np.ndarray) -> Training:
     Both arguments have one entry per document. `supervised` is 1 if the document is supervised,
     otherwise 0. `lengths` has the number of tokens.
     """
+    # Messages are unknown before a build, so each document counts as one trained range.
     zeros, no_offsets = np.zeros(len(lengths), np.int64), np.zeros(len(lengths) + 1, np.int64)
     ends = lengths[supervised != 0]
     spans = np.stack((np.zeros_like(ends), ends), 1)
@@ -555,6 +561,7 @@ def _totals_of_shards(
     for segments in _segments_of_shards(inputs, documents, shard):
         slots, row = segments.slots, rows_of(segments, recipe, tasks)
         rows, padding = int(row.max(initial=-1)) + 1, -slots % recipe.packing.pad_seq_to_mult
+        # The last row of a shard is usually emptier, so the fields `early_…` leave it out.
         totals = Packed(
             segments=len(slots),
             rows=rows,
@@ -575,6 +582,7 @@ def _segments_of_shards(
     recipe, tasks, numbers = inputs.recipe, inputs.tasks, np.unique(shard)
     is_concat = recipe.packing.algorithm == "concat"  # Cuts depend on the rows of each shard.
     if not is_concat:
+        # A cut depends only on its document here, so all documents are cut at once.
         segments, _ = cut(recipe, tasks, documents)
         shard = shard[segments.document]
     begins, ends = (np.searchsorted(shard, numbers, side) for side in ("left", "right"))
@@ -600,6 +608,7 @@ def _file_bytes(
             bodies = segments.slots[segments.task == t] // 2
             of_task = int((-(-bodies // task.parameters["block_length"])).sum())
             blocks = (blocks or 0) + of_task
+    # The arrays of media and records are not estimated.
     arrays = layout(
         rows,
         len(segments),

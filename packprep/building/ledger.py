@@ -194,6 +194,7 @@ def segment_counts(
     added_by_kind = added_slots(tasks, segments)
     for s, name in enumerate(names):
         of_source = segments.source == s
+        # The kinds of ADDED are always present. Later kinds are present only if they are not 0.
         added = dict.fromkeys(ADDED, 0) | _sums(added_by_kind, of_source)
         counts["sources"][name] = {"slots": {"added": added}, "segments": int(of_source.sum())}
     for t, task in enumerate(tasks):
@@ -345,6 +346,7 @@ def imbalances(ledger: Ledger, is_total: bool = False) -> list[str]:
         if is_total and PASSES in documents:
             in_passes = sum(int(k) * count for k, count in documents[PASSES].items())
             pairs.append((f"{name}: documents read = Σ passes", documents["read"], in_passes))
+    # Rows also have padding after their last segment, which belongs to no source.
     total = sum(source["slots"]["total"] for source in ledger["sources"].values())
     pairs.append(
         (

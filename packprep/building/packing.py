@@ -151,6 +151,7 @@ def _with_row(array, row):
     """
     if row < array.shape[0]:
         return array
+    # Doubling keeps the total cost of all copies proportional to the final size.
     grown = np.empty((2 * array.shape[0], array.shape[1]), np.int64)
     for i in range(array.shape[0]):
         for j in range(array.shape[1]):
@@ -459,6 +460,7 @@ def pack(
         RecipeError: If the algorithm is unknown, or a length is not in 1 … capacity.
     """
     lengths = np.ascontiguousarray(lengths, np.int64)
+    # Kernels do not check array bounds, so an invalid length must not reach them.
     if len(lengths) and (lengths.min() < 1 or lengths.max() > capacity):
         worst = int(np.argmax((lengths < 1) | (lengths > capacity)))
         raise RecipeError(
@@ -466,6 +468,8 @@ def pack(
         )
     row, offset = np.empty(lengths.shape, np.int64), np.empty(lengths.shape, np.int64)
     if algorithm == "best_fit":
+        # The number of segments of each length determines the rows. The segments are assigned
+        # afterwards.
         counts = np.bincount(lengths, minlength=capacity + 1)
         placements = assign(counts, capacity, max_segments)
         _fill_rows(placements, counts, lengths, np.empty(lengths.shape, np.uint64), row, offset)

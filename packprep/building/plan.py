@@ -77,6 +77,7 @@ def recipe_of(stored: Mapping[str, Any]) -> Recipe:
         source["name"] for source in stored["sources"]
     ]:
         raise PlanError("plan.json: its sources differ from its recipe's")
+    # Later steps look up mode tokens and media kinds without a check.
     wanted = {entry.mode_token for entry in recipe.tasks if entry.mode_token is not None}
     if not wanted <= stored["vocabulary"]["mode_tokens"].keys():
         raise PlanError("plan.json: its vocabulary does not have the mode tokens of its tasks")
@@ -99,6 +100,7 @@ def _resolved(stored: Mapping[str, Any], recipe: Recipe) -> list[Mapping[str, An
             f"plan.json: it has {len(stored['tasks'])} tasks, but its recipe needs"
             f" {len(recipe.tasks) + 1}"
         )
+    # Trainers resample noise with these values, so a noise schedule refuses unusable ones.
     resolved: list[Mapping[str, Any]] = []
     for task, entry in zip(stored["tasks"], recipe.tasks, strict=False):
         facts = task.get("resolved") if isinstance(task, dict) else None
@@ -473,6 +475,7 @@ def stored_plan_and_digest(out: str | os.PathLike | Folder) -> tuple[dict[str, A
         data = out.read(PLAN_NAME)
         stored = decode(data, path)
     except FileNotFoundError:
+        # At a URL, a missing object can also mean a missing bucket, which `reach` reports.
         out.reach()
         return None
     except DatasetError as error:
@@ -535,6 +538,7 @@ def open_plan(
             f"{out.path_of(name)}: {error.strerror}, but the plan needs this file\n"
             "hint: restore it, or build into another folder"
         ) from None
+    # A rebuild erases the removed documents again, so the plan needs their list.
     removed = b""
     if removed_digest(stored):
         try:

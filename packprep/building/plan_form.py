@@ -214,6 +214,7 @@ def _wrong_key(plan: Mapping[str, Any], made_with: Any) -> str:
         else:
             parts.append((f"{name}: ", values))
     for place, value in parts:
+        # The place "sources[3]: " belongs to the part "sources" of _PARTS.
         name = place.partition("[")[0].rstrip(": ")
         known = {field.name for field in msgspec.structs.fields(_PARTS[name])}
         if isinstance(value, Mapping) and value.keys() - known:
@@ -251,6 +252,8 @@ def _disagreement(plan: PlanForm) -> str:
             return (
                 f"sources[{i}]: store is a token store's digest, but prefix does not name a store"
             )
+        # A store keeps estimates for later datasets. They must match the number and splits of its
+        # files.
         first, end = (bisect_left(plan.files, n, key=lambda file: file.source) for n in (i, i + 1))
         if plan.kind == STORE and (why := wrong_estimates(source.estimates, plan.files[first:end])):
             return f"sources[{i}]: estimates: {why}"

@@ -246,6 +246,7 @@ def _refuse_without_fields(
     if passes is None and not source.keep:
         return
     key = "keep" if passes is None else "where" if source.where is not None else "repeat"
+    # A token store has only the fields that its own recipe kept.
     if kept is not None:
         missing = [name for name in passes.fields if name not in kept] if passes else []
         if missing:
@@ -256,6 +257,7 @@ def _refuse_without_fields(
                 ("sources", i, key),
             )
         return
+    # In files, the format decides whether documents have fields.
     for kind, (format, _) in enumerate(files.kinds):
         if not FORMATS[format].has_fields:
             name = files.names[int(np.flatnonzero(files.kind == kind)[0])]
@@ -543,6 +545,7 @@ def follows(
         )
         for source in sources
     ]
+    # All values follow from the arguments, so verification computes the same values (P22).
     return {
         "vocabulary": vocabulary.as_planned(),
         "token_dtype": token_dtype(recipe, vocabulary.vocab_size).name,
@@ -654,6 +657,7 @@ def _calibrated(
     with _named(source, recipe):
         if problem := estimates.notes.problem(source.source.share is not None):
             raise RecipeError(problem)
+    # A store serves recipes with any tasks, so only the tasks of a dataset are checked.
     if not inputs.is_store:
         if estimates.supervised:
             check_supervised(recipe, source.index)

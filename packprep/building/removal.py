@@ -155,6 +155,7 @@ def blank(
             for task in tasks
         ]
     )
+    # Task and key stay, because noise levels of the row's other segments depend on them (P23).
     return blanked, segments.replace(
         prefix=np.where(removed & has_own_prefix[segments.task], 0, segments.prefix),
         tokens=np.where(removed, 0, segments.tokens),
@@ -323,6 +324,7 @@ def store_without(
     # A document belongs to a part, and the part names the file of the document.
     number = owners(np.diff(arrays["part_offsets"]))
     file, position = arrays["part_file"].astype(np.int64)[number], arrays["position"]
+    # Documents that an earlier removal erased are already counted.
     which = plan.removed.at(file, position) & ~before.at(file, position)
     which[arrays["rejected"]] = False
     first = [source.first_file for source in plan.sources]

@@ -115,6 +115,7 @@ def _write_frames(frames, mode, bos_id, mode_id, eos_id, rows):
         for t in range(end - np.uint64(frames.eos[i]), end):
             rows.tokens[t] = eos_id
         segment_id = np.uint16(frames.segment_id[i])
+        # Slots that no segment covers keep the segment id 0 (P6).
         for t in range(begin, end):
             rows.segment_ids[t] = segment_id
 
@@ -169,6 +170,7 @@ def _mark_bodies(segments, trained, mode, rows):
         mode: 1 if a mode token before the body is trainable, otherwise 0.
         rows: The rows to write to.
     """
+    # Arrays that the shard does not need are empty.
     trainable, weights, group = rows.trainable, rows.weights, rows.group
     weighted, grouped = weights.shape[0] > 0, group.shape[0] > 0
     for i in range(segments.n.shape[0]):
@@ -439,9 +441,11 @@ def _groups_of(texts: Texts) -> _Groups | None:
     documents = np.arange(len(count))
     document = np.repeat(documents, count)
     of_spans = document if weighting == "document" else len(count) + training.turn
+    # The eos of a document belongs to the group of the document's last span.
     of_documents = documents.copy()
     of_documents[count > 0] = of_spans[training.span_offsets[1:][count > 0] - 1]
     weight = training.document_weight.astype(np.float64)
+    # The sum of a document or turn is the weight of the document.
     return _Groups(of_spans, of_documents, np.concatenate((weight, weight[document])))
 
 
@@ -630,6 +634,7 @@ def _trained_ranges(first_slot: np.ndarray, segments: Segments, rows: _Rows) -> 
     """Return the trained ranges of the segments, with weights if any weight is not 1."""
     offsets = np.zeros(len(segments) + 1, np.int64)
     runs = first_slot, segments.slots, rows.trainable, rows.weights, offsets
+    # The first run counts the ranges, and the second run writes them.
     ranges = np.zeros((_runs(*runs, np.zeros((0, 2), np.int32)), 2), np.int32)
     _runs(*runs, ranges)
     if len(rows.weights):
@@ -650,11 +655,13 @@ def _joined_blocks(count: int, parts: list[tuple[np.ndarray, NoisedBlocks]]) -> 
     for segment, noised in parts:
         counts[segment] = noised.blocks.count
     offsets = offsets_of(counts)
+    # The blocks of a single task are already in segment order.
     if len(parts) == 1:
         return NoiseBlocks(offsets, parts[0][1].level, parts[0][1].weight)
     level, weight = np.empty((2, offsets[-1]), np.float32)
     for segment, noised in parts:
         block_counts = noised.blocks.count
+        # Block j of a segment goes to index offsets[segment] + j.
         which = np.repeat(offsets[segment], block_counts) + ranks(block_counts)
         level[which], weight[which] = noised.level, noised.weight
     return NoiseBlocks(offsets, level, weight)
@@ -674,6 +681,7 @@ def render_shard(
     """
     begin, ids = body_tokens(documents, segments)
     document_tokens = np.diff(documents.offsets)[segments.document]
+    # If the rest of a document was truncated or left out, none of its segments is the last.
     is_last = segments.start + segments.tokens == document_tokens
     texts = Texts(begin, ids, documents.training, loss_weighting, is_last)
     slots, rendered = render_rows(tasks, segments, texts, seq_length, epoch)

@@ -371,6 +371,7 @@ def build_lengths(
     out = folder_at(out)
     targets = [(one, folder_at(folder)) for one, folder in folders_of_lengths(recipe, out)]
     outcomes = _build_each(targets, progress, **options)
+    # The shares come from all ledgers, so mixture.json is written after the last publication.
     manifests = [outcome.manifest for outcome in outcomes if outcome.manifest is not None]
     if len(manifests) == len(outcomes):
         data = lengths_mixture(manifests)
@@ -407,6 +408,7 @@ def pace(
         said = engine_in_words(engine, inputs.recipe.engine, inputs.vocabulary, inputs.text_bytes)
     text_bytes, shards = sum(source["text_bytes"] for source in plan["sources"]), plan["shards"]
     all_workers = workers_for(text_bytes // array_count) if workers is None else workers
+    # A worker with less than WORKER_TEXT_BYTES of text is not worth its start.
     at_work = min(array_count * all_workers, text_bytes // WORKER_TEXT_BYTES)
     if shards >= at_work:
         return said

@@ -98,6 +98,7 @@ def cut_limits(recipe: Recipe, tasks: Sequence[Task]) -> CutLimits:
     """Return the limits that `cut` applies for a recipe and its tasks."""
     by_length = [capacities(replace(recipe, seq_length=length), tasks) for length in recipe.lengths]
     last, inner = (np.stack(capacity) for capacity in zip(*by_length, strict=True))
+    # The last axis of `last` is without and with eos, and the recipe selects one of them.
     capacity = np.ascontiguousarray(last[..., int(recipe.documents.eos_after_document)])
     random_length = np.array(
         [int(task.parameters.get("random_length", 0.0) * 2**53) for task in tasks], np.int64
@@ -256,6 +257,7 @@ def segments_of_cuts(
         repeat=documents.repeat[document],
         slots=np.zeros(len(document), np.int64),
     )
+    # The slots follow from the length formula, before any token is rendered (P12).
     for t, task in enumerate(tasks):
         chosen = np.flatnonzero(segments.task == t)
         if len(chosen):
@@ -510,6 +512,7 @@ def _trained_part(spans, turns, span, last_span, start, end):
     """
     first, last, run, apart = np.int64(-1), np.int64(-1), np.int64(-1), np.int64(0)
     while span < last_span and spans[span, 0] < end:
+        # Clip the span to the chunk. It counts as apart if the chunk may not train it.
         begin, stop = max(spans[span, 0], start), min(spans[span, 1], end)
         if trained_in(turns, span, start):
             # Trained spans that touch form one run, such as spans that differ only in weight.
@@ -750,6 +753,7 @@ def _cut_at_row_ends(documents, limits, policy, cuts, row):
                 r, fill, in_row = r + 1, np.int64(0), np.int64(0)
                 continue
             _write_cut(cuts, count, Cut(d, start, tokens, task, bos, eos, key, 0, -1, 0))
+            # The first run only counts the segments, and `row` is empty.
             if count < row.shape[0]:
                 row[count] = r
             count += 1
@@ -860,6 +864,7 @@ def _cut_by_rows(
             f'documents.long = "{recipe.documents.long}", but concat cuts documents at row ends\n'
             'hint: use "split"'
         )
+    # All tasks have n + constant slots here, so a body of one token shows the constant.
     one = np.ones(1, np.int64)
     a_token = Bodies(one, one.astype(np.uint64), -one, 0 * one)
     overhead = [task.slots(a_token, 0 * one, 0 * one)[0] - 1 for task in tasks]
@@ -871,6 +876,7 @@ def _cut_by_rows(
         recipe.packing.max_segments_per_row or FORMAT_MAX_SEGMENTS,
     )
     arguments = (columns, limits, _policy_of(recipe))
+    # Count the segments first, so that the columns get the right size.
     count = _cut_at_row_ends(*arguments, Cuts.empty(0), np.empty(0, np.int64))
     cuts, row = Cuts.empty(count), np.empty(count, np.int64)
     _cut_at_row_ends(*arguments, cuts, row)

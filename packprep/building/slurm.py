@@ -368,9 +368,11 @@ def redo_command(out: str | os.PathLike, missing: Sequence[int], shards: int) ->
         text = os.fsdecode(array.read_bytes())
     except OSError:
         return None
+    # The shards of a task depend on the size of the original array, which the script has.
     found = re.search(r"^#SBATCH --array=0-(\d+)(%\d+)?$", text, re.M)
     if found is None or not finish.exists():
         return None
+    # All shards are done, so only the final job is left.
     if not missing:
         return shlex.join(["sbatch", str(finish)])
     tasks = ranges(tasks_of(missing, int(found[1]) + 1, shards))
@@ -404,6 +406,7 @@ def _script(job: ArrayJob, folder: Path, name: str, body: str) -> str:
     """
     array = name == job.command
     log, to_log = _log(folder, f"{name}-%a.log" if array else f"{name}.log")
+    # A signal 60 s before the time limit lets a task stop at a safe point and be requeued.
     options = [
         f"--job-name=packprep-{name}",
         *(

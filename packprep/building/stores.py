@@ -115,6 +115,7 @@ def _location(source: Source, i: int, recipe: Recipe, place: str) -> str:
             f'sources[{i}].paths must be one token store with format = "store"',
             ("sources", i, "paths"),
         )
+    # The store determines how its files were read, so these keys cannot be changed here.
     default = Source(paths=source.paths)
     for key in KEYS_OF_FILES:
         if getattr(source, key) != getattr(default, key):

@@ -165,6 +165,7 @@ def make_store_shard(
         plan, parts, decoders or Decoders(), progress, clock or Clock(), most_bytes(plan)
     )
     balance = store_ledger(documents, plan.tasks)
+    # A rebuild reads the files again, so it erases removed documents again.
     if plan.removed:
         arrays, balance, uses = store_without(plan, documents.arrays, Removed(()), balance)
         documents = documents._replace(arrays=arrays)
@@ -215,10 +216,12 @@ def shard_of(plan: Plan, shard: int, documents: Documents, clock: Clock, epoch: 
         balance = shard_ledger(
             documents, names, plan.tasks, segments, lost, last_row_padding, recipe
         )
+        # A rebuild reads the source text, so it erases removed documents again (P23).
         if (listed := plan.removed.segments(segments)).any():
             slots, segments, balance, passes = without(plan, slots, segments, listed, balance)
             note_removed(plan, documents.rejected, passes)
         check(balance, f"shard {shard}")
+    # Compact shards omit what the loader can compute, after everything is complete.
     arrays = slots | segments.header_arrays(recipe.packing.pad_seq_to_mult)
     if recipe.output.columns != "full":
         arrays = compacted(arrays, stores_labels(recipe.output.columns, in_place_rules(plan.tasks)))

@@ -214,6 +214,7 @@ def _replace(key, begin, count, replacement, epoch, buffers, tokens):
         while hit_bits:
             j = begin_of_64 + np.int64(trailing_zeros(hit_bits))
             hit_bits &= hit_bits - _1
+            # A word above both limits keeps the token, which is trained all the same.
             kind_word = np.uint64(words[2 * j])
             if kind_word < replacement.mask_below:
                 tokens[begin + j] = replacement.mask_id

@@ -151,6 +151,8 @@ class Task:
         while low < high:
             middle = (low + high + 1) // 2
             fits = self.most_body_slots(middle) <= body_slots
+            # In two sequences, bos and the mode token are in the encoder, and eos is in the
+            # decoder.
             if fits and sides is not None and self.objective.most_sides is not None:
                 prefix, continuation = self.objective.most_sides(self, middle)
                 fits = prefix + bos + self.mode <= sides[0] and continuation + eos <= sides[1]

@@ -92,6 +92,7 @@ class _Sides(NamedTuple):
 @kernel(inline=True)
 def _span_counts(n_tokens, noise_density, mean_span_length, max_spans):
     """Return the result of `span_counts`."""
+    # Float64 and rounding half to even give the same numbers on every machine.
     n = max(np.int64(n_tokens), np.int64(2))
     n_noise = min(max(np.int64(np.rint(np.float64(n) * noise_density)), np.int64(1)), n - 1)
     n_spans = np.int64(np.rint(np.float64(n_noise) / mean_span_length))

@@ -421,12 +421,14 @@ def thresholds(recipe: Recipe, supervised: bool = False) -> np.ndarray:
     # A source's `tasks` → its row of thresholds.
     rows: dict[tuple[str, ...] | None, list[int]] = {}
     for s, source in enumerate(recipe.sources):
+        # Sources with the same tasks share a row, because a dataset may have many sources.
         if source.tasks not in rows:
             drawn = (
                 range(len(names))
                 if source.tasks is None
                 else {i for name in source.tasks for i in tasks_named(name, names)}
             )
+            # Whole numbers keep the shares exact until the last division.
             weights = [
                 int(w * whole) if i in drawn and allowed[i] else 0 for i, w in enumerate(exact)
             ]

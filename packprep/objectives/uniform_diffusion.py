@@ -45,10 +45,12 @@ def flip_probability(mu: np.ndarray, drawable: int) -> np.ndarray:
         float64, shaped as mu.
     """
     mu = np.asarray(mu, np.float64)
+    # The integrand vanishes at both ends, so the trapezoidal rule converges very fast.
     z = np.arange(-_REACH * _STEPS_PER_UNIT, _REACH * _STEPS_PER_UNIT + 1) / _STEPS_PER_UNIT
     density = np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi) / _STEPS_PER_UNIT
     flat = np.empty(mu.size)
     for i, m in enumerate(mu.ravel()):
+        # log Φ and expm1 keep their precision where Φ is close to 1.
         flat[i] = density @ -np.expm1((drawable - 1) * _log_cdf(z + m))
     return np.clip(flat, 0.0, 1.0).reshape(mu.shape)
 

@@ -294,6 +294,7 @@ def _read_sources(tables: Sequence[Any]) -> tuple[Source, ...]:
                 ("sources", i, "name"),
             )
         names.add(values["name"])
+        # All files of a source are below one prefix, which is a folder or a URL.
         if any("://" in p for p in values["paths"]) and not all(
             "://" in p for p in values["paths"]
         ):
@@ -786,6 +787,7 @@ def load_recipe(path: Path) -> dict[str, Any]:
         _refuse_wide_integers(table)
         return table
     except OSError as error:
+        # A mistyped name is a common mistake, so list the recipes in the folder.
         there = (
             sorted(p.name for p in Path(path).parent.glob("*.toml"))[:5]
             if isinstance(error, FileNotFoundError)

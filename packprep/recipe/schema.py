@@ -792,6 +792,7 @@ def _keys_of(record: type) -> dict[str, Key]:
             hint = get_args(hint)[0]
         metas = getattr(hint, "__metadata__", ())
         if metas:
+            # The type and the key both have metadata, and the key's come last.
             extra = {name: value for meta in metas for name, value in (meta.extra or {}).items()}
             kind = next((meta.title for meta in metas if meta.title), None) or _kind_of(
                 hint.__origin__, metas

@@ -280,6 +280,8 @@ def _beside(read: Callable[[str], bytes | None]) -> list[dict[str, Any]]:
         values = hints_in(file, data)
         roles: dict[str, str | None] = {}
         for role, keys in HINT_KEYS.items():
+            # If several keys declare a role, the first text counts. null counts only without a
+            # text.
             declared = [values[key] for key in keys if key in values]
             texts = [
                 value.get("content") if isinstance(value, dict) else value for value in declared
@@ -596,6 +598,7 @@ def _table(parsed: Mapping[str, Any], model_ids: Mapping[str, int]) -> TokenTabl
         entry["content"]: Token(entry["id"], entry["content"], bool(entry.get("special", False)))
         for entry in parsed["added_tokens"]
     }
+    # An added token overrides a token of the model with the same text.
     ids = {**model_ids, **{token.text: token.id for token in added.values()}}
     listed = parsed["model"].get("vocab")
     notes = [

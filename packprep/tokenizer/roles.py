@@ -443,6 +443,7 @@ def _texts_to_add(
             spare_sentinels=parts.sentinels if by_pattern else (),
             vocab_size=specials.vocab_size,
         )
+    # Roles may share a new token, which is added once.
     texts = tuple(dict.fromkeys(text for missing in parts.missing for text in missing.add))
     needed = tokens.n_ids + len(texts)
     if 0 < specials.vocab_size < needed:
@@ -580,6 +581,7 @@ def _names_to_add(tokens: TokenTable, roles: Sequence[str]) -> dict[str, tuple[s
     the tokenizer has all well-known names.
     """
     fim = [FIM_ROLES.index(role) for role in roles if role in FIM_ROLES]
+    # New tokens of fill-in-the-middle come from one family, none of whose tokens exists.
     free_families = [
         family for family in WELL_KNOWN_FIM if not any(family[k] in tokens.ids for k in fim)
     ]
@@ -617,6 +619,7 @@ def _not_found(
                 " not have"
             )
             return Missing(role, why, (declared,))
+    # Existing tokens of fill-in-the-middle are suggested only as a whole family.
     if role in FIM_ROLES:
         wanted = [FIM_ROLES.index(other) for other in lacking if other in FIM_ROLES]
         families = [

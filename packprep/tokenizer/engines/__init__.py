@@ -251,6 +251,7 @@ def engine_in_words(
         )
     if engine.name != REFERENCE:
         return said
+    # If a faster engine accepts the tokenizer, only the small amount of text decided against it.
     if slow := [name for name in suitable(vocabulary) if ENGINES[name].proven]:
         return (
             f"{said}, because it would take longer to load and check {' or '.join(slow)} than to"

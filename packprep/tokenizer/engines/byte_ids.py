@@ -49,6 +49,7 @@ class BytesEngine:
         lengths = []
         for text in texts:
             size = begin = 0
+            # The text between special tokens is encoded byte by byte.
             for match in special.finditer(text) if special else ():
                 size += _append_bytes(ids, characters, text, begin, match.start())
                 size += 1

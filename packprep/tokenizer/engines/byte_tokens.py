@@ -137,6 +137,7 @@ class _Stripping(NamedTuple):
         for match in self.pattern.finditer(text):
             begin, end = match.span()
             if match.group() in self.left:
+                # Spaces that belong to the token before this one do not count again.
                 while begin > last and text[begin - 1] in _SPACES:
                     begin -= 1
             if match.group() in self.right:

@@ -92,6 +92,7 @@ class FastEngine(CharactersFromBytes):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Encode texts as in `encode`, but let the reference encode the texts at indices `odd`."""
         rest = list(texts)
+        # Empty texts keep the numbers of all other documents.
         for i in odd:
             rest[i] = ""
         fast, fast_offsets = self.encode(rest)
