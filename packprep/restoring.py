@@ -115,7 +115,7 @@ def _first_trained(plan: Plan, segments: Segments) -> np.ndarray:
     # Ranges of different weights may touch. Only untrained slots between them are a gap.
     is_gap = (segment[1:] == segment[:-1]) & (ranges[1:, 0] > ranges[:-1, 1])
     gaps = np.bincount(segment[1:][is_gap], minlength=len(segments))[with_ranges]
-    # Compare the bounds with those of the body. An eos after the body may be trained or not.
+    # Compare the bounds with the body. An eos after the body may be trained or not.
     supervised = segments.select(with_ranges)
     body = supervised.bos + plan.by_task.mode[supervised.task]
     half = supervised.slots // plan.by_task.copies[supervised.task]
@@ -184,7 +184,7 @@ def _restore(
         assert objective.restore is not None
         columns = BodySlots(begin[which], of_task.bodies(epoch), body)
         fits[which] = objective.restore(task, columns, rows, out)
-    # A copied system message is at the start of its segment, and is no content of this chunk.
+    # A copied system message starts its segment, but is not content of this chunk.
     if of_chosen.repeated.any():
         out = out[ranks(lengths) >= np.repeat(of_chosen.repeated, lengths)]
     return RestoredTokens(out, offsets_of(of_chosen.tokens), fits)

@@ -231,7 +231,7 @@ def added_slots(tasks: Sequence[Task], segments: Segments) -> dict[str, np.ndarr
     """
     task, by_task = segments.task, TaskTable.of(tasks)
     mode = by_task.mode[task]
-    # Count one copy of each segment. What remains of a body without its tokens was added by the
+    # Count one copy of each segment. The slots of a body that are not tokens come from the
     # objective.
     once = segments.slots // by_task.copies[task]
     ends = segments.eos + by_task.input_eos[task]

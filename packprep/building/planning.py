@@ -787,7 +787,8 @@ def repeats(recipe: Recipe, once: Sequence[int], tokens_per_byte: Sequence[float
                 f"source {source.name!r} has a share of {source.share}, but no tokens\n"
                 "hint: give it files with text"
             )
-    # Without total_tokens, take the largest total for which no source is read more than once.
+    # Without total_tokens, the total is as large as possible without reading a source more than
+    # once.
     parts = [share / whole for share in shares if share is not None]
     total = recipe.total_tokens or min(t / part for t, part in zip(tokens, parts, strict=True))
     found = [

@@ -265,8 +265,8 @@ def in_processes(
                         "hint: report it:\n"
                         f"{value}"
                     )
-            # A silent worker may still work, for example on a slow disk. It is reported once, not
-            # ended.
+            # A silent worker may still work, for example on a slow disk. Report its silence once,
+            # and wait.
             for worker in at_work.values():
                 if time.monotonic() - worker.heard >= SILENT_S:
                     worker.heard = math.inf

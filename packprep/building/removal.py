@@ -195,7 +195,8 @@ def without(
     gone = segments.select(removed)
     passes = np.unique(np.stack((gone.source, gone.repeat, gone.file, gone.doc), axis=1), axis=0)
     records = _with_records(passes, segments, removed)
-    # Subtract what the segments counted while they had tokens: segments, added slots and answers.
+    # The ledger counted these segments while they had tokens. Subtract their added slots and
+    # answers.
     media_slots, eos = segments.media_slots()[removed], _eos(plan, segments, removed)
     trained = None if segments.trained is None else segments.trained.within(removed)
     counted = gone.replace(eos=eos, repeated=gone.eos + gone.repeated - eos, trained=trained)

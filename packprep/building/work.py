@@ -221,7 +221,7 @@ def shard_of(plan: Plan, shard: int, documents: Documents, clock: Clock, epoch: 
             slots, segments, balance, passes = without(plan, slots, segments, listed, balance)
             note_removed(plan, documents.rejected, passes)
         check(balance, f"shard {shard}")
-    # Compact shards omit what the loader can compute, after everything is complete.
+    # Compact shards omit arrays that the loader can compute. The ledger is already complete here.
     arrays = slots | segments.header_arrays(recipe.packing.pad_seq_to_mult)
     if recipe.output.columns != "full":
         arrays = compacted(arrays, stores_labels(recipe.output.columns, in_place_rules(plan.tasks)))

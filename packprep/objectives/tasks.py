@@ -556,7 +556,7 @@ def check_loss_weighting(recipe: Recipe, source: int, is_supervised: bool) -> No
             ' masks\nhint: set loss_weighting = "token", or build this source into another dataset',
             key,
         )
-    # A task whose threshold equals the one before it is never drawn.
+    # A task with the threshold of the task before it is never drawn.
     shares = np.diff(thresholds(recipe, supervised=True)[source], prepend=0)
     for task in compress(recipe.tasks, shares):
         is_noised = REGISTRY[task.objective].noise is not None
@@ -646,7 +646,7 @@ def move(
         0, no_id, no_id, special.eos, no_id, sentinels, special.fim, continues=special.continues
     )
     task, n = Task(objective.name, objective, 1.0, moved.parameters, no_id, ids), bodies.n
-    # Restore the tokens with the random numbers of epoch 0, then render with those of the new
+    # Restore the tokens with the random numbers of epoch 0. Then render with the numbers of the new
     # epoch.
     stored = Bodies(n, bodies.key, np.full(len(n), -1), 0 * n)
     # Compiled kernels do not check array bounds.

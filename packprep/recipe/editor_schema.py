@@ -90,7 +90,7 @@ def _table_schema(section: str, shared: dict[str, Any]) -> dict[str, Any]:
         # A file cannot contain lone surrogates, and not every editor can express them in a pattern.
         if "pattern" in made:
             made["pattern"] = made["pattern"].replace(r"\ud800-\udfff", "")
-        # Merging `about` twice puts its keys first and lets them override those of msgspec.
+        # Merging `about` twice puts its keys first and lets them override the keys of msgspec.
         properties[name] = about | made | about
         if key.default not in (..., None, ""):
             properties[name]["default"] = key.default
