@@ -906,8 +906,8 @@ def normalised_toml(table: Mapping[str, Any], paths: Mapping[str, Sequence[str]]
         sections.append(("tasks", "[[tasks]]", {**own, **task["parameters"]}))
     texts = []
     for section, head, values in sections:
-        # A row length and a seed are always written, so that the recipe does not depend on
-        # defaults.
+        # Values that equal their defaults are left out, but the row length and the seed are always
+        # shown.
         default = {
             name: key.default
             for name, key in KEYS[section].items()
