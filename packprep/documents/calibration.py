@@ -97,6 +97,7 @@ class Estimates:
         `repeat` is an expression, each document draws the pass of its fraction independently.
         """
         low, high = source.source.sample
+        # The variance of the token count has a term for each random choice of the build.
         kept, repeat, pieces = high - low, source.repeat, len(source.pieces)
         lengths, weights = self.lengths.astype(np.float64), self.length_weights
         total = float((weights * lengths).sum())
@@ -105,18 +106,23 @@ class Estimates:
         if self.numbers is not None and self.pass_shares is not None:
             # Each document draws its last pass independently.
             once, fraction = weights / self.numbers, self.numbers % 1
+            # `of_document` is the variance of a document's number of passes.
             of_document = kept * (1 - kept) * self.numbers**2 + kept * fraction * (1 - fraction)
             variance = float((once * of_document * lengths**2).sum())
             return math.hypot(self.sampling_error, math.sqrt(variance) / (kept * total))
+        # `sample` keeps each document with probability `kept`, once for every pass.
         variance = kept * (1 - kept) * repeat**2 * float((weights * lengths**2).sum())
         chance = repeat % 1 * (1 - repeat % 1)
+        # The classes of a Choice are the numbers of bits of the sizes, as docs/format.md says.
         of_class = np.frexp(self.sizes.astype(np.float64))[1]
         for bits in np.unique(of_class) if chance else ():
             own, own_lengths = weights[of_class == bits], lengths[of_class == bits]
+            # A class of a split keeps n · f documents, give or take less than one.
             per_piece, mean = (
                 kept * own.sum() / max(pieces, 1),
                 float(np.average(own_lengths, weights=own)),
             )
+            # The documents of a class have different lengths, so the choice among them matters.
             within = float(np.average((own_lengths - mean) ** 2, weights=own))
             variance += pieces * (
                 min(per_piece * chance, 0.25) * mean**2 + per_piece * chance * within
@@ -170,6 +176,7 @@ def calibrate(
         is_precise = sampling.precise
         return look_at_pieces(sampling, compressed=position == "stream", whole=is_precise)
 
+    # Each format is sampled on its own, because the ratio of text to stored bytes depends on it.
     for name, kind, pieces, key in _kinds(source):
         passes = None if source.passes is None else SampledPasses(source.passes)
         sampling = Sampling(
@@ -177,20 +184,25 @@ def calibrate(
         )
         looked = look_at(sampling, *kind)
         if source.passes is not None and passes is not None:
+            # A sample that used every document of the files is exact, however few it kept.
             uses_all = sampling.tally.is_whole and len(looked.sizes) == passes.kept
             if passes.kept < FEW_KEPT and not uses_all:
                 passes = SampledPasses(source.passes, few=True)
                 sampling = sampling._replace(precise=True, tally=Tally(), passes=passes)
                 looked = look_at(sampling, *kind)
             notes.add_passes(passes, sampling.tally.is_whole)
+        # The tally of a format counts sampled documents. The weights scale it to all documents.
         tally.join(sampling.tally, float(looked.weights.sum()))
+        # The ratio describes pass 0. `pass_shares` scales it to the other passes.
         text_bytes = float(looked.bytes_of_passes(1)[0])
         is_known = looked.held and (text_bytes or passes is not None)
         ratio = round(1024 * text_bytes / looked.held) if is_known else 1024
         ratios[name] = min(max(ratio, 1), highest_ratio(source))
         looks.append(looked)
+    # The names of the fields need another read of a file, so only a message triggers it.
     if notes.empty or notes.fault:
         notes.fields = _fields_in_words(source)
+    # A misspelled `group_by` joins no records, so it is an error.
     if source.grouping and not tally.grouped and any(len(looked.sizes) for looked in looks):
         raise RecipeError(
             f"group_by = {as_toml(source.source.group_by)}: no record in the sample has a value of"
@@ -198,6 +210,7 @@ def calibrate(
             "hint: name a field of the records, or leave group_by out",
             ("sources", source.index, "group_by"),
         )
+    # The time per token is measured over all formats, because the tokenizer is the same.
     token_s = clock.seconds.get("tokenize", 0.0) / max(1, counter.tokens)
     return replace(_estimates(source, ratios, looks, token_s), tally=tally, notes=notes)
 
@@ -241,6 +254,7 @@ def _estimates(
     """
     passes = source.passes
     uses = 1 if passes is None else passes.uses
+    # `of_passes[p]` has the text bytes of pass p, over all formats.
     of_passes = sum((look.bytes_of_passes(uses) for look in looks), np.zeros(uses))
     text_bytes = float(of_passes.sum())
     documents = sum(float(look.uses.sum()) for look in looks)
@@ -256,11 +270,13 @@ def _estimates(
         np.concatenate([np.zeros(0), *(getattr(look, name) for look in looks)])
         for name in ("sizes", "tokens", "uses")
     )
+    # Windows give fractional counts. Documents without tokens are in no segment.
     lengths = np.rint(lengths)
     is_filled = lengths > 0
     numbers = None
     if passes is not None:
         numbers = np.concatenate([np.zeros(0), *(look.numbers for look in looks)])
+    # Formats are sampled independently, so the squares of their errors are added.
     return Estimates(
         ratios=ratios,
         tokens_per_byte=tokens / planned_bytes if tokens and planned_bytes else 1.0,
@@ -418,6 +434,7 @@ class _TokenCounter:
             with self._clock.stage("warm-up"):
                 tokenize_supervised(self._engine, [short], first, special_text, self._vocabulary)
         self._is_warm = True
+        # Only counts matter here, so the starts of messages are not searched.
         with self._clock.stage("tokenize"):
             tokens, trained = tokenize_supervised(
                 self._engine,
@@ -429,6 +446,7 @@ class _TokenCounter:
             )
         self._notes.add(tokens, trained, windows.conversations, self._settings, self._vocabulary)
         self.tokens += len(tokens.ids)
+        # Index −1 selects the appended count of the previous call's last conversation.
         counts = np.append(np.diff(tokens.offsets), self._last_tokens)[windows.number]
         if len(places):
             # The next call can reuse the count only if the conversation was tokenized whole.
@@ -451,10 +469,12 @@ class _TokenCounter:
                 scale[i] = len(place.text) / len(text)
             if place.conversation is not None:
                 slots[i] = place.conversation.slots - len(place.conversation.places)
+                # A conversation that is tokenized whole has one text, even at several positions.
                 if text is place.text:
                     number[i] = numbers.setdefault(id(place.conversation), len(texts))
             if number[i] == len(texts):
                 if conversation is not None:
+                    # Each medium has one token here. `slots` adds its other positions.
                     media = tuple(medium._replace(tokens=1) for medium in conversation.places)
                     conversations[len(texts)] = replace(conversation, places=media)
                 texts.append(text)

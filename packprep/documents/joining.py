@@ -63,22 +63,27 @@ def join_records(
         between: The ids between two records.
     """
     lengths = np.diff(tokens.offsets)
+    # Documents without a used record get no number, so the numbers have no gaps.
     _, number = np.unique(number[used], return_inverse=True)
     lengths_used, positions = lengths[used], positions[used]
     counts = np.bincount(number)
     has_tokens = np.bincount(number, lengths_used) > 0
+    # A gap follows each record, except the last record of a document.
     gaps = np.where(has_tokens[number], len(between), 0)
     gaps[np.cumsum(counts) - 1] = 0
+    # Record i and its gap have the positions bounds[i] … bounds[i + 1] − 1 in the joined ids.
     bounds = offsets_of(lengths_used + gaps)
     ids = np.empty(int(bounds[-1]), tokens.ids.dtype)
     is_between = np.zeros(len(ids), np.bool_)
     first_gap = (bounds[1:] - len(between))[gaps > 0]
     for k, token in enumerate(between):
         ids[first_gap + k], is_between[first_gap + k] = token, True
+    # All other positions belong to records, in the same order as before.
     ids[~is_between] = tokens.ids[np.repeat(used, lengths)]
     offsets = offsets_of(counts)
     documents = bounds[offsets]
     starts = bounds[:-1] - np.repeat(documents[:-1], counts)
+    # With `order_by`, the first record in the file may be anywhere in its document.
     firsts = np.minimum.reduceat(positions, offsets[:-1]) if len(counts) else positions
     return Joined(
         firsts, Tokens(ids, documents, []), Records(offsets, positions, starts, lengths_used)

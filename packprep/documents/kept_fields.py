@@ -98,15 +98,18 @@ class FieldNotes:
         if values is None:
             return np.full(len(column), NULL), np.zeros(len(column), np.int64)
         if isinstance(values, np.ndarray):
+            # Numbers keep their bits. A float32 is widened, which loses nothing.
             code = TYPES.index(values.dtype.name)
             wide = values.astype(np.float64) if values.dtype.kind == "f" else values
             whole = wide.astype(np.int64) if wide.dtype == np.bool_ else wide.view(np.int64)
         elif kind == rows.TEXT:
+            # A text keeps its number among all texts of these notes.
             code, texts = TEXT, values.cast(pa.large_binary()).to_pylist()
             numbers = (self._texts.setdefault(t or b"", len(self._texts)) for t in texts)
             whole = np.fromiter(numbers, np.int64, len(texts))
         else:
             code, whole = _times(values)
+        # Null rows have zero bits, so that equal records are stored as equal bytes.
         return np.where(valid, code, NULL), np.where(valid, whole, 0)
 
     def at(self, places: np.ndarray) -> KeptFields:
@@ -159,6 +162,7 @@ def reader_of_part(arrays: Arrays, k: int, names: Sequence[str], documents: slic
         kinds, bits = kept_of_part(arrays, k, names)
         which = [names.index(name) for name in wanted]
         some_kinds, some_bits = kinds[which, documents], bits[which, documents]
+        # A column has one type, so documents whose fields have the same types are read together.
         found, groups = np.unique(some_kinds, axis=1, return_inverse=True)
         records = []
         for g, codes in enumerate(found.T.tolist()):
@@ -185,6 +189,7 @@ def _decoded(code: int, bits: np.ndarray, arrays: Arrays) -> Any:
     if code == BOOL:
         return pa.array(bits != 0)
     if code == TEXT:
+        # Each distinct text is decoded once, and a dictionary repeats it.
         numbers, which = np.unique(bits, return_inverse=True)
         offsets, data = arrays["field_text_offsets"], arrays["field_texts"]
         texts = [data[offsets[i] : offsets[i + 1]].tobytes() for i in numbers.tolist()]

@@ -69,11 +69,14 @@ def take_tokens(lists: IdLists, documents: DocumentKeys, vocabulary: Vocabulary)
     ids, offsets = lists
     rejected: dict[int, tuple[str, str]] = {}
     size = vocabulary.vocab_size
+    # Two reductions are enough for a batch without invalid ids, which is the usual case.
     if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= size):
         for i, place in _firsts(np.flatnonzero((ids < 0) | (ids >= size)), offsets):
             token = f"token {place - int(offsets[i])} is {int(ids[place])}"
             rejected[i] = "id_out_of_range", f"{token}; the vocabulary has {size} ids"
+    # Document i keeps ids[begin[i] : end[i]]. The steps below only make these ranges shorter.
     begin, end = offsets[:-1].copy(), offsets[1:].copy()
+    # Clipping keeps the indices valid for empty documents at the ends of the batch.
     if documents.eos_after_document and len(ids):
         end -= (end > begin) & (ids[np.maximum(end - 1, 0)] == vocabulary.roles["eos"])
     if documents.prepend_bos and len(ids):
@@ -81,11 +84,13 @@ def take_tokens(lists: IdLists, documents: DocumentKeys, vocabulary: Vocabulary)
     if documents.special_text == "reject":
         forbidden = _forbidden(vocabulary)
         places = np.flatnonzero(np.isin(ids, forbidden))
+        # A bos or eos that was removed above is not content, so it does not cause a reject.
         owner = np.searchsorted(offsets, places, side="right") - 1
         places = places[(places >= begin[owner]) & (places < end[owner])]
         for i, place in _firsts(places, offsets):
             detail = f"token {place - int(offsets[i])} is the special id {int(ids[place])}"
             rejected.setdefault(i, ("special_text", detail))
+    # A rejected document stays in the batch without tokens, so document numbers do not change.
     end[list(rejected)] = begin[list(rejected)]
     content_ids = _inside(ids, begin, end).astype(np.int32, copy=False)
     rejects = [(i, *rejected[i]) for i in sorted(rejected)]
@@ -190,6 +195,7 @@ class Rejected:
                 for i, file in enumerate(sorted(self._names, key=lambda file: self._names[file]))
             }
             file, use, position = (np.array(column, np.int64) for column in self.places)
+            # `ranks[file]` is the place of a file in the order of source and file names.
             ranks = np.zeros(max(rank, default=0) + 1, np.int64)
             ranks[list(rank)] = list(rank.values())
             order = np.lexsort((position, use, ranks[file]))
@@ -197,6 +203,7 @@ class Rejected:
         for i in order:
             number, use, position = (column[i] for column in self.places)
             source, name = self._names[number]
+            # The detail of document i starts where the detail of document i − 1 ends.
             detail = self._details[self._ends[i - 1] if i else 0 : self._ends[i]].decode()
             record = {"source": source, "file": name, "position": position, "repeat": use}
             yield {**record, "reason": reasons[self._reasons[i]], "detail": detail}
@@ -343,12 +350,14 @@ def keeper(source: PlannedSource, use: int, piece: int) -> Keep | None:
     part = source.kept_of_use(use)
     if part == 1:
         return keep
+    # The key of u names the first file of the split and the split's number in this file.
     first = int(source.pieces.at(np.array([piece])).file[0])
     name, number = source.files.names[first], int(source.pieces.at(np.array([piece])).part[0])
     key = segment_key(text_key(source.seed, source.name, name), number, use, 0)
     choice = Choice(key, int(part * 2**32), keep)
     if position_of(*source.formats[first]) != "whole":
         return choice
+    # A Choice numbers the documents of all files of the split, so it is called in file order.
     chosen = {}
     for i in source.files_of_piece(piece):
         file = source.first_file + i
@@ -453,6 +462,8 @@ class TextReader:
                 tokens, trained = self._tokenize(batch, conversations, place)
                 # Encoding is fast here, because the engine cached the UTF-8 form in each string.
                 sizes = _add_content(digest, batch, conversations)
+            # The texts are tokenized before records are joined, so tokens do not depend on
+            # neighbours.
             groups = batch.groups and (batch.groups, ids_between(source.source, self.vocabulary))
             yield ReadDocuments(batch.positions, tokens, trained, batch.rejects, sizes, groups)
 
@@ -465,6 +476,7 @@ class TextReader:
         """
         batches = source.store.read(source, part, keep, self.vocabulary)
         for batch in self.clock.steps("read", batches):
+            # A store has no text. Its digest covers the tokens and the media spans instead.
             digest.update(np.ascontiguousarray(batch.tokens.ids).data)
             for trained in batch.trained.values():
                 for column in trained.places if len(trained.places.first) else ():
@@ -487,6 +499,7 @@ class TextReader:
         if batch.token_weights is not None:
             for i in range(len(lengths)):
                 if i not in turned_away:
+                    # `pop` leaves only documents without token weights for `trained_by_weight`.
                     weight, of_token = weights.pop(i, 1.0), self._token_weights(batch, tokens, i)
                     if (one := trained_by_tokens(of_token, weight, int(lengths[i]))) is not None:
                         trained[i] = one
@@ -505,6 +518,8 @@ class TextReader:
         has_bos = self.settings.prepend_bos and begin < end and ids[begin] == roles["bos"]
         if has_bos and len(weights) > n:
             weights = weights[1:]
+        # The weight of a removed eos applies to the eos that packprep appends. Without eos, the
+        # last token's weight applies.
         of_end = weights[n] if len(weights) > n else (weights[-1] if n else 0)
         return np.append(weights[:n], np.float32(of_end))
 
@@ -541,9 +556,12 @@ class TextReader:
                     self.uncut_tokens,
                 )
         except EngineFault as error:
+            # The engine reports only the text that failed, so this finds the first document with
+            # it.
             i = next(i for i, text in enumerate(batch.texts) if error.text in text)
             where = source, file, batch.positions[i]
             raise _differs(engine, *where, fault(engine, error)) from error
+        # The choice depends on keys only, so every run compares the same documents.
         if engine.reference is not None:
             with self.clock.stage("compare"):
                 for i in compared(file_key, batch.positions, repeat).tolist():
@@ -566,11 +584,14 @@ class TextReader:
         if conversation is None or not conversation.limited:
             return difference(engine, text, tokens, i, *how)
         if conversation.trains_all and conversation.places:
+            # The text was tokenized in pieces between its media spans, so each piece is compared
+            # separately.
             for piece in pieces_of(text, conversation.places):
                 alone = tokenize(engine, [piece], *how)
                 if differs := difference(engine, piece, alone, 0, *how):
                     return differs
         elif conversation.parts and tokens.offsets[i] < tokens.offsets[i + 1]:
+            # Each text was tokenized separately. A rejected document has no tokens to compare.
             for part in conversation.parts:
                 alone = tokenize(engine, [part.text], *how, True, [part.strings])
                 if differs := chat_difference(engine, part.text, alone, 0, True):
@@ -630,6 +651,7 @@ class DocumentsBuilder:
         self._token_dtype, self._marks = token_dtype, marks
         none = (np.empty(0, np.int64),) * 5
         columns = (*none, np.empty(0, np.uint64))
+        # The empty batch gives the columns their dtypes if no document is added.
         self._batches = [_Batch(0, np.empty(0, token_dtype), columns, {})]
         self._file_keys: dict[int, np.uint64] = {}
         self._digests = {source.name: xxhash.xxh3_128() for source in sources}
@@ -655,6 +677,7 @@ class DocumentsBuilder:
             SourceError: If there are more than `most_bytes` of text or more than MOST_DOCUMENTS
                 documents, or if a document is bad and `bad_documents` is "fail".
         """
+        # Records are counted before they are joined, because the ledger counts each record as read.
         before, n_records = len(self.rejected), len(batch.positions)
         for i, reason, detail in batch.tokens.rejected:
             self.rejected.add(source, part.use, part.file, batch.positions[i], reason, detail)
@@ -662,6 +685,7 @@ class DocumentsBuilder:
         if batch.groups is not None:
             batch, records = self._joined(source, part, batch)
         lengths = np.diff(batch.tokens.offsets)
+        # Other weightings scale the weights of trained spans, so every document needs spans.
         if self._settings.loss_weighting != "token":
             batch = batch._replace(trained=all_supervised(batch.trained, lengths))
         for reject in batch.rejects:
@@ -672,6 +696,7 @@ class DocumentsBuilder:
         if (unused := self._unused(source, batch, lengths, used)) or not used.all():
             used[list(unused)] = False
             self._reject(source, part, batch, unused, records)
+        # Only the rejects of this batch are new, so only these are checked.
         if self._settings.bad_documents == "fail":
             fail_on_bad(self.rejected.records(range(before, len(self.rejected))), part.path)
         self._append(source, part, batch, used, records)
@@ -696,6 +721,7 @@ class DocumentsBuilder:
         unused: dict[int, tuple[str, str]] = {}
         if not used.all():
             fewest = self._settings.min_tokens
+            # Rejected documents have no tokens either, but they already have another reason.
             turned_away = {i for i, _, _ in batch.tokens.rejected}
             for i in np.flatnonzero(~used).tolist():
                 if i not in turned_away:
@@ -704,9 +730,11 @@ class DocumentsBuilder:
                     unused[i] = (EMPTY, "no text, or no token of it") if is_empty else (
                         BELOW_MIN_TOKENS, detail
                     )  # fmt: skip
+        # `trained` has supervised documents only. Without spans, none of their tokens is trained.
         for i, trained in batch.trained.items():
             if used[i] and not len(trained.spans):
                 unused[i] = UNTRAINED, "none of its tokens begins inside of what is trained"
+        # An earlier reason is kept, because each document is rejected once.
         if self._marks is not None:
             marked = _marked(batch.tokens, batch.trained, *self._marks[source.index])
             for i, detail in marked.items():
@@ -749,6 +777,7 @@ class DocumentsBuilder:
         used = np.ones(len(batch.positions), np.bool_)
         used[[i for i, *_ in tokens.rejected]] = False
         if self._marks is not None:
+            # Records of groups are never supervised, so the marks of plain documents apply.
             marked = _marked(tokens, {}, *self._marks[source.index])
             found = {i: (SENTINEL_IN_TEXT, marked[i]) for i in marked if used[i]}
             self._reject(source, part, batch, found)
@@ -773,12 +802,14 @@ class DocumentsBuilder:
         ids = batch.tokens.ids if used.all() else batch.tokens.ids[np.repeat(used, lengths)]
         if part.file not in self._file_keys:
             self._file_keys[part.file] = file_key(source, part.file)
+        # `numbers[i]` is the number of document i among the used documents.
         numbers = np.cumsum(used) - 1
         trained = {int(numbers[i]): own for i, own in batch.trained.items() if used[i]}
         same = part.file, source.index, part.use, self._file_keys[part.file]
         repeated = (np.repeat(value, int(used.sum())) for value in same)
         columns = (lengths[used], batch.positions[used], *repeated)
         if records is not None:
+            # Records of unused documents are left out, since the rejects list these records.
             counts = np.diff(records.offsets)[used]
             records = Records(offsets_of(counts), *records.within(used)[1:])
         found = _Batch(source.index, ids.astype(self._token_dtype), columns, trained, records)
@@ -790,10 +821,12 @@ class DocumentsBuilder:
         The documents are in the order of their sources. In a source, they are in the order in which
         they were added.
         """
+        # The sort is stable, so batches of one source keep their order.
         batches = sorted(self._batches, key=lambda batch: batch.source)
         lengths, position, file, source, repeat, file_key = map(
             np.concatenate, zip(*(batch.columns for batch in batches), strict=True)
         )
+        # In batches, document numbers start at 0. In the result, they count all documents.
         trained: dict[int, Trained] = {}
         first_document = 0
         for batch in batches:
@@ -827,6 +860,7 @@ def _records_of(batches: Sequence[_Batch]) -> Records:
     counts, found = [none], [Records(none, none, none, none)]
     for batch in batches:
         n_documents = len(batch.columns[0])
+        # A source without group_by stores no records, so its documents have empty ranges.
         if batch.records is None:
             counts.append(np.zeros(n_documents, np.int64))
         else:
@@ -892,6 +926,7 @@ def read_into(
             tokens = int(batch.tokens.offsets[-1] - batch.tokens.offsets[0])
             n_bytes = int(batch.text_bytes.sum())
             progress(count, n_bytes, tokens, len(first.rejected) - before)
+    # The counts are complete only after the last batch of the work range.
     if (chosen := by_fields(keep)) is not None:
         for builder in builders:
             builder.add_passes(source, chosen.counts)
@@ -911,6 +946,7 @@ def _marked(
         of_plain: Ascending ids that are forbidden in documents that are not limited.
         of_supervised: Ids that are forbidden in limited documents. All are also in `of_plain`.
     """
+    # `of_plain` is sorted, so the smallest and largest id decide for most batches.
     ids, offsets = tokens.ids, tokens.offsets
     if not (len(of_plain) and len(ids)) or ids.max() < of_plain[0] or ids.min() > of_plain[-1]:
         return {}
@@ -975,6 +1011,7 @@ def _add_content(
     """
     if batch.tokens is not None:
         assert ids is not None
+        # A fixed dtype and byte order give the same digest for every machine and stored dtype.
         digest.update(ids.astype("<i4", copy=False).data)
         return TOKEN_TEXT_BYTES * np.diff(batch.tokens.offsets)
     sizes = np.empty(len(batch.texts), np.int64)

@@ -170,6 +170,7 @@ def first_looks(
         key: Random key of the sample.
         supervise: Renders supervised documents. None reads only plain texts.
     """
+    # Groups and other formats cannot start at any byte, so the starts of sampled splits are read.
     if position_of(*kind) != "byte" or source.grouping:
         for piece in _chosen(source, pieces, key, False):
             alone = Sampling(source, pieces, key, supervise, _no_count, False, Clock(), Tally())
@@ -202,9 +203,11 @@ def _chosen(source: PlannedSource, pieces: np.ndarray, key: np.uint64, whole: bo
     if not len(pieces):
         return []
     count = len(pieces) if whole else min(PIECES, len(pieces))
+    # The order is the same for every count, so a larger sample contains a smaller sample.
     chosen = pieces[permute(np.arange(count), len(pieces), key)].astype(np.int64)
     if whole:
         ends = np.cumsum(source.pieces.at(chosen).bytes)
+        # The last split reaches the limit or exceeds it, so at least one split is read.
         chosen = chosen[: int(np.searchsorted(ends, READ_BYTES)) + 1]
     numbers: list[int] = chosen.tolist()
     return numbers
@@ -268,6 +271,7 @@ class _LineReader:
         return window
 
     def _read(self, line: _Line) -> _ReadLine:
+        # Positions in the same line refer to the same object, see `_lines_at`.
         if line is not self._last:
             sampling, rejects = self._sampling, list[Reject]()
             before = sampling.read_seconds
@@ -302,6 +306,7 @@ def look_at_lines(sampling: Sampling, format: str) -> Looked:
     source = sampling.source
     starts, files = _starts_of(source, sampling.pieces)
     held = int(starts[-1])
+    # Small files are read whole, so their text bytes are exact.
     if held <= (READ_BYTES if sampling.precise else WHOLE_BYTES):
         return look_at_pieces(sampling, compressed=False, whole=True)
     sampling.tally.is_whole = False
@@ -320,16 +325,19 @@ def look_at_lines(sampling: Sampling, format: str) -> Looked:
             ]
             limited_and_chat |= _limited_and_chat(line.conversation for line in window)
             tokens = sampling.count_tokens(places)
+            # Windows are the independent samples, so each contributes one mean rate.
             rates.append(_rates_of(window, tokens))
             documents += [
                 (_size(line.text, line.conversation), float(n), line.stored, line.number)
                 for line, n in zip(window, tokens, strict=True)
                 if line.is_document
             ]
+            # Long lines may exceed the limit within a round. An error needs two windows.
             if reader.read_bytes > READ_BYTES and len(rates) > 1:
                 break
         token_rates, text_rates, read_rates = np.array(rates).T
         error = float(np.std(token_rates, ddof=1)) / math.sqrt(len(rates))
+        # A source whose expressions keep few documents needs more rounds for its estimates.
         has_few = sampling.passes is not None and sampling.passes.kept < FEW_KEPT
         is_enough = error <= ENOUGH * float(np.mean(token_rates)) and not has_few
         if is_enough or reader.read_bytes > READ_BYTES:
@@ -376,6 +384,7 @@ def _documents(
     The document is the result of `_document`, or None if no pass uses the line. The other arguments
     are as in `_document`.
     """
+    # Expressions are evaluated before texts are decoded, as in a build.
     passes, supervise = sampling.passes, sampling.supervise
     numbers, bad = np.ones(len(lines)), dict[int, str]()
     if passes is not None:
@@ -409,6 +418,7 @@ def _document(
     is a list, a `Reject` with `position` is appended to `rejects`.
     """
     outcome = decode(line) if _is_readable(line) else None
+    # `supervise` renders batches, so the record becomes a batch of one document.
     if isinstance(outcome, Supervision) and supervise is not None:
         alone = Batch(
             [outcome.text or ""], np.zeros(1, np.int32), np.zeros(1, np.int64), [], {0: outcome}
@@ -478,6 +488,7 @@ def _windows(
         if remote
         else (WINDOWS, WINDOW_BYTES, PLACES)
     )
+    # Window k starts at a random byte of the k-th of equal intervals, so windows spread evenly.
     shifts = uniforms(key, CALIBRATION, round_ * windows + np.arange(windows))
     at = ((np.arange(windows) + shifts) * (int(starts[-1]) / windows)).astype(np.int64)
 
@@ -485,13 +496,16 @@ def _windows(
         number = int(np.searchsorted(starts, place, "right")) - 1
         i, first = int(files[number]), place - int(starts[number])
         size = int(source.files.sizes[i])
+        # Positions continue at the start of the file, so each byte has the same probability.
         wanted = [(first + k * n_bytes // places) % size for k in range(places)]
         return _lines_at(os.path.join(source.prefix, source.files.names[i]), size, wanted, last)
 
+    # Requests run at the same time. `map` yields the windows in order.
     if remote:
         with ThreadPoolExecutor(REMOTE_WINDOWS) as threads:
             yield from threads.map(lines_of, at.tolist())
         return
+    # A line that spans several windows is passed on, so it is read once.
     last = _NO_LINE
     for place in at.tolist():
         lines = lines_of(place, last)
@@ -527,6 +541,8 @@ def _lines_at(
 
 def _line_at(file: BinaryIO, path: str, size: int, place: int) -> _Line:
     back = _BACK
+    # Look for the start of the line in growing steps. A line beyond the limit is not a document
+    # anyway.
     while True:
         begin = max(place - back, 0)
         file.seek(begin)
@@ -535,12 +551,14 @@ def _line_at(file: BinaryIO, path: str, size: int, place: int) -> _Line:
         if first or not begin or back > MAX_LINE_BYTES:
             break
         back *= 4
+    # Most lines end in the data that was read. Only a longer line needs a second read.
     end = data.find(b"\n", place - begin)
     if end < 0 and begin + len(data) < size:
         data += file.readline(MAX_LINE_BYTES)
         end = data.find(b"\n", place - begin)
     end = end if end >= 0 else len(data)
     line = data[first:end]
+    # A byte order mark is not text, but the line's positions include it.
     return _Line(
         path, begin + first, begin + end + 1, line.removeprefix(BOM) if begin + first == 0 else line
     )
@@ -590,6 +608,7 @@ def _at_places(
     # The longest document represents all documents if the text is too short to have a position.
     longest: tuple[Place, float] | None = None
     limited_and_chat = np.zeros(2, np.bool_)
+    # Positions run through the texts of all splits as if these were one text.
     text_bytes, all_bytes, next_position = [0] * len(looks), 0, distance / 2
     for k, look in enumerate(looks):
         for texts, conversations, numbers in clock.steps("read", look.texts):
@@ -606,6 +625,7 @@ def _at_places(
                 places = _places(texts, conversations, chosen, fractions)
                 of_chosen = np.array(numbers)[chosen]
                 columns.append((sizes[chosen], count(places), weights, of_chosen))
+    # Without any position, the longest document represents the whole text.
     if longest is not None and len(columns) == 1:
         place, number = longest
         size = np.array([_size(place.text, place.conversation)], np.int64)
@@ -634,6 +654,7 @@ def _at_distance(
     """
     if not distance:
         return np.arange(len(sizes)), np.full(len(sizes), -1.0), np.ones(len(sizes))
+    # Sizes 100 and 300 with positions 50 and 250 give documents 0 and 1, at fractions 0.5 and 0.5.
     ends = before + np.cumsum(sizes)
     positions = np.arange(first, before + int(sizes.sum()), distance)
     chosen = np.searchsorted(ends, positions, "right")
@@ -652,6 +673,7 @@ def _error_of_rates(
         distance: Bytes between two sampled positions.
         all_bytes: Bytes of the text that the positions cover.
     """
+    # The text has all_bytes / distance positions, and each is an independent sample.
     mean = float(np.average(rates, weights=weights))
     variance = float(np.average((rates - mean) ** 2, weights=weights)) * distance / all_bytes
     return math.sqrt(variance) / mean if mean else 0.0
@@ -689,6 +711,8 @@ def _read(
     for part in parts:
         if part.grouping:  # The documents before and after the part would bias the estimates.
             part = part._replace(grouping=part.grouping._replace(is_alone=True))
+        # Positions of different files may be equal, so numbers from the previous work range are
+        # forgotten.
         if passes is not None:
             passes.known.clear()
         for batch in read(part, source.source.text_key, passes, fields=_fields(source, supervise)):
@@ -701,6 +725,7 @@ def _read(
                 tally.grouped += (
                     0 if batch.groups is None else len(batch.texts) - batch.groups.alone
                 )
+            # A group has no conversations. The separators between its records count like media.
             if batch.groups is not None:
                 texts, separators = joined_texts(
                     batch.texts, batch.groups.number, len(source.source.between)
@@ -715,6 +740,7 @@ def _read(
                 [conversations.get(i) for i in range(len(batch.texts))],
                 numbers,
             )
+    # A split is one unit, because its documents resemble each other.
     if tally is not None:
         tally.add_unit(documents, bad, documents, bad)
 
@@ -735,6 +761,7 @@ def look_at_pieces(sampling: Sampling, compressed: bool, whole: bool) -> Looked:
     precise, clock, tally = sampling.precise, sampling.clock, sampling.tally
     chosen = _chosen(source, pieces, sampling.key, whole)
     before = sampling.read_seconds
+    # Whole splits are read lazily. Starts are read now, because they define the expected text.
     if whole:
         looks = [
             _Piece(
@@ -751,6 +778,8 @@ def look_at_pieces(sampling: Sampling, compressed: bool, whole: bool) -> Looked:
     expected = sum(look.held for look in looks) * (4 if compressed else 1)
     is_small = expected <= (PRECISE_WHOLE_BYTES if precise else WHOLE_BYTES)
     is_few = sampling.passes is not None and sampling.passes.few
+    # A small text is used completely. A text is also used completely if expressions keep few
+    # documents.
     distance = 0.0 if is_small or is_few else expected / (4 * SPACING if precise else SPACING)
     looked, text_bytes = _at_places(looks, distance, sampling.count_tokens, clock)
     # The text that was read represents the text of all splits.
@@ -761,7 +790,9 @@ def look_at_pieces(sampling: Sampling, compressed: bool, whole: bool) -> Looked:
     held, all_bytes, error = held_by(source, pieces), looked.text_bytes, looked.error
     if len(looks) < len(pieces) or not all(look.whole for look in looks):
         tally.is_whole = False
+        # With recorded sizes, `held` is already the text bytes of all splits.
         all_bytes = held if is_noted else held * sum(text_bytes) / max(sum(stored), 1.0)
+        # Two independent errors: which splits were read, and which documents were sampled.
         error = math.hypot(_error_of_ratio(text_bytes, stored), error)
     scale = all_bytes / looked.text_bytes if looked.text_bytes else 1.0
     looked = looked._replace(
@@ -771,6 +802,7 @@ def look_at_pieces(sampling: Sampling, compressed: bool, whole: bool) -> Looked:
         read_s=(sampling.read_seconds - before) * scale,
         numbers=None if sampling.passes is None else looked.numbers,
     )
+    # Until here, the error is a fraction of the tokens.
     return looked._replace(error=error * looked.all_tokens)
 
 
@@ -804,17 +836,20 @@ def _note(
         read. A comparison with the measured sizes shows the error. The list is empty if all files
         were read.
     """
+    # `_chosen` has the same order, so the files that were read come first.
     ordered = pieces[permute(np.arange(len(pieces)), len(pieces), key)].astype(np.int64)
     in_order: list[int] = source.pieces.at(ordered).file.tolist()
     expansion = sum(text_bytes) / max(
         1, sum(int(source.files.sizes[i]) for i in in_order[: len(text_bytes)])
     )
     said = []
+    # An estimate from metadata is needed only if some file was not read.
     for i in in_order if len(in_order) > len(text_bytes) else ():
         path, size = os.path.join(source.prefix, source.files.names[i]), int(source.files.sizes[i])
         said.append(
             said_bytes(path, size, source.formats[i][1], size * expansion) or size * expansion
         )
+    # The files that were read show the factor that corrects these estimates.
     of_text = sum(text_bytes) / max(1.0, sum(said[: len(text_bytes)])) if said else 1.0
     for k, i in enumerate(in_order):
         source.files.note(i, [text_bytes[k] if k < len(text_bytes) else round(said[k] * of_text)])
@@ -853,10 +888,12 @@ def _begin(source: PlannedSource, piece: int, sampling: Sampling) -> _Piece:
         decode = _decoder(source, supervise, format)
         texts, share = _texts_of(decode, lines, path, sampling)
         return _Piece(looked * share, looked >= stored and share == 1.0, iter([texts]))
+    # For other formats, the start is a work range from 0 to begin / _ALL of the split.
     parts = list(source.slices_of(piece, 0, 0, begin, _ALL))
     held = held_by(source, [piece]) * begin / _ALL
     if position_of(format, compression) == "whole":  # These splits are whole files.
         held = float(sum(part.size for part in parts))
+    # A start may expand to gigabytes, so only its first documents are used.
     first_texts, share = _some(_read(source, supervise, parts, tally, sampling.passes))
     return _Piece(held * share, begin == _ALL and share == 1.0, iter([first_texts]))
 
@@ -893,10 +930,12 @@ def _texts_of(
     `fraction` is the number of decoded bytes divided by the number of bytes in `lines`. The
     documents and rejects are counted in `sampling.tally`.
     """
+    # Splitting at most HELD_DOCUMENTS times leaves the other lines in `rest`.
     *first_lines, rest = lines.removeprefix(BOM).split(b"\n", HELD_DOCUMENTS)
     share = 1 - len(rest) / len(lines) if len(first_lines) == HELD_DOCUMENTS else 1.0
     rejects: list[Reject] = []
     used_lines = first_lines if share < 1 else [*first_lines, rest]
+    # The lines were cut out of a stream, so their positions are not known.
     unknown = [-1] * len(used_lines)
     look = _look_of(*_documents(decode, used_lines, sampling, rejects, unknown))
     documents = len(look[0]) + len(rejects)
@@ -912,6 +951,7 @@ def _begin_of_stream(path: str, size: int, compression: str) -> tuple[bytes, flo
     """
     blocks: list[bytes] = []
     n_bytes, fed, ends = 0, 0, False
+    # A step starts with an empty block, which marks a safe place to stop.
     for block in decompressed(path, size, compression, _STEP_BYTES):
         if block.data:
             blocks.append(block.data)
@@ -922,6 +962,7 @@ def _begin_of_stream(path: str, size: int, compression: str) -> tuple[bytes, flo
     else:
         return b"".join(blocks), size  # the whole file
     data = b"".join(blocks)
+    # The last line may be incomplete. The bytes on disk shrink in proportion.
     lines = data[: data.rfind(b"\n") + 1]
     return lines, len(lines) * fed / max(n_bytes, 1)
 
@@ -938,6 +979,7 @@ def _error_of_ratio(values: Sequence[float], looked_at: Sequence[float]) -> floa
     if len(values) < 2 or not sum(values):
         return 0.0
     values_, stored = np.array(values, np.float64), np.array(looked_at, np.float64)
+    # Residuals from the common ratio give the error, as usual for a ratio estimator.
     residuals = values_ - values_.sum() / stored.sum() * stored
     return float(np.sqrt((residuals**2).sum() / (len(values) * (len(values) - 1))) / values_.mean())
 
@@ -974,6 +1016,7 @@ def look_at_tokens(sampling: Sampling, settings: DocumentKeys, vocabulary: Vocab
     before, room = sampling.read_seconds, HELD_DOCUMENTS
     looks: list[_TokenPiece] = []
     for piece in _chosen(source, pieces, sampling.key, precise):
+        # All splits together share the limit of documents in memory.
         looks.append(_read_tokens(sampling, settings, vocabulary, piece, room))
         room -= looks[-1].documents
     looked_at = [look.held for look in looks]
@@ -1022,6 +1065,7 @@ def _read_tokens(
         room: Maximum number of documents. If it is reached, further batches are ignored.
     """
     source, tally, passes = sampling.source, sampling.tally, sampling.passes
+    # Positions of different splits may be equal, so forget the known numbers.
     if passes is not None:
         passes.known.clear()
     split = source.pieces.at(np.array([piece]))
@@ -1040,6 +1084,7 @@ def _read_tokens(
             continue
         positions = batch.positions.tolist()
         numbers += [1.0 if passes is None else passes.known[position] for position in positions]
+        # Stored ids determine the bytes of the start, and content tokens the length of a document.
         ids, used = ids + len(batch.tokens.ids), used + len(positions)
         taken = take_tokens(batch.tokens, settings, vocabulary)
         lengths.append(np.diff(taken.offsets))

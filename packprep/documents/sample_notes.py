@@ -76,6 +76,7 @@ class SampleNotes:
         self.unknown += int((tokens.ids == unknown).sum())
         for i, of_text in trained.items():
             ids = tokens.ids[tokens.offsets[i] : tokens.offsets[i + 1]]
+            # A document that has only a weight is not limited, so it has no answers to judge.
             if not len(ids) or not of_text.limited:
                 continue
             self.spans += len(conversations[i].spans)
@@ -84,6 +85,7 @@ class SampleNotes:
                 continue
             self.conversations += 1
             self.two_bos += bool(settings.prepend_bos and ids[0] == vocabulary.roles.get("bos", -1))
+            # The end of an answer may be followed by a line feed, so its last three tokens count.
             last_ones = [ids[max(end - 3, 0) : end] for end in of_text.spans[:, 1].tolist()]
             self.answers += len(last_ones)
             self.open_ends += sum(not np.isin(last, special).any() for last in last_ones)

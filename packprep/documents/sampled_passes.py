@@ -74,6 +74,7 @@ class SampledPasses(ByFields):
         starts = offsets_of(sizes)[:-1]
         at = np.array(positions, np.int64)
         held = Lines(b"".join(lines), at, starts, sizes)
+        # Positions are numbers of lines here, so positions of an earlier call are forgotten.
         self.known.clear()
         self(0, at, partial(fields_of, held), np.ones(len(at), np.bool_))
         return np.array([self.known.get(position, 0.0) for position in positions])

@@ -196,6 +196,7 @@ class _Noted(Choice):
 
         The fields are None if there are no documents or fields.
         """
+        # Documents were noted in reading order, so sort their positions and search in them.
         known, sizes = (
             np.concatenate([np.zeros(0, np.int64), *of]) for of in (self.positions, self.sizes)
         )
@@ -228,11 +229,13 @@ class _Columns:
             self.of.setdefault(name, []).append(np.asarray(values))
 
     def array(self, name: str) -> np.ndarray:
+        # The empty array sets dtype and shape if the shard has no such values.
         kind = np.dtype(_ALL_TYPES[name])
         empty = np.zeros((0, 2) if name in _PAIRS else 0, kind)
         values = np.concatenate(
             [empty, *(part.astype(kind, copy=False) for part in self.of.get(name, ()))]
         )
+        # Offsets were collected as lengths, which can be appended part by part.
         return (
             np.concatenate((np.zeros(1, kind), np.cumsum(values)))
             if name.endswith("_offsets")
@@ -245,6 +248,7 @@ class _Columns:
         An optional array is included if a document of the shard needs it, for example the media
         spans if a document has media. `tokens` has the dtype `token_dtype`.
         """
+        # The order is the order of _OPTIONAL_TYPES.
         needed = (
             any(map(len, self.of.get("place_first", ()))),
             not np.all(self.array("limited")),
@@ -289,18 +293,21 @@ def stored(
         settings, plan.vocabulary, plan.engine, template, decoders=decoders, clock=clock
     )
     for source, part in slices:
+        # A store keeps every document, because datasets choose documents when they read the store.
         noted = _Noted(kept_names(source.source))
         first_document, first_reject = columns.documents, len(rejected)
         reads: list[ReadDocuments] = []
         for read in reader.read(source, part, noted, digests[source.name]):
             reads.append(read)
             count, read_bytes = len(read.positions) + len(read.rejects), int(read.text_bytes.sum())
+            # The limits are checked after each batch, so a file that expands too much stops early.
             documents, text_bytes = documents + count, text_bytes + read_bytes
             refuse_beyond(part.path, documents, text_bytes, most_bytes)
             if progress:
                 reject_count = len(read.rejects) + len(read.tokens.rejected)
                 progress(count, read_bytes, len(read.tokens.ids), reject_count)
         _add_part(columns, part, reads, noted, decoders)
+        # A store reads each document in one pass, so the pass is 0.
         for i, reason, detail in _rejects_of(reads):
             rejected.add(source, 0, part.file, i, reason, detail)
         if settings.bad_documents == "fail":
@@ -336,20 +343,25 @@ def _add_part(
     # Documents that were rejected before tokenization are added to the others.
     unread = np.setdiff1d([position for position, *_ in rejects], tokenized).astype(np.int64)
     position, no_tokens = np.concatenate((tokenized, unread)), np.zeros(len(unread), np.int64)
+    # Rejects from before tokenization have no tokens and no text.
     lengths = np.concatenate([*(np.diff(read.tokens.offsets) for read in reads), no_tokens])
     text_bytes = np.concatenate([*(read.text_bytes for read in reads), no_tokens])
     order = np.argsort(position, kind="stable")
+    # `number[k]` is the number in the shard of entry k, once the entries are sorted by position.
     number = np.empty(len(order), np.int64)
     number[order] = np.arange(len(order)) + columns.documents
+    # Trained spans are keyed by numbers in their batch. Convert these to numbers in the shard.
     first_document = 0
     for read in reads:
         for i in sorted(read.trained):
             _add_trained(columns, number[first_document + i], read.trained[i])
         first_document += len(read.positions)
     position = position[order]
+    # A dataset's work ranges are ranges of units, so each document needs its unit.
     unit, units = _units(part, position, decoders)
     texts = [f"{reason} {detail}".encode() for _, reason, detail in rejects]
     rejected = np.searchsorted(position, [place for place, *_ in rejects]) + columns.documents
+    # A dataset with a fractional `repeat` chooses documents by these sizes.
     sizes, fields = noted.at(position)
     if fields is None:
         columns.add(field_offsets=[0])
@@ -370,6 +382,7 @@ def _add_part(
         part_offsets=[len(order)],
         part_units=[units],
     )
+    # Tokenized documents are read in order of position, so their ids are already sorted.
     columns.of.setdefault("tokens", []).extend(read.tokens.ids.view(np.uint32) for read in reads)
     columns.documents += len(order)
 
@@ -622,6 +635,7 @@ class _OpenShard:
                 f"{where}: cannot be read: {error.strerror or error}\n"
                 f"hint: {advice}, and run the same command again"
             ) from None
+        # A split may be divided among shards, but a shard has at most one part of a split.
         keys = zip(
             self.arrays["part_file"].tolist(), self.arrays["part_piece"].tolist(), strict=True
         )
@@ -659,11 +673,14 @@ def _fetched(folder: Any, entry: ShardEntry, checked: Hashable) -> tuple[dict[st
     size = folder.size(name)
     if size is None:
         raise FileNotFoundError("this object does not exist")
+    # The tokens are most of the file, so they stay at the URL. Only the other arrays are kept.
     layout = _layout(folder.read(name, 0, _HEAD_BYTES), size, where)
     tokens, (count,), begin = layout["tokens"]
     end = begin + tokens.itemsize * count
     before, behind = folder.read(name, 0, begin), folder.read(name, end, size)
+    # The state leaves out the tokens, which would take long to download again.
     state = digest_of_buffers((before, behind))
+    # A digest covers the whole file, so the tokens are read once in blocks and not kept.
     if state != checked:
         blocks = (
             folder.read(name, at, min(at + _BLOCK_BYTES, end))
@@ -671,6 +688,7 @@ def _fetched(folder: Any, entry: ShardEntry, checked: Hashable) -> tuple[dict[st
         )
         _check_digest(digest_of_buffers(chain((before,), blocks, (behind,))), entry, where)
     arrays: dict[str, Any] = {"tokens": _TokensAtUrl(folder, name, begin, tokens)}
+    # Arrays have their offsets in the file. Arrays after the tokens are in `behind`.
     for key, (dtype, shape, at) in layout.items():
         if key != "tokens":
             data, start = (before, 0) if at < begin else (behind, end)
@@ -761,6 +779,8 @@ class TokenStore:
                 reads.
         """
         self.check_fields(source)
+        # The store's plan numbers files and splits itself, but a file has the same index in its
+        # source.
         own, i = self._sources[source.name], part.file - source.first_file
         piece = own.pieces.of_file(i)[part.piece]
         for shard in own.shards_of(np.array([piece]), self.plan.shards).tolist():
@@ -771,15 +791,19 @@ class TokenStore:
             arrays = found.arrays
             first, end = arrays["part_offsets"][k : k + 2].tolist()
             units, unit = int(arrays["part_units"][k]), arrays["unit"][first:end]
+            # A dataset may decompress in larger steps, so its units combine several units of the
+            # store.
             if position_of(part.format, part.compression) == "stream":
                 units = -(-part.size // part.step_bytes)
                 unit = unit // (part.step_bytes // STEP_BYTES)
+            # Documents are sorted by unit, so the work range is a range of documents.
             low, high = np.searchsorted(unit, part.range(units)).tolist()
             positions = arrays["position"][first : first + high]
             sizes = arrays["size"][first : first + high]
             # A Choice counts the documents of the split before the work range.
             seen = slice(0 if isinstance(keep, Choice) else low, high)
             read_fields = reader_of_part(arrays, k, self.kept_fields(source.name), seen)
+            # Documents before the work range were passed only for counting, so cut them off.
             wanted = kept(
                 keep,
                 part.file,
@@ -791,6 +815,7 @@ class TokenStore:
             if wanted.any():
                 chosen = by_fields(keep)
                 bad = chosen.bad if chosen is not None else {}
+                # A rejected document is yielded as a reject, so that the dataset lists it too.
                 read = _documents(arrays, first + low, wanted, bad, part.file)
                 self._refuse_special(read, vocabulary, part)
                 yield read
@@ -812,11 +837,13 @@ class TokenStore:
     def _shard(self, number: int) -> _OpenShard:
         in_memory = isinstance(self.folder, Remote)
         known, key = _open_shards[in_memory], (self, number)
+        # A file that was replaced or changed is opened and compared with its digest again.
         if key not in known or not known[key].is_unchanged():
             known.pop(key, None)
             most = MOST_IN_MEMORY if in_memory else default_max_open()
             while len(known) >= most:
                 known.popitem(last=False)
+            # A shard that was closed and opened again unchanged is not compared with its digest.
             known[key] = opened = _OpenShard(
                 self.folder, self._entries[number], self._checked.get(number)
             )
@@ -833,6 +860,7 @@ class TokenStore:
                 vocabulary.
         """
         here, texts = self._special(vocabulary)
+        # The special ids are sorted, so the largest id of the batch rules out most batches.
         if len(here) and len(read.tokens.ids) and int(read.tokens.ids.max()) >= here[0]:
             places = np.flatnonzero(np.isin(read.tokens.ids, here))
             if len(places):
@@ -889,6 +917,7 @@ def _documents(
         bad: `ByFields.bad`: position → detail of each document that an expression cannot judge.
         file: Index of the documents' file among the plan's files.
     """
+    # From here on, numbers of documents and rejects count from `first`.
     end = first + len(wanted)
     offsets = arrays["document_offsets"][first : end + 1]
     begin, stop = np.searchsorted(arrays["rejected"], [first, end]).tolist()
@@ -896,6 +925,8 @@ def _documents(
     positions = arrays["position"][first:end]
     ids = arrays["tokens"][int(offsets[0]) : int(offsets[-1])]
     lengths, text_bytes = np.diff(offsets), arrays["text_bytes"][first:end].astype(np.int64)
+    # A file's reader judges the fields before it decodes the text, so `bad_field` replaces a stored
+    # reason.
     is_bad = np.isin(positions, list(bad)) & wanted
     rejects = [
         Reject(file, position, BAD_FIELD, bad[position][:MAX_DETAIL])
@@ -909,7 +940,9 @@ def _documents(
     used = wanted & ~is_bad
     if not used.all():
         ids, text_bytes = ids[np.repeat(used, lengths)], text_bytes[wanted]
+    # Rejected documents have no tokens, so `ids` needs no change for them.
     used[rejected] = False
+    # `number[d]` is the number of document d among the documents that are returned.
     number = np.cumsum(used) - 1
     low, high = np.searchsorted(arrays["supervised"], [first, end]).tolist()
     trained = {

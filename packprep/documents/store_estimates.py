@@ -53,6 +53,7 @@ def chosen_estimates(store: TokenStore, source: PlannedSource, known: Estimates)
     assert passes is not None
     store.check_fields(source)
     uses = passes.uses
+    # Text bytes are summed per format, because each format has its own ratio.
     of_passes = {name: np.zeros(uses) for name in known.ratios}
     every, lengths = dict.fromkeys(known.ratios, 0.0), _Lengths()
     tokens = documents = 0.0
@@ -62,24 +63,31 @@ def chosen_estimates(store: TokenStore, source: PlannedSource, known: Estimates)
         first, end = arrays["part_offsets"][k : k + 2].tolist()
         names = store.kept_fields(source.name)
         read_fields = reader_of_part(arrays, k, names, slice(0, end - first))
+        # A field that is null in every document is probably misspelled, so the notes report it.
         for _, columns in read_fields(passes.fields):
             empty -= {name for name, of in columns.items() if of.null_count < len(of)}
         numbers, bad = passes.numbers(end - first, read_fields)
+        # Documents that a build rejects are in no pass, so their number is 0.
         numbers[list(bad)] = 0
         numbers[_rejected(arrays, first, end)] = 0
         n_tokens = np.diff(arrays["document_offsets"][first : end + 1])
         n_bytes = arrays["text_bytes"][first:end].astype(np.float64)
         name = format_name(*source.formats[file])
         every[name] += float(n_bytes.sum())
+        # Pass p reads document d with probability min(max(r − p, 0), 1), where r is its number.
         of_passes[name] += np.clip(numbers - np.arange(uses)[:, None], 0, 1) @ n_bytes
         tokens, documents = tokens + float(numbers @ n_tokens), documents + float(numbers.sum())
         judged, kept = judged + len(numbers), kept + int((numbers > 0).sum())
         rows = np.stack((n_tokens, arrays["size"][first:end], numbers), axis=1).astype(np.float64)
+        # Documents without tokens are in no segment, so they have no length.
         lengths.add(rows[(numbers > 0) & (n_tokens > 0)])
+    # The stored ratios describe all documents. Scale them to the documents that pass 0 reads.
     ratios, planned = {}, 0.0
     for name, ratio in known.ratios.items():
         part = of_passes[name][0] / every[name] if every[name] else 1.0
         ratios[name] = min(max(round(ratio * part), 1), highest_ratio(source))
+        # The plan computes text bytes with the rounded ratios, so the rates use the same text
+        # bytes.
         planned += every[name] * ratios[name] / ratio
     total = sum(of_passes.values(), np.zeros(uses))
     pass_shares = passes.shares(total)

@@ -106,6 +106,8 @@ class Tally:
         if not bad.any():
             return 0.0
         part = bad.sum() / sizes.sum()
+        # Units of unequal size count as fewer independent samples, as in Kish's effective sample
+        # size.
         independent = sizes.sum() if self.is_whole else sizes.sum() ** 2 / (sizes**2).sum()
         bound = self.totals[1] * lower_bound(float(part), float(independent)) / float(part)
         # The real number of documents may be twice the estimate, so only half of the sampled bad
@@ -121,6 +123,7 @@ def lower_bound(part: float, count: float) -> float:
     high with a probability of at most UNLIKELY.
     """
     low, high = 0.0, part
+    # The divergence grows as `middle` falls below `part`, so bisection finds the bound.
     for _ in range(50):
         middle = (low + high) / 2
         others = (1 - part) * math.log((1 - part) / (1 - middle)) if part < 1 else 0.0
