@@ -136,6 +136,7 @@ class Files(Sequence[SourceFile]):
         counts = np.zeros(len(self), np.int64)
         for k, (format, compression) in enumerate(self.kinds):
             own = np.flatnonzero(self.kind == k)
+            # Only tables and indexed files have to be opened to count their splits.
             if FORMATS[format].position != "number":
                 counts[own] = FORMATS[format].counts(self.sizes[own], compression)
                 continue
@@ -144,6 +145,7 @@ class Files(Sequence[SourceFile]):
             found = _each(self.root, bytes_of_pieces, paths, repeat(format), sizes, repeat(key))
             for i, held in zip(own.tolist(), found, strict=True):
                 counts[i] = held if isinstance(held, int) else len(held)
+                # The file is open, so its sizes are noted too.
                 if not isinstance(held, int):
                     self.note(i, held)
         return counts
@@ -286,6 +288,7 @@ class Pieces:
         group_bytes, before = 0, -2
         for i in np.flatnonzero(is_text).tolist():
             size = int(files.sizes[i])
+            # A text file continues the run before it if both are neighbours and fit into 4 MiB.
             if before == i - 1 and group_bytes + size <= PIECE_BYTES:
                 begins[i] = False
             else:
@@ -318,6 +321,7 @@ class Pieces:
         run = np.searchsorted(self._ends, pieces, "right")
         count, size = self._counts[run], self._sizes[run]
         part = pieces - (self._ends[run] - count)
+        # Only line files have splits of a known size. Other files are divided evenly.
         even = (part + 1) * size // count - part * size // count
         stored = np.where(
             self._lines[run], np.minimum(PIECE_BYTES, size - part * PIECE_BYTES), even
@@ -397,6 +401,7 @@ def find_below(source: Source, index: int, root: str, patterns: Sequence[str]) -
         if is_url(root)
         else _find_local(source, root, patterns)
     )
+    # The files of a pair become one entry before links are resolved.
     in_pairs = [f for f in FORMATS.values() if f.pair and source.format in ("auto", f.name)]
     for format in in_pairs:
         found = _in_pairs(source, root, found, format)
@@ -450,9 +455,11 @@ def named_twice(sources: Sequence[Source], found: Sequence[Files]) -> str:
             for files in found
         ]
     )
+    # `which` numbers the distinct files, and `counts` says how often each is listed.
     _, which, counts = np.unique(known, return_inverse=True, return_counts=True)
     ends = np.cumsum([len(files) for files in found])
     groups: dict[int, list[tuple[int, int]]] = {}  # file → (source, index of the file there)
+    # Convert indices into `known` to (source, index of the file in the source).
     for k in np.flatnonzero(counts[which] > 1).tolist():
         s = int(np.searchsorted(ends, k, "right"))
         groups.setdefault(int(which[k]), []).append((s, k - int(ends[s]) + len(found[s])))
@@ -460,6 +467,7 @@ def named_twice(sources: Sequence[Source], found: Sequence[Files]) -> str:
     count = 0
     for places in groups.values():
         pair = next((p for p in combinations(places, 2) if _overlap(sources, found, *p)), None)
+        # `_is_one` reads the disk, so it is called only for files that the message shows.
         if pair is None or (
             len(shown) < _SHOWN_TWICE and not _is_one(*(_path(found, place) for place in pair))
         ):
@@ -499,6 +507,7 @@ def odd_files(sources: Sequence[Source], found: Sequence[Files]) -> list[str]:
                 f" {texts[0]}. To read only the others, name them in paths"
             )
         if len(files.kinds) > 1:
+            # A file whose name without its last ending also exists is probably a compressed copy.
             names, kinds = set(files.names), zip(files.names, files.formats, strict=True)
             if copies := [
                 name for name, (_, by) in kinds if by and name.rpartition(".")[0] in names
@@ -576,6 +585,7 @@ def _below(root: str, out: str, names: Sequence[str]) -> list[list[str]]:
     if is_url(root):
         parts, above = out.rstrip("/").split("/"), root.split("/")
         return [parts[len(above) :]] if parts[: len(above)] == above else []
+    # A link may be a folder of the files, or any folder above them.
     folders = {""}
     for folder in {os.path.dirname(name) for name in names}:
         while folder not in folders:
@@ -589,6 +599,7 @@ def _below(root: str, out: str, names: Sequence[str]) -> list[list[str]]:
             status = os.stat(os.sep.join(parts[:n]) or os.sep)
             above_out[status.st_dev, status.st_ino] = parts[n:]
     ways = []
+    # A path leads to `out` if a folder below `root` is the same as a folder above `out`.
     for folder in sorted(folders):
         with contextlib.suppress(OSError):
             status = os.stat(os.path.join(root, folder))
@@ -617,6 +628,7 @@ def below_one_folder(source: Source, base: Path) -> tuple[str, list[str]]:
             f"source {source.name!r} has files in {', '.join(buckets)}\n"
             "hint: write a separate source for each"
         )
+    # As absolute paths, URLs have the same common folder as local patterns.
     below = [
         "/" + "/".join(part for part in url.split("/")[3:] if part not in ("", ".")) for url in urls
     ]
@@ -633,6 +645,7 @@ def _find_remote(source: Source, root: str, patterns: Sequence[str]) -> dict[str
         SourceError: If a pattern matches no file or is the name of a folder, or if the name of a
             file contains "", "." or ".." as a part.
     """
+    # One listing serves all patterns. Without wildcards, each file needs one request.
     remote = Remote(root)
     listed = dict(remote.list()) if any(map(WILDCARD.search, patterns)) else {}
     found: dict[str, Seen] = {}
@@ -646,6 +659,7 @@ def _find_remote(source: Source, root: str, patterns: Sequence[str]) -> dict[str
                 for name in listed
                 if matches(pattern.split("/"), name.split("/"))
             }
+        # Stores have no folders, but objects below this name show that a folder is meant.
         if not own and not WILDCARD.search(pattern) and (listed or remote.list(pattern)):
             raise SourceError(
                 f"source {source.name!r}: {root}/{pattern} is a folder\n"
@@ -657,6 +671,7 @@ def _find_remote(source: Source, root: str, patterns: Sequence[str]) -> dict[str
                 "hint: check the bucket, the folder and the pattern"
             )
         found |= own
+    # In a local path, such a part would refer to another file.
     for name in found:
         if any(part in ("", ".", "..") for part in name.split("/")):
             raise SourceError(
@@ -679,10 +694,12 @@ def _in_pairs(source: Source, root: str, files: dict[str, Seen], format: Format)
         if not name.lower().endswith(format.suffixes):
             found[name] = file
             continue
+        # If both files of a pair are listed, the entry of the ids file covers the other.
         first, *others = _files_of_pair(name, format)
         if first != name and first in files:
             continue
         of_pair = {}
+        # The first two files are required. Others, such as .ds.loss, may be missing.
         for i, other in enumerate((first, *others)):
             path = f"{root}/{other}" if is_url(root) else os.path.join(root, other)
             beside = files.get(other) or (_remote_file(root, other) if is_url(root) else seen(path))
@@ -738,6 +755,7 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
     for i, name in enumerate(patterns):
         pattern = os.path.join(root, name)
         given = source.paths[i] if source.paths else name
+        # A path that exists is used as it is, even if it contains wildcard characters.
         if WILDCARD.search(name) and not os.path.exists(pattern):
             matched = False
             for found in files_matched(root, name.split(os.sep)):

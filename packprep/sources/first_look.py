@@ -254,6 +254,7 @@ def first_look(
     Raises:
         SourceError: If all inspected files are faulty.
     """
+    # Empty files show nothing. The other files are inspected at even distances.
     filled = np.flatnonzero(files.sizes)
     chosen = filled[np.linspace(0, len(filled) - 1, min(FILES, len(filled))).astype(np.int64)]
     first, mistaken, beyond = None, 0, _Beyond()
@@ -266,6 +267,7 @@ def first_look(
             return beyond.report(source.name)  # One file suffices, because each one needs requests.
         if mistake:
             first, mistaken = first or (f"{path}: {mistake}", settings), mistaken + 1
+    # A build rejects single documents, so only a mistake in every file is an error.
     if first and mistaken == len(looked_at):
         raise SourceError(f"source {source.name!r}: {first[0]}", first[1])
     beyond.report(source.name)
@@ -290,11 +292,13 @@ def _mistake(look: _Look, files: Files, i: int) -> str:
     format, compression = files.formats[i]
     is_text = FORMATS[format].position == "whole"
     path = look.path
+    # Such files are compared with their notes. The reader finds all other mistakes.
     if FORMATS[format].notes:
         return FORMATS[format].module.mistake_of_notes(path)
     if not (is_text or FORMATS[format].json):
         return ""  # The file's reader reports a missing column.
     begin, whole = begin_of(path, int(files.sizes[i]), compression, has_lines=not is_text)
+    # The checks go from the file to its lines, because a wrong encoding confuses later checks.
     if encoding := encoding_of(begin):
         return f"it is not UTF-8\nhint: {encoding_advice(encoding, path, begin)}"
     kind = next((kind for magic, kind in _KINDS.items() if begin.startswith(magic)), None)
@@ -527,6 +531,7 @@ def _mistake_beside_texts(lines: Sequence[bytes], look: _Look) -> str:
     with loss_spans or media.
     """
     text_key, kinds = look.source.text_key, look.kinds
+    # Most lines have neither field, so only lines with a field's name are decoded.
     beside = LOSS_SPANS.encode(), MEDIA.encode()
     for line in islice((line for line in lines if any(key in line for key in beside)), LINES):
         try:
@@ -589,6 +594,7 @@ def _mistake_of_token_lines(look: _Look, begin: bytes, whole: bool) -> str:
             continue
         first = first or document
         ids = next((document[name] for name in names if name in document), None)
+        # A single list of ids shows that the key is right.
         if isinstance(ids, list):
             return ""
         kinds[_KINDS_OF_VALUES.get(type(ids), "a string")] += ids is not None
@@ -604,6 +610,7 @@ def _mistake_of_token_lines(look: _Look, begin: bytes, whole: bool) -> str:
             " not a list of token ids\nhint: set text_key (--text-key) to the key that holds them,"
             ' or format = "auto" for text'
         )
+    # Among malformed lines, a missing key may have another cause.
     if not first or malformed:
         return ""
     likely = next((key for key, value in first.items() if _are_ids(key, value)), "")
@@ -696,6 +703,7 @@ class _LineCounts:
                 return True
             if kind is not None:
                 self.kinds[kind] += 1
+        # Count texts and ids at all other keys, to suggest one of the keys.
         for key, value_of_key in _values(document):
             self.characters[key] += len(value_of_key) if isinstance(value_of_key, str) else 0
             is_ids = key in COLUMNS and _are_ids(key, value_of_key)
@@ -713,9 +721,11 @@ def _mistake_of_lines(look: _Look, begin: bytes, whole: bool) -> str:
     if look.messages and (mistake := _mistake_beside_texts(lines, look)):
         return mistake
     counts = _LineCounts()
+    # A single usable document shows that the recipe fits the file.
     for line in islice(lines, LINES):
         if line.strip() and counts.add(line, look):
             return ""
+    # Mistakes in some lines are bad documents, and not a wrong setting.
     if counts.is_mixed:
         return ""
     in_documents = f"in all of its first {counts.looked_at} documents"

@@ -152,6 +152,7 @@ class Passes:
             detail of its reject.
         """
         numbers, bad = np.ones(count), dict[int, str]()
+        # Each group of documents has one type per field, so it is accepted or refused as a whole.
         for rows, columns in read_fields(self.fields):
             types = {name: column.type for name, column in columns.items()}
             if problem := self._problem(types):
@@ -252,6 +253,7 @@ class ByFields:
         whole = self.drawn(file, positions, self.numbers(positions, read_fields))
         if self.sample is not None:
             sampled = self.sample(file, positions)
+            # Documents outside of `sample` are in no pass and are not counted.
             whole, own = np.where(sampled, whole, 0), own & sampled
         if self._use == 0:
             numbers, counts = np.unique(whole[own], return_counts=True)
@@ -276,6 +278,7 @@ class ByFields:
         whole = np.floor(numbers)
         if self.passes.repeat is not None:
             key = segment_key(self._key_of(file), positions, 0, 0)
+            # Scaling by 2⁵³ is exact in float64, so the comparison is exact too.
             u = (bits64(key, PASSES) >> np.uint64(11)).astype(np.float64)
             whole += u < (numbers - whole) * 2.0**53
         return whole.astype(np.int64)

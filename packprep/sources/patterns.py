@@ -69,6 +69,7 @@ def files_matched(root: str, parts: Sequence[str], hidden: bool = False) -> Iter
     entered = set()
     while heap:
         linked, folder, n = heapq.heappop(heap)
+        # A folder is entered once per part of the pattern, so links cannot form a loop.
         identity = _folder_identity(os.path.join(root, folder))
         if identity is None or (identity, n) in entered:
             continue
@@ -84,6 +85,7 @@ def files_matched(root: str, parts: Sequence[str], hidden: bool = False) -> Iter
                 )
             continue
         deeper = part == "**"
+        # `**` also matches no folder, so the rest of the pattern starts here as well.
         if deeper and not is_last:
             heapq.heappush(heap, (linked, folder, n + 1))
         with contextlib.suppress(OSError), os.scandir(os.path.join(root, folder)) as entries:
@@ -109,6 +111,7 @@ def without_linked_copies(root: str, files: dict[str, T]) -> dict[str, T]:
     """
     folders = {os.path.dirname(name) for name in files}
     identities = {folder: _folder_identity(os.path.join(root, folder)) for folder in folders}
+    # Two folders with the same identity are two paths to one folder.
     if len(set(identities.values())) == len(folders):
         return files
 
@@ -120,6 +123,7 @@ def without_linked_copies(root: str, files: dict[str, T]) -> dict[str, T]:
         )
 
     kept: dict[Any, str] = {}
+    # The preferred path comes first, and `setdefault` keeps it.
     for name in sorted(files, key=preference):
         kept.setdefault((identities[os.path.dirname(name)], os.path.basename(name)), name)
     return {name: files[name] for name in kept.values()}
@@ -138,12 +142,14 @@ def nearby(pattern: str) -> str:
             )
     except OSError as error:
         return f"; the folder {folder} cannot be read: {error.strerror}"
+    # If several parts are missing, the first missing part is a folder.
     absent = f"; there is no folder {os.path.join(folder, below[0])}" if len(below) > 1 else ""
     near = difflib.get_close_matches(
         below[0] if below else "", [name.rstrip(os.sep) for name in there], 1, 0.6
     )
     more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
     braces = "; {a,b} is not a pattern: give both names separately" if "{" in pattern else ""
+    # A name may contain [ although the pattern reads [ as a character class.
     parts = pattern.split(os.sep)
     literal = [
         n

@@ -237,6 +237,7 @@ class PlannedSource:
             0,
             max(1, _AT_ONCE // max(1, size)),
         )
+        # The passes of a small source are computed together, in few calls of NumPy.
         for first in range(0, self.uses if size else 0, at_once):
             uses = range(first, min(first + at_once, self.uses))
             some = slice(uses.start, uses.stop)
@@ -245,7 +246,9 @@ class PlannedSource:
             weights = own[order]
             weights *= np.array(kept, np.int64)[:, None]
             weights >>= _WEIGHT_BITS
+            # A weight of at least 1 puts every split into the interval of some shard.
             np.maximum(weights, 1, out=weights)
+            # The running sum continues from pass to pass, as if all passes were one list.
             np.cumsum(weights, out=ends[some].reshape(-1))
             ends[some] += before
             before = int(ends[uses.stop - 1, -1])
@@ -318,9 +321,11 @@ class PlannedSource:
         found = self.pieces.at(np.array([piece]))
         i = int(found.file[0])
         format, own = self.formats[i][0], [(i, int(found.part[0]), lo, hi, weight)]
+        # Text files are not divided. A file belongs to the part that contains its start.
         if FORMATS[format].position == "whole":
             files, units = self.files_of_piece(piece), max(1, int(found.bytes[0]))
             sizes = self.files.sizes[files.start : files.stop]
+            # An empty last file would start at the end of the split, which is in no part.
             begins = np.minimum(np.cumsum(sizes) - sizes, units - 1)
             inside = (lo * units // weight <= begins) & (begins < hi * units // weight)
             own = [(files.start + k, 0, 0, 1, 1) for k in np.flatnonzero(inside).tolist()]
@@ -364,6 +369,7 @@ class PlannedSource:
         listed, ends = self._list
         found: set[int] = set()
         if self.weight:
+            # In file order, the index of a split is also its index in the list.
             at = pieces if self.in_order else np.flatnonzero(np.isin(listed, pieces))
             firsts = np.where(at > 0, ends[at - 1], 0).tolist()
             for first, end in zip(firsts, ends[at].tolist(), strict=True):
@@ -388,6 +394,7 @@ class PlannedSource:
         document of a record may begin in any earlier split.
         """
         pieces = np.array(self.pieces.of_file(i), np.int64)
+        # A position gives the split only if it is a byte of the file.
         if position_of(*self.formats[i]) != "byte":
             return pieces
         if self.grouping:
@@ -430,17 +437,20 @@ def common_slices(
         (work range, indices of its shards in `readers`).
     """
     step = min(source.step_bytes for source, _, _ in readers)
+    # `found` maps each entry of the list to the parts of it that the shards read.
     found: dict[int, list[tuple[int, tuple[int, int, int, int, int]]]] = {}
     for reader, (source, shard, shards) in enumerate(readers):
         places = source.places(shard, shards)
         for place, of_piece in zip(places, source.taken(shard, shards, places), strict=True):
             found.setdefault(place, []).append((reader, of_piece))
     for _, of_pieces in sorted(found.items()):
+        # A split of text files has a work range for each file.
         by_file: dict[int, list[tuple[int, Slice]]] = {}
         for reader, of_piece in of_pieces:
             for part in readers[reader][0].slices_of(*of_piece):
                 by_file.setdefault(part.file, []).append((reader, _in_steps(part, step)))
         for _, parts in sorted(by_file.items()):
+            # Between two neighbouring bounds, the same shards read the file.
             bounds = sorted({bound for _, part in parts for bound in (part.lo, part.hi)})
             for lo, hi in pairwise(bounds):
                 inside = [reader for reader, part in parts if part.lo <= lo and hi <= part.hi]

@@ -42,6 +42,7 @@ def kind_of(node: Node, kinds: Mapping[str, str]) -> str:
     found = [kind_of(argument, kinds) for argument in node.arguments]
     if node.function == "is null":
         return TRUTH
+    # Only 'is null', which returned above, accepts kinds such as lists.
     for argument, kind in zip(node.arguments, found, strict=True):
         if kind not in KINDS:
             raise ExpressionFault(
@@ -101,6 +102,7 @@ def _same(node: Call, found: list[str], first: int = 0, with_times: bool = False
         other, of_other = known[0]
         if kind == of_other:
             continue
+        # A text literal that is compared with a time is read as a time.
         is_written = with_times and any(
             isinstance(side, Literal) and isinstance(side.value, str) for side in (argument, other)
         )

@@ -127,6 +127,7 @@ def parse(text: str) -> Node:
         _refuse("this is not an expression", place, advice)
     except (Warning, ValueError, MemoryError, RecursionError):
         _refuse("this is not an expression")
+    # The limit of depth protects the recursion of all later steps.
     parser = _Parser(text)
     parser.check_depth(tree)
     return parser.node(tree)
@@ -161,6 +162,7 @@ def _check_tokens(text: str) -> None:
             at = token.start[1] + len(text) - len(text.lstrip(" \t"))
             if token.type == tokenize.COMMENT:
                 _refuse("the expression has a comment", at, "remove it")
+            # Python joins neighbouring texts, so a missing comma would change the list.
             if token.type == tokenize.STRING == last:
                 _refuse("a comma is missing between two texts", at, "write a comma")
             if token.string in _SIGNS:
@@ -168,6 +170,7 @@ def _check_tokens(text: str) -> None:
             if token.type == tokenize.NAME and token.string in _WORDS:
                 word = _WORDS[token.string]
                 _refuse(f"{token.string} is not an operator", at, f"write {word}")
+            # Texts, numbers and commas do not nest, so long lists are allowed.
             counted += token.type not in _UNCOUNTED and token.string != ","
             last = token.type
     except (tokenize.TokenError, SyntaxError, ValueError):
@@ -248,6 +251,7 @@ class _Parser:
     def named(self, tree: ast.Name | ast.Attribute) -> Literal | Field:
         """Return a field, or the literal of true and false."""
         at, parts = self.at(tree), []
+        # a.b.c is an attribute of an attribute, so names are collected from the right.
         inner: ast.expr = tree
         while isinstance(inner, ast.Attribute):
             parts.append(inner.attr)

@@ -106,6 +106,7 @@ def _compared(operator: str, left: Range, right: Range) -> Range:
         return _truth(False, False, null)
     left, right = _comparable(left, right)
     if operator in ("==", "!="):
+        # Values may be equal if the ranges overlap, and differ unless both are the same value.
         is_equal = not (_is_below(left, right) or _is_below(right, left))
         ends = left.low, left.high, right.low, right.high
         differs = None in ends or len(set(ends)) > 1
@@ -188,11 +189,13 @@ def _calculated(operator: str, left: Range, right: Range) -> Range:
     elif operator == "-":
         ends = a - d, b - c
     elif operator == "%":
+        # The remainder has the sign of `a`, and is not larger than either side.
         most = min(max(abs(a), abs(b)), max(abs(c), abs(d)))
         ends = (0.0 if a >= 0 else -most), (0.0 if b <= 0 else most)
     elif operator == "/" and c <= 0 <= d:
         ends = -math.inf, math.inf
     else:
+        # The extremes of a product or quotient are at the ends of both ranges.
         corners = [x * y if operator == "*" else x / y for x in (a, b) for y in (c, d)]
         is_known = not any(map(math.isnan, corners))
         ends = (min(corners), max(corners)) if is_known else (-math.inf, math.inf)
@@ -257,6 +260,7 @@ def _either(found: Sequence[Range]) -> Range:
     if not sides:
         return Range(null=null, value=False)
     lows, highs = [side.low for side in sides], [side.high for side in sides]
+    # Numbers of several types become float64, so their ends move outwards.
     is_number = not any(isinstance(end, bytes | bool) for end in (*lows, *highs))
     if is_number and len(sides) > 1:
         ends = _numbers(sides)

@@ -108,6 +108,7 @@ def values_of(node: Node, columns: Mapping[str, pa.Array]) -> Values:
     if isinstance(node, Field):
         return of_column(columns[node.name])
     if node.function == "is null":
+        # `is null` also accepts lists and objects, which have no values here.
         inner = node.arguments[0]
         if isinstance(inner, Field) and kind_of_type(columns[inner.name].type) not in READ:
             valid = columns[inner.name].is_valid().to_numpy(zero_copy_only=False)
@@ -217,10 +218,12 @@ def _compared(node: Call, left: Values, right: Values) -> Values:
     valid = left.valid & right.valid
     if left.values is None or right.values is None:
         return Values(np.zeros_like(valid), np.zeros_like(valid))
+    # Numbers and truth values are NumPy arrays.
     if not _is_arrow(left):
         return Values(_OPERATORS[sign](*_comparable(left, right)), valid)
     kernel = _KERNELS[sign]
     a, b = left.values, right.values
+    # Each text of the dictionary is compared once, and indices repeat the result.
     if isinstance(a, pa.DictionaryArray) and isinstance(b, pa.Scalar):
         of_dictionary = _plain(kernel(a.dictionary, b))
         indices = a.indices.fill_null(0).to_numpy()
@@ -228,6 +231,7 @@ def _compared(node: Call, left: Values, right: Values) -> Values:
         return Values(found, valid)
     a, b = _decoded(a), _decoded(b)
     try:
+        # Different types are a time and a text, or two kinds of times.
         if a.type != b.type:
             a, b = _as_time(a, b.type), _as_time(b, a.type)
         return Values(_plain(kernel(a, b)), valid)
@@ -292,6 +296,7 @@ def _comparable(left: Values, right: Values) -> tuple[np.ndarray, np.ndarray]:
 
 def _in(node: Call, found: Sequence[Values]) -> Values:
     value, entries = found[0], found[1:]
+    # Numbers follow the rules of ==. For texts, one set has all entries.
     if value.values is None or not _is_arrow(value):
         return reduce(_or, [_compared(node, value, entry) for entry in entries])
     texts = pa.array([entry.values.as_py() for entry in entries], pa.large_binary())
@@ -329,6 +334,7 @@ def _integers(sign: str, a: np.ndarray, b: np.ndarray, valid: np.ndarray) -> Val
     with np.errstate(all="ignore"):
         values = np.array(apply(a.astype(np.int64), b.astype(np.int64)))
         risky = np.abs(apply(a.astype(np.float64), b.astype(np.float64))) >= _RISKY
+    # Literals have no rows, so every array gets the shape of the rows.
     values, valid, risky, a, b = np.broadcast_arrays(values, valid, risky, a, b)
     values, valid = values.copy(), valid.copy()
     for row in zip(*np.nonzero(np.atleast_1d(risky & valid)), strict=True):

@@ -77,6 +77,7 @@ def read(
         if begin == end:
             return
         if not is_url(part.path):  # At a URL, each buffer would need a request.
+            # pyarrow decompresses whole buffers, so their sizes are checked first.
             for offset in (*index.dictionaries, index.offsets[part.piece]):
                 advice = "write it with fewer rows per batch"
                 check_block(
@@ -85,6 +86,7 @@ def read(
         # The file is mapped, so only the pages of the needed columns are loaded.
         with pa.PythonFile(file, "r") if is_url(part.path) else pa.memory_map(part.path) as source:
             every = _columns(part, source, index, text_key, fields, keep)
+            # A Choice needs all rows of the batch before the work range.
             low = 0 if isinstance(keep, Choice) else begin
             columns, chosen_by = (
                 {key: column.slice(low, end - low) for key, column in some.items()}
@@ -137,6 +139,7 @@ def record_batches(path: str, names: Sequence[str], values: int) -> Iterator[pa.
                 schema = _schema(source, index)
                 wanted = [schema.get_field_index(name) for name in names]
                 arrays = list(map(_validated, _arrays(piece, source, index, schema, wanted)))
+                # `count` rows have about `values` values, because lists have their mean length.
                 count = max(1, values * n_rows // max(1, int(list_lengths(arrays[0]).sum())))
                 for begin in range(0, n_rows, count):
                     some = [array.slice(begin, count) for array in arrays]
@@ -205,6 +208,7 @@ def _columns(
         columns = find_columns(part.path, schema, text_key, fields, sizes_of)
         columns |= find_group_columns(part.path, schema, part.grouping)
     chosen_by = find_field_columns(part.path, schema, keep)
+    # A column is read once, even if several keys are inside it.
     wanted = sorted({column.number for column in (*columns.values(), *chosen_by.values())})
     arrays = [_validated(array) for array in _arrays(part.piece, source, index, schema, wanted)]
 
@@ -274,9 +278,11 @@ def _opened(path: str, size: int) -> Iterator[BinaryIO]:
 def _index(file: BinaryIO, size: int) -> BatchIndex:
     if _read(file, 0, min(size, len(_MAGIC))) != _MAGIC:
         return _index_of_stream(file, size)
+    # A file ends with the footer, the footer's size as i32, and the magic.
     (footer_bytes,) = struct.unpack("<i", _read(file, size - 10, 4))
     footer = _read(file, size - 10 - footer_bytes, footer_bytes)
     root = _root(footer)
+    # In a Footer, field 2 has the dictionaries and field 3 the record batches.
     offsets = _block_offsets(footer, _field(footer, root, 3))
     headers = [_read_header(file, offset) for offset in offsets]
     if any(header is None or header.kind != _RECORD_BATCH for header in headers):
@@ -322,10 +328,12 @@ def _read_header(file: BinaryIO, at: int) -> _Header | None:
         return None
     data, body = found
     root = _root(data)
+    # In a Message, field 1 is the header's type, field 2 the header, field 3 the body's size.
     kind_at, header_at, body_at = (_field(data, root, k) for k in (1, 2, 3))
     kind = data[kind_at] if kind_at else 0
     body_bytes = struct.unpack_from("<q", data, body_at)[0] if body_at else 0
     rows = 0
+    # Field 0 of a record batch is its number of rows.
     if kind == _RECORD_BATCH and header_at:
         rows_at = _field(data, _table(data, header_at), 0)
         rows = struct.unpack_from("<q", data, rows_at)[0] if rows_at else 0
@@ -349,6 +357,7 @@ def _largest_decompressed(file: BinaryIO, at: int) -> int:
     if not (kind_at and header_at):
         return 0
     batch = _table(data, header_at)
+    # Field 1 of a dictionary is a record batch with the dictionary's values.
     if data[kind_at] == _DICTIONARY_BATCH:
         batch = _table(data, _field(data, batch, 1))
     largest, buffers = 0, _field(data, batch, 2)

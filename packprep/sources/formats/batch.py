@@ -85,15 +85,18 @@ class Choice:
         taken = np.zeros(len(positions), np.bool_)
         own = np.ones(len(positions), np.bool_) if own is None else own
         among = np.flatnonzero(_selected(self.sample, file, positions, read_fields, own))
+        # The exponent is the number of bits: 0 for size 0, 1 for 1, 2 for 2 and 3.
         of_class = np.frexp(sizes[among].astype(np.float64))[1]
         order = np.argsort(of_class, kind="stable")
         sorted_class, count = of_class[order], np.bincount(of_class, minlength=_CLASSES)
+        # `number` is j, the number of the document in its class since the start of the split.
         number = (
             np.arange(len(order))
             - (np.cumsum(count) - count)[sorted_class]
             + self.seen[sorted_class]
         )
         self.seen += count
+        # In units of 2⁻³², a document is taken if its step crosses a whole number.
         before = number.astype(np.uint64) * self.fraction + self._shift[sorted_class]
         taken[among[order]] = (before + self.fraction) >> _32 > before >> _32
         return taken
@@ -388,6 +391,7 @@ class BatchBuilder:
         begin = 0
         while begin < len(texts):
             before = int(ends[begin - 1]) if begin else 0
+            # The batch may already have documents, which reduce the space for others.
             end = int(np.searchsorted(ends, before + batch_bytes - self.bytes)) + 1
             end = min(max(end, begin + 1), len(texts))
             self.texts += texts[begin:end]

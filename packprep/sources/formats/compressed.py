@@ -132,6 +132,7 @@ def decompressed(
             if begins is not None:
                 begins.append(position)
             yield Block(step, position, b"")
+            # A read never crosses the end of a step, since output belongs to the step of its input.
             step_end = min(offset + step_bytes, size)
             while offset < step_end:
                 data = file.read(min(_READ_BYTES, step_end - offset))
@@ -271,6 +272,7 @@ class Decoders:
         """
         key = (*_identity(path), compression, step_bytes, choice)
         cursor = self._cursors.pop(key, None)
+        # A stream cannot go back, so an earlier step needs a new cursor.
         if cursor is None or cursor.next_label > step:
             begins = array("q")
             cursor = Cursor(

@@ -115,6 +115,7 @@ def read(
             bounds = _bounds(files, index, begin, end)
             sizes = np.diff(bounds)
             positions = np.arange(begin, end, dtype=np.int64)
+            # Documents before the work range are passed only for a Choice.
             wanted = kept(keep, part.file, positions, sizes.copy)
             own = np.flatnonzero(wanted & (positions >= numbers.start + low))
             content = _Content(files, index.dtype, bounds[:-1][own], sizes[own], fields is not None)
@@ -140,6 +141,7 @@ class _Content(NamedTuple):
         if self.files.loss_file is None or not self.has_masks:
             return ids, None
         path = self.files.path + LOSS
+        # The .loss file has one byte per id, so indices of ids are byte positions.
         flags = joined_runs(self.files.loss_file, path, np.dtype("u1"), begins, ends)
         if len(flags) and int(flags.max()) > 1:
             raise damaged(path, f"it has the value {int(flags.max())}, which is neither 0 nor 1")
@@ -153,6 +155,7 @@ def _bounds(files: _Files, index: _Index, begin: int, end: int) -> np.ndarray:
         SourceError: If the ends of the documents do not ascend, or are beyond the .ds file.
     """
     path = files.path + INDEX
+    # A document starts where the previous document ends, so one more end is read.
     first = max(begin - 1, 0)
     ends = array_at(files.index_file, path, 8 * first, "<u8", end - first).astype(np.int64)
     bounds = ends if begin else np.append(0, ends)

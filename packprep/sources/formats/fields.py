@@ -381,6 +381,7 @@ def group_value(
         return None if is_missing(found) else found
 
     group, order = scalar(grouping.group_by), scalar(grouping.order_by)
+    # Python treats true as 1, so ranks sort truth values before numbers.
     ranks = {bool: 0, int: 1, float: 1, type(None): 3}
     return GroupValue(
         None if group is None else (type(group).__name__, group),

@@ -135,6 +135,7 @@ def joined_runs(
         SourceError: If the file ends too early.
     """
     joined = np.empty(int((ends - begins).sum()) // dtype.itemsize, dtype)
+    # A run that starts where the previous run ends is read together with it.
     is_start = np.append(True, begins[1:] != ends[:-1])[: len(begins)]
     starts = np.flatnonzero(is_start)
     stops = np.append(starts[1:], len(begins))[: len(starts)] - 1

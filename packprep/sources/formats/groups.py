@@ -122,6 +122,7 @@ class _Joiner:
             self.close()
             self.open, self.skips, self.of_early = _Document([]), False, self.is_early
         if isinstance(read, Reject):
+            # A reject belongs to the group around it, so it is skipped with this group.
             if not self.skips:
                 self.done.append((read, self.of_early))
                 self.n_bytes += limits.MAX_DETAIL
@@ -129,6 +130,7 @@ class _Joiner:
         self.last = read.value.group
         if self.open is None:
             return
+        # The group is longer than a document may be, so it continues in another document.
         if self.open.records and self._open_bytes + read.n_bytes > limits.MAX_DOCUMENT_BYTES:
             self.close()
             self.open = _Document([], continues=True)
@@ -170,6 +172,7 @@ def read_groups(
     assert part.grouping is not None
     is_alone = part.grouping.is_alone
     early = part._replace(lo=0, hi=part.lo) if isinstance(keep, Choice) and part.lo else None
+    # The record before shows whether the first group began before the work range.
     last = None if is_alone else _last_before(reader, early or part)
     joiner = _Joiner(skips=last is not None, is_early=early is not None, of_early=early is not None)
     joiner.last = last and last.value.group
@@ -180,6 +183,7 @@ def read_groups(
             joiner.add(read)
             if joiner.n_bytes >= batch_bytes:
                 yield from _batches(joiner.taken(), part, keep)
+    # The last group may continue after the work range.
     if joiner.open is not None and not joiner.of_early and not is_alone:
         for read in _records_after(reader, part):
             if joiner.begins_group(read):
@@ -199,6 +203,7 @@ def _batches(
     Each is given with a flag. If it is True, `keep` only counts the document or reject.
     """
     assert part.grouping is not None
+    # `keep` selects a document by the position of its first record in the file.
     positions = [
         item.position if isinstance(item, Reject) else item.records[0].position for item, _ in done
     ]
@@ -214,6 +219,7 @@ def _batches(
     documents = [item for item in chosen if isinstance(item, _Document)]
     if not chosen:
         return
+    # Long groups are cut in file order, so records are sorted only after the cuts.
     records: list[_Record] = []
     for document in documents:
         records += sorted(document.records, key=lambda record: record.value.order)
@@ -243,6 +249,7 @@ def _records(reader: FileReader, part: Slice, batch_bytes: int) -> Iterator[_Rea
                 " group_by out"
             )
         assert batch.values is not None or not batch.texts
+        # A batch has its rejects separately. Merge both by position.
         rejects = iter(batch.rejects)
         reject = next(rejects, None)
         for position, text, value in zip(

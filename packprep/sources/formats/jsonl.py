@@ -84,10 +84,12 @@ def line_decoder(text_key: str, fields: Fields | None = None) -> Callable[[bytes
         decoder.decode if decoder else _refuse,
         [attrgetter(f"field{i}") for i in range(len(names))],
     )
+    # The fast path decodes media and weights. Lines with other fields take the slow path.
     alone = {
         name: get for name, get in zip(names, others, strict=True) if name in (MEDIA, "weight")
     }
     of_layouts = [get for name, get in zip(names, others, strict=True) if name not in alone]
+    # With a fixed layout, every line has to be rendered.
     if fields and fields.format != "auto":
         fast = _refuse
 
@@ -95,6 +97,7 @@ def line_decoder(text_key: str, fields: Fields | None = None) -> Callable[[bytes
         try:
             record = fast(line)
             text: str = record.text
+            # Skipped data can nest deeply only if the line is much longer than its text.
             nests = len(line) - len(text) >= MIN_NESTED_BYTES and nested_too_deep(line)
             if nests or any(get(record) for get in of_layouts) or large_text(text):
                 return decode_slowly(line, text_key, fields)
@@ -178,6 +181,7 @@ def decode_slowly(line: bytes, text_key: str, fields: Fields | None = None) -> O
             return "bad_messages", refused(layout)
         if layout and (text is None or fields.format != "auto"):
             return fields.of_layout(layout, None, spans, value)
+    # The order of these checks is fixed, because the first reason is stored in the rejects.
     if text is None and text_key not in record:
         return "missing_text", without_keys(record, text_key)
     if not isinstance(text, str):
@@ -308,12 +312,14 @@ def block_decoder(
                 text_key, names, [data[start : start + size] for start, size in some]
             )
             has_learnt = True
+        # The strict decoder parses every value, so a success needs no further checks.
         if whole is not None:
             try:
                 records = whole.decode_lines(block)
                 return list(map(_get_text, records)) if len(records) == len(starts) else None
             except (ValueError, msgspec.MsgspecError, RecursionError):
                 pass
+        # The skipping decoder does not check the data that it skips, so checks follow.
         try:
             records = skipping.decode_lines(block)
             if len(records) != len(starts) or any(any(map(get, records)) for get in getters):
@@ -354,6 +360,7 @@ def _whole_decoder(
         names.update(dict.fromkeys(others))
         if len(names) > _MAX_FIELDS:
             return None
+    # The type None accepts only null, so lines with one of these fields are refused.
     absent = [(name, None) for name in fields]
     return _decoder_of(
         text_key, (*absent, *((name, _Scalar) for name in names if name not in fields)), True
@@ -450,6 +457,7 @@ def read(
             )
             if not wanted.any():
                 continue
+            # Documents with bad fields are added one by one, so that each becomes a reject.
             all_wanted = bool(wanted.all()) and not (chosen and chosen.bad)
             lines = lines if all_wanted else lines.at(wanted)
         if part.grouping:
@@ -528,14 +536,17 @@ def part_lines(part: Slice, keep: Keep | None, decoders: Decoders) -> Iterator[L
         return
     begin, end = part.range(-(-part.size // part.step_bytes))
     if begin < end:
+        # A cursor of a Choice has counted lines, so only the same Choice may continue there.
         of_choice = int(keep.key) if isinstance(keep, Choice) else None
         cursor = decoders.take(
             part.path, part.size, part.compression, part.step_bytes, begin, of_choice
         )
         if isinstance(keep, Choice):
+            # Both share one array, so counting in the Choice also updates the cursor.
             keep.seen = cursor.seen = keep.seen if cursor.seen is None else cursor.seen
             _choose(keep, part.file, take_lines(cursor, cursor.next_label, begin, most))
         yield from take_lines(cursor, begin, end, most)
+        # After the last work range of a split, nothing continues at the cursor.
         if part.hi < part.weight:
             decoders.give_back(cursor)
 
@@ -572,6 +583,7 @@ def byte_blocks(path: str, size: int, begin: int, end: int) -> Iterator[Block]:
     and the bytes after the interval have label 2.
     """
     with open_source(path, size) as file:
+        # The byte before the range shows whether the range starts inside a line.
         position = max(begin - 1, 0)
         file.seek(position)
         step = _FINISH_BYTES
@@ -607,15 +619,18 @@ def take_lines(cursor: Cursor, begin: int, end: int, max_bytes: int) -> Iterator
     cursor.next_label = end
     while block := cursor.next(begin, end):
         label, position, data = block
+        # All wanted lines are complete, so the next call starts with this block.
         if label >= end and not pending:
             cursor.rest = block
             return
         if not data:
             continue
+        # Blocks before the range only show whether the range starts a line.
         if label < begin:
             cursor.at_line_start = data.endswith(b"\n")
             continue
         start = 0
+        # The block starts inside a line. Its rest is skipped, or belongs to the wanted line.
         if not cursor.at_line_start:
             start = data.find(b"\n") + 1
             cursor.at_line_start = start > 0
@@ -625,6 +640,7 @@ def take_lines(cursor: Cursor, begin: int, end: int, max_bytes: int) -> Iterator
                 if start or pending_bytes > max_bytes:
                     yield from _one_line(pending, pending_bytes, pending_at, max_bytes)
                     pending = []
+        # After the range, only the rest of the last wanted line is needed.
         if label >= end:
             cursor.rest = Block(label, position + start, data[start:]) if start else None
             if not pending:
@@ -633,6 +649,7 @@ def take_lines(cursor: Cursor, begin: int, end: int, max_bytes: int) -> Iterator
             last = data.rfind(b"\n") + 1  # This is 0 only if start is 0.
             if last > start:
                 yield from _whole_lines(data, position, start, last, max_bytes)
+            # The last line of the block is finished by the next blocks.
             if last < len(data):
                 cursor.at_line_start = False
                 pending, pending_bytes, pending_at = (
@@ -640,6 +657,7 @@ def take_lines(cursor: Cursor, begin: int, end: int, max_bytes: int) -> Iterator
                     len(data) - last,
                     position + last,
                 )
+                # A line over the limit is yielded without its data, and its rest is skipped.
                 if pending_bytes > max_bytes:
                     yield from _one_line(pending, pending_bytes, pending_at, max_bytes)
                     pending = []
@@ -664,15 +682,18 @@ def _whole_lines(
     """
     characters = np.frombuffer(data, np.uint8)
     while begin < end:
+        # `some_end` is after a line end, so each part has whole lines only.
         some_end = data.find(b"\n", min(begin + AT_ONCE_BYTES, end - 1)) + 1
         ends = np.flatnonzero(characters[begin:some_end] == ord("\n")) + begin
         starts = np.concatenate([[begin], ends[:-1] + 1])
         sizes = ends - starts
         sizes[sizes > max_bytes] = -1
         positions = position + starts
+        # Only the first line of a stream can have a byte order mark.
         if positions[0] == 0 and sizes[0] >= 0 and data.startswith(BOM, int(starts[0])):
             starts[0] += len(BOM)
             sizes[0] -= len(BOM)
+        # Only a line that starts with white space can be blank.
         lines, blank = Lines(data, positions, starts, sizes), sizes == 0
         for i in np.flatnonzero(_IS_SPACE[characters[starts]] & (sizes > 0)):
             blank[i] = data[starts[i] : starts[i] + sizes[i]].isspace()

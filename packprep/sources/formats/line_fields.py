@@ -58,6 +58,7 @@ def values_decoder(names: tuple[str, ...]) -> Callable[[bytes], list[Any] | None
 
     The returned function takes the bytes of a line. It returns None if the line is invalid.
     """
+    # The name a.b may be a key, or b in the object at key a, so both keys are read.
     keys = list(dict.fromkeys(key for name in names for key in (name, name.partition(".")[0])))
     own = [(f"field{i}", Any, msgspec.UNSET) for i in range(len(keys))]
     rename = {f"field{i}": key for i, key in enumerate(keys)}

@@ -139,6 +139,7 @@ def read(
         if low == high:
             return
         chosen_from, first, end = numbers.start, numbers.start + low, numbers.start + high
+        # The sequences of document first + i are bounds[i] … bounds[i + 1] − 1.
         bounds = array_at(index_file, path, index.documents_at + 8 * first, "<i8", end - first + 1)
         falls = np.flatnonzero(np.diff(bounds) < 0)
         if len(falls) or bounds[0] < 0 or bounds[-1] > index.sequences:
@@ -147,12 +148,15 @@ def read(
                 path,
                 f"document {first + at} has the sequences from {bounds[at]} to {bounds[at + 1]}",
             )
+        # A Choice also counts the documents of the split before the work range.
         positions = np.arange(
             chosen_from if isinstance(keep, Choice) else first, end, dtype=np.int64
         )
+        # The last end − first entries belong to the work range.
         wanted = kept(
             keep, part.file, positions, lambda: _sizes(path, index, index_file, positions)
         )[first - end :]
+        # Documents may have very many sequences, so entries are loaded in parts.
         for some in slices(np.maximum(np.diff(bounds), 1), _SEQUENCES):
             if wanted[some].any():
                 own = bounds[some.start : some.stop + 1]
@@ -245,6 +249,7 @@ class _Group(NamedTuple):
             ids_file: The .bin file.
             documents: int64[k], numbers of the documents in the group.
         """
+        # For documents with 2 and 1 sequences, which begin at 0 and 5, `which` is [0, 1, 5].
         here = np.diff(self.bounds)[documents]  # number of sequences per document
         begins = self.bounds[documents] - self.bounds[0]
         which = np.repeat(begins - (np.cumsum(here) - here), here) + np.arange(int(here.sum()))
@@ -285,6 +290,7 @@ def _read_index(path: str, index_file: BinaryIO, ids_file: BinaryIO) -> Index:
         raise SourceError(
             f"{path}: the index names {what}\nhint: write the data with an integer dtype"
         )
+    # A sequence takes 12 bytes for length and pointer, and 1 more for a mode.
     least = _HEADER.size + 12 * sequences + 8 * count
     if index_bytes not in (least, least + sequences):
         raise _damaged(
@@ -295,6 +301,7 @@ def _read_index(path: str, index_file: BinaryIO, ids_file: BinaryIO) -> Index:
     index = Index(
         np.dtype(_DTYPES[code]), sequences, max(count - 1, 0), index_bytes > least, ids_bytes
     )
+    # The documents must cover all sequences.
     first, last = (
         int(array_at(index_file, path, index.documents_at + 8 * i, "<i8", 1)[0]) if count else 0
         for i in (0, count - 1)
@@ -305,6 +312,7 @@ def _read_index(path: str, index_file: BinaryIO, ids_file: BinaryIO) -> Index:
             f"its documents go from sequence {first} to {last}, but there are {sequences}: its"
             " writer did not end the last document",
         )
+    # The last length and the last pointer give the end of the .bin.
     end = 0
     if sequences:
         length = int(array_at(index_file, path, index.pointers_at - 4, "<i4", 1)[0])

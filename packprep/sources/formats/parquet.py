@@ -107,12 +107,15 @@ def read(
             columns |= find_group_columns(part.path, file.schema_arrow, part.grouping)
         chosen_by = find_field_columns(part.path, file.schema_arrow, keep)
         groups = _groups(file, part.piece + 1)
+        # `begin` and `end` count rows of the group, and `first` is the group's first row in the
+        # file.
         first = sum(group.num_rows for group in groups[:-1])
         begin, end = part.range(groups[-1].num_rows)
         if begin == end:
             return
         group = _Group(part, source, file, first, groups[-1].num_rows, batch_bytes)
         chosen = by_fields(keep)
+        # The footer's statistics may prove that no row is taken.
         if chosen is not None and not chosen.passes.may_use(group.ranges(chosen_by)):
             for at in range(begin, end, _COUNTED_ROWS):
                 rows = np.arange(first + at, first + min(at + _COUNTED_ROWS, end))
@@ -185,6 +188,7 @@ class _Group(NamedTuple):
         for rows in file.iter_batches(
             rows_at_once, row_groups=[part.piece], columns=names, use_threads=False
         ):
+            # pyarrow reads a group from its first row, so cut each batch to the wanted rows.
             low, high = max(begin - row, 0), min(end - row, rows.num_rows)
             if low < high:
                 table = rows.slice(low, high - low)
@@ -197,6 +201,7 @@ class _Group(NamedTuple):
             row += rows.num_rows
             if row >= end:
                 break
+        # Without this check, a wrong footer would lose rows without a message.
         if row < end:
             raise pa.ArrowInvalid(
                 f"row group {part.piece} has {row} rows, but its footer says {self.n_rows}"
@@ -215,6 +220,7 @@ class _Group(NamedTuple):
         begin, end = int(wanted[0]) - self.first, int(wanted[-1]) + 1 - self.first
         held: list[tuple[np.ndarray, dict[str, pa.Array]]] = []
         for positions, values, _ in self.rows(columns, {}, begin, end, tokens):
+            # `wanted` ascends, so the wanted rows of a batch are a range of it.
             low, high = np.searchsorted(wanted, [positions[0], positions[-1] + 1])
             if low < high:
                 is_wanted = np.zeros(len(positions), np.bool_)
@@ -222,6 +228,7 @@ class _Group(NamedTuple):
                 mask = pa.array(is_wanted)
                 some = {key: without_views(of_key).filter(mask) for key, of_key in values.items()}
                 held.append((wanted[low:high], some))
+            # Batches may have few wanted rows, so rows are collected until they fill a batch.
             if sum(len(numbers) for numbers, _ in held) >= len(positions):
                 yield _joined(held)
                 held = []
@@ -487,10 +494,12 @@ def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, int], int]:
     fields: dict[int, int] = {}
     number = 0
     while head := data[at]:
+        # The low half of the byte is the type, the high half the difference to the last number.
         kind, at = head & 15, at + 1
         if head >> 4:
             number += head >> 4
         else:
+            # A difference of 0 means that the number follows, in zigzag form.
             number, at = _varint(data, at)
             number = number >> 1 ^ -(number & 1)
         if kind in (4, 5, 6):

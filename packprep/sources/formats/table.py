@@ -131,6 +131,7 @@ def find_columns(
     def there(layout: Layout) -> bool:
         return all(_column(path, schema, fields.key_of(field), text_key) for field in layout.needs)
 
+    # A file has a layout if it has all columns that the layout needs.
     layouts = [
         layout for layout in LAYOUTS if fields.format in ("auto", layout.name) and there(layout)
     ]
@@ -139,6 +140,7 @@ def find_columns(
     elif not any(not layout.advice for layout in layouts):
         raise _no_layout(path, schema, text_key, fields, layouts, sizes_of)
     names = [name for layout in layouts for name in (*layout.needs, *layout.may_have)]
+    # A refused field must be read too, so that records with it are rejected.
     if any(not layout.advice and (not text or layout.name == "messages") for layout in layouts):
         names += REFUSED_FIELDS
     if not fields.kinds and text_key != MEDIA and _has_places(schema):
@@ -199,6 +201,7 @@ def note_groups(
         numbers: int64[rows], the number of each row in the file.
     """
     grouping, own = part.grouping, [columns[key] for key in (GROUP_BY, ORDER_BY) if key in columns]
+    # Values are noted by row number, because rows are filtered and added later.
     if grouping is not None:
         keys = [key for key in (grouping.group_by, grouping.order_by) if key]
         rows = zip(*(_scalars(column).to_pylist() for column in own), strict=True)
@@ -355,12 +358,14 @@ def _text_missing(
     The message suggests the key with the most bytes of text, or other settings.
     """
     names = ", ".join(map(repr, schema.names[:50])) or "none"
+    # The advice depends on the columns, which may have a layout, texts or token ids.
     there = next((layout for layout in LAYOUTS if set(layout.needs) <= set(schema.names)), None)
     keys = [
         (key, kind)
         for key, kind in _leaves(schema)
         if _is_text(kind) and not pa.types.is_null(kind)
     ]
+    # Columns of bytes may contain anything, so columns of strings are preferred.
     texts = [key for key, kind in keys if not _is_binary(kind)] or [key for key, _ in keys]
     texts = texts[:_MOST_TEXT_KEYS]
     settings = {}
@@ -368,6 +373,7 @@ def _text_missing(
     if there is not None:
         advice = f"for {instead_of_text(there)}"
     elif texts:
+        # Sizes need a read of the file, so a single candidate is not measured.
         sizes = sizes_of(texts) if len(texts) > 1 else [1]
         settings = {"text_key": texts[int(np.argmax(sizes))]}
         if len(texts) > 1 and texts != schema.names:
@@ -531,17 +537,21 @@ def read_rows(
     text = columns.get(text_key)
     at_once = _rows_at_once(text)
     for begin in range(0, n_rows, at_once):
+        # In a file without a text column, every text is null.
         rows = (pa.nulls(n_rows, pa.string()) if text is None else text).slice(begin, at_once)
+        # If each row has a text, only fields that apply to texts are needed.
         needed = [
             key
             for key in columns
             if key != text_key and (_has_nulls(rows) or not fields or fields.says(key))
         ]
         others = {key: columns[key].slice(begin, at_once) for key in needed}
+        # A Choice counts every row, so sizes refer to the rows before the filter.
         counted = [others[key] for key in fields.counted(others)] if fields else []
         sizes = partial(_sizes, rows, counted)
         positions, wanted = selection.of_rows(batch.file, begin, len(rows), sizes)
         rows, *values = map(without_views, (rows, *others.values()))
+        # Filter before a dictionary is expanded, because the expanded texts may be large.
         if not wanted.all():
             mask = pa.array(wanted)
             positions, rows, values = (
@@ -714,6 +724,7 @@ def _add_one_by_one(
             if isinstance(found, tuple):
                 batch.reject(position, *found)
             else:
+                # A row without a text has the size of its other columns.
                 of_layout = size is None or isinstance(found, Supervision) and found.text is None
                 n_bytes = sum(c.slice(i, 1).nbytes for c in beside.values()) if of_layout else size
                 batch.add(position, found, n_bytes)
@@ -728,8 +739,10 @@ def _document(
 
     `rows` contains the text of each row, or null. `beside` maps the other keys to their values.
     """
+    # `at` names the column in the detail of a reject.
     at = "text"
     try:
+        # Texts are decoded row by row, so invalid UTF-8 rejects one row and not the file.
         text = rows[i].as_buffer().to_pybytes().decode() if rows[i].is_valid else None
         record = {}
         for key, column in beside.items():
@@ -745,6 +758,7 @@ def _document(
         return "malformed_json", f"{at} holds a value of type arrow.json that is not JSON"
     if fields is None:
         return ("not_a_string", "the value is null") if text is None else text
+    # From here on, the record equals the JSON line with the same data.
     record = of_table(record)
     if any(_has_json(column.type) for column in beside.values()):
         record = _plain(record)
@@ -907,6 +921,7 @@ def read_lists(
             rows, positions = rows.filter(pa.array(wanted)), positions[wanted]
             beside = {key: values.filter(pa.array(wanted)) for key, values in beside.items()}
         lengths = list_lengths(rows)
+        # An empty list counts as one byte, which limits the documents of a batch.
         for some in slices(np.maximum(lengths * TOKEN_TEXT_BYTES, 1), batch_bytes):
             of_some = {key: values[some] for key, values in beside.items()}
             batch = _batch(file, rows[some], positions[some], lengths[some], of_some)
@@ -950,11 +965,13 @@ def _batch(
         refused |= dict.fromkeys(missing.tolist(), ("not_tokens", "the value is null"))
     for i in np.flatnonzero(are_too_long(lengths)).tolist():
         refused[i] = too_many_tokens(int(lengths[i]))
+    # Entry i of a mask belongs to id i, so lengths must be equal.
     masks = {key: values for key, values in beside.items() if key != "weight"}
     for key, values in masks.items():
         of_mask = list_lengths(values)
         for i in np.flatnonzero(of_mask != lengths).tolist():
             refused.setdefault(i, not_as_long(key, of_mask[i], lengths[i]))
+    # Rows with wrong lengths are left out, so ids and masks stay aligned.
     used = np.ones(len(rows), np.bool_)
     used[list(refused)] = False
     ids, bad = _flat(rows, used, lengths)
@@ -1004,6 +1021,7 @@ def _ids(
         offsets = offsets_of(lengths)
         places = np.flatnonzero(ids.is_null().to_numpy(zero_copy_only=False))
         owner = np.searchsorted(offsets, places, "right") - 1
+        # The index that `np.unique` returns is the first null of each list.
         _, at = np.unique(owner, return_index=True)
         for place, i in zip(places[at].tolist(), owner[at].tolist(), strict=True):
             bad[int(numbers[i])] = ("not_tokens", f"token {place - int(offsets[i])} is null")

@@ -134,6 +134,7 @@ def _token_rows(
     held = (lines.line(i) for i in range(len(lines.positions)))
     found = [too_large_line() if line is None else decode(line) for line in held]
     refused = {i: row for i, row in enumerate(found) if not isinstance(row, _Row)}
+    # Fields are judged before ids are parsed, so `bad_field` replaces other reasons.
     for i, position in enumerate(lines.positions.tolist() if unjudged else ()):
         if position in unjudged:
             found[i] = refused[i] = BAD_FIELD, unjudged[position]
@@ -141,6 +142,7 @@ def _token_rows(
     refused |= bad
     used = np.ones(len(found), np.bool_)
     used[list(refused)] = False
+    # Accepted texts consist of numbers only, so NumPy parses many lists at once.
     rows = [row for i, row in enumerate(found) if isinstance(row, _Row) and i not in refused]
     lengths = np.zeros(len(found), np.int64)
     lengths[used] = [row.length for row in rows]
@@ -152,6 +154,7 @@ def _token_rows(
             continue
         texts = (row.masks[name] for row in rows if name in row.masks)
         masks[name] = _numbers(texts, np.float64 if name == WEIGHTS else np.int64)
+        # Rows without the mask get values that train every token.
         if not has_mask.all():
             given[name] = np.repeat(has_mask, lengths[used])
             of_all = (ids if name == LABELS else np.ones(len(ids))).astype(masks[name].dtype)
@@ -201,6 +204,7 @@ def _line_decoder(keys: _Keys) -> Callable[[bytes], _Found]:
                 line.decode()
             if len(line) >= MIN_NESTED_BYTES and nested_too_deep(line):
                 raise ValueError
+            # Lists stay JSON text here, and `_numbers` parses them.
             values = {name: bytes(raw) for name, get in getters if (raw := get(parsed)) is not None}
             return _row_of(values, keys, getattr(parsed, _WEIGHT, None))
         except (ValueError, msgspec.MsgspecError, RecursionError):
@@ -275,6 +279,7 @@ def _decode_exactly(line: bytes, keys: _Keys) -> _Found:
     masks = {
         name: [] if record[name] is None else record[name] for name in keys.masks if name in record
     }
+    # The order of these checks is fixed, because the first reason is stored in the rejects.
     problem = bad_weights.get(0) or _bad_length(masks, len(ids)) or _bad_ids(ids)
     if problem := problem or _bad_entries(masks):
         return problem

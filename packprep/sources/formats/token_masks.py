@@ -65,14 +65,17 @@ def masked(
             number = int(tokens[first] - offsets[i])
             refused.setdefault(int(i), (BAD_MASK, f"token {number}: {detail}"))
 
+    # Padding is only removed at the ends, because a gap would join distant tokens.
     is_kept = np.ones(len(ids), np.bool_)
     if ATTENTION in masks:
         values = masks[ATTENTION]
         refuse((values != 0) & (values != 1), f"{ATTENTION} is neither 0 nor 1")
         is_kept = values == 1
         refuse(~is_kept & _inside(is_kept, documents, offsets), f"{ATTENTION} is 0 between tokens")
+    # Each mask says which tokens it trains, and all masks of a document must agree.
     trained = _trained_by_masks(ids, documents, masks, is_kept, refuse)
     for first, other in combinations(trained, 2):
+        # A document without a mask has default values, which contradict no other mask.
         differs = is_kept & (trained[first] != trained[other])
         differs = differs & given.get(first, True) & given.get(other, True)
         refuse(differs, f"{first} and {other} contradict each other")
@@ -82,6 +85,7 @@ def masked(
         is_weight = (values >= 0) & (values <= np.finfo(np.float32).max)
         refuse(is_kept & ~is_weight, f"{WEIGHTS} is no finite number of at least 0")
         weights = np.where(is_weight, values, 0).astype(np.float32)
+    # A token is trained only if every mask trains it.
     for is_trained in trained.values():
         weights = np.where(is_trained, weights, np.float32(0))
     return MaskedTokens(is_kept, weights, refused)
@@ -110,6 +114,7 @@ def _trained_by_masks(
     if LABELS in masks:
         labels = masks[LABELS]
         trained[LABELS] = labels != UNTRAINED
+        # Labels of other tokens are refused. A shift by one token gets its own message.
         is_other = is_kept & trained[LABELS] & (labels != ids)
         if is_other.any():
             shifted = _are_shifted(ids, labels, is_kept & trained[LABELS], documents)

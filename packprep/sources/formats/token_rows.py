@@ -50,23 +50,27 @@ def batch_of_rows(file: int, positions: np.ndarray, rows: TokenRows) -> Batch:
     """
     lengths, used, ids = rows.lengths, rows.used, rows.ids
     refused = dict(rows.refused)
+    # `numbers[d]` is the row of document d in `ids`.
     numbers, offsets = np.flatnonzero(used), offsets_of(lengths[used])
     is_kept, token_weights = np.ones(len(ids), np.bool_), None
     if rows.masks:
         is_kept, token_weights, by_masks = masked(ids, offsets, rows.masks, rows.given)
         for i, problem in by_masks.items():
             refused.setdefault(int(numbers[i]), problem)
+        # A build multiplies the weights of a token and its document, so check the product.
         for i, weight in rows.weights.items():
             k = int(np.searchsorted(numbers, i))
             highest = token_weights[slice(*offsets[k : k + 2].tolist())].max(initial=0)
             if used[i] and weight * float(highest) > float(np.finfo(np.float32).max):
                 problem = BAD_MASK, "a token's weight times the document's is not finite in float32"
                 refused.setdefault(i, problem)
+    # From here on, refused rows lose their tokens, as padding does.
     good = np.ones(len(lengths), np.bool_)
     good[list(refused)] = False
     is_kept = is_kept & np.repeat(good[used], lengths[used])
     if not is_kept.all():
         counts = np.bincount(np.repeat(np.arange(len(numbers)), lengths[used])[is_kept])
+        # `counts` ends at the last document with a kept token. Later documents have none.
         kept_lengths = np.zeros(len(numbers), np.int64)
         kept_lengths[: len(counts)] = counts
         ids, offsets = ids[is_kept], offsets_of(kept_lengths[good[used]])
@@ -75,6 +79,7 @@ def batch_of_rows(file: int, positions: np.ndarray, rows: TokenRows) -> Batch:
         Reject(file, int(positions[i]), refused[i][0], refused[i][1][:MAX_DETAIL])
         for i in sorted(refused)
     ]
+    # `number[i]` is the number of row i among the documents of the batch.
     count, number = int(good.sum()), np.cumsum(good) - 1
     is_all_trained = token_weights is None or bool((token_weights == 1).all())
     return Batch(

@@ -106,6 +106,7 @@ def read(
         documents = _Documents(part, file, array, array.first_id(first + high))
         for found in documents.starting_from(begin):
             positions = array.begin + found.begins * array.dtype.itemsize
+            # Documents before the work range are only for the Choice.
             wanted = kept(keep, part.file, positions, found.sizes.copy) & (found.begins >= own)
             for some in slices(found.sizes * limits.TOKEN_TEXT_BYTES, batch_bytes):
                 chosen = np.arange(some.start, some.stop)[wanted[some]]
@@ -133,6 +134,7 @@ class _Found(NamedTuple):
         own = documents[~is_large]
         offsets = offsets_of(self.sizes[own])
         firsts, ends = self.firsts[own], self.firsts[own] + self.sizes[own]
+        # Neighbouring documents are one range of `ids`, so few ranges are copied.
         starts = np.flatnonzero(np.append(True, firsts[1:] != ends[:-1])[: len(own)])
         stops = np.append(starts[1:], len(own))[: len(starts)] - 1
         spans = zip(firsts[starts].tolist(), ends[stops].tolist(), strict=True)
@@ -164,6 +166,7 @@ class _Documents(NamedTuple):
             if at == self.array.ids and (not len(ends) or ends[-1] < at):
                 ends = np.append(ends, at)  # The last document of the file has no eos.
             if begin + limits.MAX_DOCUMENT_TOKENS < at and not len(ends):
+                # The document is too long to keep, so only its size counts.
                 rest, size = rest[:0], at - begin
                 if at < self.stop:
                     continue
@@ -172,9 +175,11 @@ class _Documents(NamedTuple):
                 rest, size = np.concatenate((rest, new)), at - begin
                 continue
             begins = np.append(begin, ends[:-1])
+            # Documents that begin at `stop` or later belong to other work ranges.
             number = int(np.searchsorted(begins, self.stop))
             begins, ends = begins[:number], ends[:number]
             sizes = np.minimum(ends - begins, limits.MAX_DOCUMENT_TOKENS + 1)
+            # A document that is too long has lost its first ids, so its start is clipped to 0.
             ids = np.concatenate((rest, new)) if len(rest) == size else new
             yield _Found(ids, begins, sizes, np.maximum(begins - (at - len(ids)), 0))
             begin = int(ends[-1])
@@ -297,6 +302,7 @@ def _raw(part: Slice, begin: bytes) -> IdArray:
     advice = (
         'hint: set token_dtype of the source to the dtype of the ids, such as "uint16" or "uint32"'
     )
+    # The file does not name its dtype, so the dtype is checked against vocabulary and values.
     if stream.dtype == "auto" and stream.vocab_size - 1 > np.iinfo(dtype).max:
         raise SourceError(
             f"{part.path}: a file without a header, whose ids would be read as {dtype.name}, but"
