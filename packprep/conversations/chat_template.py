@@ -108,6 +108,7 @@ def find_template(path_key: str, base: Path, tokenizer: str, date: str = "") -> 
         )
     compile_template(source, date)
     texts = _token_texts(source, tokenizer, configs)
+    # A token without a text would be rendered as an empty text.
     unknown = sorted(_ROLE_NAMES & set(_TOKEN_NAME.findall(source)) - texts.keys())
     if unknown and not configs and tokenizer != "bytes":
         raise RecipeError(
@@ -362,6 +363,7 @@ def compile_template(source: str, date: str = "") -> ChatTemplate:
             _written_day, datetime.date.fromisoformat(date)
         )
     del environment.filters["random"], environment.globals["lipsum"]
+    # Jinja does not know {% generation %}, so blocks become calls.
     as_calls = _GENERATION.sub(
         lambda m: m[1] + ("endcall" if m[2] else "call packprep_generation()") + m[3], source
     )
@@ -434,6 +436,7 @@ def _written_day(day: datetime.date, form: str) -> str:
     Raises:
         ValueError: If the format depends on more than the day.
     """
+    # The names are fixed, because strftime depends on the locale.
     month, name = _MONTHS[day.month - 1], _DAYS[day.weekday()]
     parts = {
         "Y": f"{day.year:04}",

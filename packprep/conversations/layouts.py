@@ -194,6 +194,7 @@ def _of_prompt_and_completion(
 ) -> Dialogue | Supervision | Problem:
     prompt, completion = (record.get(key) for key in ("prompt", "completion"))
     if isinstance(prompt, str) and isinstance(completion, str):
+        # These fields need a template, but texts are not rendered.
         for key in ("system", "tools", "chat_template_kwargs"):
             if record.get(key):
                 raise _Bad(
@@ -268,15 +269,18 @@ def _dialogue(
             if "from" in message and "role" not in message
             else message
         )
+        # Null means that a key is missing, except for a content.
         own = {key: value for key, value in own.items() if value is not None or key == "content"}
         trained, weight = _take_marks(own, what)
         weights.append(_product(of_record, weight, what))
         _check(own, what, kinds)
         parts.append(_take_part_marks(own, what, kinds))
+        # Each product of weights must be finite in float32.
         for j, mark in enumerate(parts[-1]):
             _product(weights[-1], mark.weight, f"{what}: part {j}")
         media += _taken_off(own, what, kinds)
         messages.append(own)
+        # Messages of a prompt are trained only if their mark says so.
         train.append(False if trained is None and k < untrained else trained)
     if system:
         if not isinstance(system, str):
@@ -286,6 +290,7 @@ def _dialogue(
                 "the document has a system, and its first message is the system's, too: take one of"
                 " them away"
             )
+        # The system message gets an entry in every list.
         messages.insert(0, {"role": "system", "content": system})
         train.insert(0, None)
         weights.insert(0, of_record)
@@ -305,6 +310,7 @@ def _take_marks(message: dict[str, Any], what: str) -> tuple[bool | None, float]
         return None, 1.0
     if unread := next((key for key in _UNREAD_MARKS if message.get(key) is not None), None):
         raise _Bad(f"{what} has {unread!r}, which is not read: say it by train or weight instead")
+    # These three names mean the same mark.
     given = {key: message.pop(key, None) for key in ("train", "training", "loss")}
     marks = {key: value for key, value in given.items() if value is not None}
     for key, value in marks.items():
@@ -434,6 +440,7 @@ def _check(message: dict[str, Any], what: str, kinds: Sequence[str]) -> None:
     content = message.get("content")
     if isinstance(content, str):
         return
+    # Without a content, another field such as tool_calls has to be written.
     if content is None and not message.keys() - {"role", "content", "name", "tool_call_id"}:
         raise _Bad(f"{what} has no content; a text, a list of text parts, or tool_calls are wanted")
     if not isinstance(content, list | None):

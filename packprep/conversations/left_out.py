@@ -35,12 +35,14 @@ def check_written(
                 " another template in documents.chat_template, or take it off the records"
             )
 
+    # If the text does not show a part, a rendering without this part decides.
     if tools and not ("tools" in template.words and any(map(partial(_describes, text), tools))):
         leaves_out("tools", messages, tools=None)
     calls = [call for message in messages for call in message.get("tool_calls", ())]
     is_written = all(str(function_of(call).get("name", "")) in text for call in calls)
     if calls and not (is_written and "tool_calls" in template.words):
         leaves_out("tool_calls", [_without(message, ("tool_calls",)) for message in messages])
+    # A template that names such a field may still drop the reasoning of earlier turns.
     if template.words.isdisjoint(THOUGHTS) and any(
         str(message.get(key, "")).strip() for message in messages for key in THOUGHTS
     ):
@@ -49,6 +51,7 @@ def check_written(
         said = [part.strip() for part in texts_of(message) if part.strip()]
         if said and not writes_any(text, said):
             role, in_parts = ascii(message["role"][:40]), isinstance(message["content"], list)
+            # The content is replaced and not removed, because some templates need a content.
             other = {**message, "content": [{"type": "text", "text": "x"}] if in_parts else "x"}
             with_other = [*messages[:k], other, *messages[k + 1 :]]
             leaves_out(f"the content of message {k}, of role {role}", with_other)
@@ -97,6 +100,7 @@ def check_parts(render: Render, messages: Sequence[Mapping[str, Any]], text: str
     for k, message in enumerate(messages):
         if not isinstance(message.get("content"), list):
             continue
+        # A template for texts writes a list as Python or JSON data.
         as_data = [repr(part) for part in message["content"]]
         if message["role"] != "tool":
             as_data += [

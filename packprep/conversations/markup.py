@@ -85,12 +85,14 @@ class Markup(NamedTuple):
         """
         if before == "assistant":
             return None  # Some templates write no generation prompt after an answer.
+        # Without a prompt, an answer starts after the end of the question.
         if not self.prompt:
             head = self.heads.get("assistant", "")
             end = literal.removesuffix(head)
             ends_question = literal.endswith(head) and end.strip() and end in ends
             return Boundary(len(end), len(end)) if ends_question else None
         tag = FIRST_TAG.match(self.prompt)
+        # Two tags would make the start uncertain.
         if tag is None or literal.count(tag[0]) != 1:
             return None
         begin = literal.index(tag[0])
@@ -126,6 +128,7 @@ class Markup(NamedTuple):
             before = roles[k - 1] if k else ""
             if role != "assistant" or before == "assistant" or before not in self.ends:
                 return None
+            # An answer ends before the head of the next message, or at the end of the text.
             end, ends = len(text), self.last_ends
             if k + 1 < len(roles):
                 head, ends = self.heads.get(roles[k + 1], ""), self.ends.get(role, ())

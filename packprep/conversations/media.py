@@ -190,6 +190,7 @@ def ranges_beside(
     many = np.array([len(own.first) for own in places], np.int64)
     spans = np.concatenate([NO_PLACES.spans, *(own.spans for own in places)])
     ends = np.cumsum(many)
+    # A document with k media spans has k + 1 ranges, and some may be empty.
     begins = np.insert(spans[:, 1], ends - many, 0)
     ranges = np.stack((begins, np.insert(spans[:, 0], ends, lengths)), 1)
     filled = ranges[:, 0] < ranges[:, 1]
@@ -327,9 +328,11 @@ def put_in_chats(
     of_document: dict[int, list[int]] = {}
     for i, id in zip(document.tolist(), ids, strict=True):
         of_document.setdefault(i, []).append(id)
+    # The template must have written one placeholder of the right kind per media part.
     for i, own in enumerate(places):
         wanted, there = [vocabulary.media[place.kind][1] for place in own], of_document.get(i, [])
         if i not in rejected and wanted != there:
+            # `at` is the first part with another placeholder, or −1 if only the numbers differ.
             at = next(
                 (
                     k
@@ -347,6 +350,7 @@ def put_in_chats(
                     f" which is {own[at].kind}"
                 )
             rejected[i] = (BAD_MEDIA, detail)
+    # Only slots of accepted documents are repeated. `_repeated` removes other documents.
     good = np.array([i not in rejected for i in range(len(places))], np.bool_)
     kept = [own if good[i] else () for i, own in enumerate(places)]
     told = Tokens(
@@ -413,8 +417,10 @@ def _repeated(
     """
     flat = [place for of_document in places for place in of_document]
     place_counts = np.array([len(of_document) for of_document in places], np.int64)
+    # A slot token is repeated, and any other token occurs once.
     times = np.ones(len(tokens.ids), np.int64)
     times[slots] = [place.tokens for place in flat]
+    # `ends` maps the number of a token to its number after the repetition.
     ends = offsets_of(times)
     offsets = ends[tokens.offsets]
     document = owners(place_counts)

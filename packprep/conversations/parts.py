@@ -151,6 +151,7 @@ def changed_ranges(
     Returns:
         The new ranges, ascending and not overlapping.
     """
+    # Training changes only at edges, so it is constant between two edges.
     edges = {edge for begin, end, _ in ranges for edge in (begin, end)}
     edges |= {edge for change in changes for edge in (change.begin, change.end)}
     range_at, change_at = _finder(ranges), _finder(changes)
@@ -191,10 +192,12 @@ def _reasoning(rendered: Rendered, k: int) -> Iterator[tuple[int, int]]:
     inside, is_begun = _inside_tags(texts)
     strings = rendered.strings(k, "the reasoning")
     is_thought = [placed.place.key in THOUGHTS or placed.place in inside for placed in strings]
+    # A content that starts with reasoning needs a <think> before it in the text.
     lacks_tag = is_begun and any(is_thought[:1]) and not _follows_tag(rendered.text, strings[0])
     if is_begun is None or (is_begun and has_field) or lacks_tag:
         raise UncertainPart(f"<think> and </think> do not pair in the content of message {k}")
     first = 0
+    # Consecutive strings of reasoning are one range.
     for i, (placed, thinks) in enumerate(zip(strings, is_thought, strict=True)):
         if not thinks:
             continue
@@ -220,6 +223,7 @@ def _inside_tags(texts: Sequence[str | None]) -> tuple[set[Place], bool | None]:
                 before.append(Place("content", j, i))
                 continue
             tags.append(string.strip())
+            # A closing tag shows that the strings before it are reasoning.
             if "/" in string:
                 inside.update(before)
             before = []
@@ -266,10 +270,12 @@ def _empty_reasoning(rendered: Rendered, answers: set[int]) -> Iterator[Change]:
     for begin, end, k in rendered.trained:
         if k not in answers:
             continue
+        # The prompt may have written the opening tag, which is then before the turn.
         begun = _BEGUN.search(text[max(begin - _MOST_BEGUN, 0) : begin])
         first = begin - len(begun[0]) if begun else begin
         block = _EMPTY.match(text, first, end)
         if block is None and (block := _EMPTY.search(text, begin, end)) is not None:
+            # After the first string, such tags are a part of the content.
             strings = rendered.strings(k, "an empty reasoning")
             said = strings[0].begin if strings else end
             block = block if block.end() <= said else None
@@ -295,9 +301,11 @@ def _part(rendered: Rendered, k: int, j: int) -> tuple[int, int]:
     own = [placed for placed in strings if placed.place.part == j]
     pieces = TAGS.split(texts[j] or "")
     inside, _ = _inside_tags(texts)
+    # Blank strings and tags need not be in the text.
     wanted = [Place("content", j, i) for i, piece in enumerate(pieces) if piece.strip()]
     wanted = [place for place in wanted if not TAGS.fullmatch(pieces[place.segment])]
     shown = [placed.place for placed in own if placed.once and placed.begin < placed.end]
+    # A template may drop reasoning, so a part that has only reasoning may be missing.
     is_left_out = not own and all(place in inside for place in wanted)
     if len(shown) < len(own) or not is_left_out and set(wanted) - inside - set(shown):
         raise UncertainPart(
@@ -305,6 +313,7 @@ def _part(rendered: Rendered, k: int, j: int) -> tuple[int, int]:
             " parts as one text"
         )
     if own:
+        # Tags at the ends of the part belong to it.
         first, last = own[0], own[-1]
         lead = _tags_in(pieces[: first.place.segment])
         tail = _tags_in(pieces[last.place.segment + 1 :])
@@ -330,6 +339,7 @@ def _part_of_tags(
     """
     if not pattern:
         return 0, 0
+    # The tags are between the strings of the neighbouring parts.
     following = next((s for s in strings if s.place.part > j), None)
     before = next((s for s in reversed(strings) if s.place.part < j), None)
     if following is not None:

@@ -381,6 +381,7 @@ class Placeholders:
         The text is literals[0], placeholder numbers[0], literals[1], …, literals[-1].
         """
         parts = self._pattern.split(rendered)
+        # A placeholder matches one of three groups: a text, a text in JSON, or a number.
         found = zip(parts[1::4], parts[2::4], parts[3::4], strict=True)
         digits = (raw or in_json or number for raw, in_json, number in found)
         numbers = [int(part) if len(part) < 10 else -1 for part in digits]
@@ -399,12 +400,14 @@ class Placeholders:
         owners: list[int] = []
         before = [-1]  # the last message before each place, except system messages
         for number in numbers:
+            # Occurrence i of a shared placeholder belongs to its i-th message.
             own, times = self._owners[number], seen.get(number, 0)
             owners.append(own[min(times, len(own) - 1)])
             seen[number] = times + 1
             before.append(
                 before[-1] if self._roles[owners[-1]] in SYSTEM else max(before[-1], owners[-1])
             )
+        # A system message inside another message gets the number of that message.
         after = len(self.messages) - 1
         for j in range(len(owners) - 1, -1, -1):
             if self._roles[owners[j]] not in SYSTEM:
@@ -744,6 +747,7 @@ def find_markup(render: Render, source: str) -> Markup | None:
     heads: dict[str, str] = {}
     last_ends: list[str] = []
     shown: list[ShownBoundary] = []
+    # Each made-up conversation shows the template's text between several roles.
     for messages in _MADE_UP:
         made_up = Placeholders(render, messages, marks, [True] * len(messages))
         text = attempted(partial(render, messages))
@@ -753,7 +757,9 @@ def find_markup(render: Render, source: str) -> Markup | None:
         if not all(boundaries):
             continue  # For example, the template does not write calls.
         asked = {boundary.asks for boundary in boundaries if boundary and boundary.asks is not None}
+        # A template without a prompt gives "", and an uncertain prompt gives None.
         prompts.append("" if asked == {""} else made_up.asks or None)
+        # A template may end the last message differently.
         if messages[-1]["role"] == "assistant":
             last_ends.append(made_up.text_after(len(messages) - 1) or "")
         for boundary in filter(None, boundaries):
@@ -762,9 +768,11 @@ def find_markup(render: Render, source: str) -> Markup | None:
             of_role = ends.setdefault(boundary.before, [])
             of_role += [literal[:begin]] if literal[:begin] not in of_role else []
             heads.setdefault(boundary.role, literal[begin:])
+    # Without a certain prompt, no answer can be found.
     if not prompts or prompts[0] is None:
         return None
     markup = Markup(ends, heads, prompts[0], last_ends)
+    # The collected texts must reproduce each boundary that the renderings showed.
     wrong = {
         boundary.before
         for boundary in shown
@@ -797,6 +805,7 @@ def _fitted(
         # A form in JSON that differs from the plain form has a backslash among these characters.
         is_escaped = any(text.find("\\", begin, begin + len(string)) >= 0 for begin in ends)
         forms = forms_of(string, is_escaped)
+        # Several forms may fit, so all ends that were reached are followed.
         for begin in ends:
             for form in forms:
                 end = begin + len(form)
@@ -809,6 +818,7 @@ def _fitted(
         others.append(reached_again)
     if len(text) not in ends:
         return None, False
+    # Follow the ranges back from the end of the text.
     places, at, is_certain = [], len(text), True
     for found, reached_again in zip(reversed(reached), reversed(others), strict=True):
         places.append(found[at])
@@ -829,6 +839,7 @@ def forms_of(string: str, in_json: bool = True) -> list[str]:
         return [string, ""] if string else [""]
     at = string.index(core)
     left, right = string[:at], string[at + len(core) :]
+    # A template may strip all white space at an end, or only line feeds.
     begins, ends = (left, left.lstrip("\n"), ""), (right, right.rstrip("\n"), "")
     plain = list(dict.fromkeys(begin + core + end for begin in begins for end in ends))
     escaped = [

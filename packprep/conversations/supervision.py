@@ -197,6 +197,7 @@ def _with_few_slots(
     """Yield a batch with its conversations, in parts with about MOST_SLOTS media slots per part."""
     slots = np.zeros(len(batch.texts), np.int64)
     slots[[*conversations]] = [found.slots for found in conversations.values()]
+    # A document belongs to the part of its first slot, so documents stay complete.
     part = (np.cumsum(slots) - slots) // MOST_SLOTS
     if not part.any():
         yield batch, conversations
@@ -215,6 +216,7 @@ def _with_few_slots(
             ),
             own,
         )
+        # The rejects belong to the first part, so that each is counted once.
         rejects = []
 
 
@@ -255,6 +257,7 @@ def conversation(
     if len(dialogues) == 1:
         return _of_dialogue(dialogues[0], template, settings, with_boundaries)
     parts = []
+    # Each text trains only new messages. Messages of the text before are history.
     for k, dialogue in enumerate(dialogues):
         known = len(dialogues[k - 1].messages) if k else 0
         part = _of_dialogue(dialogue, template, settings, True, known)
@@ -300,6 +303,7 @@ def _of_dialogue(
     if not isinstance(rendered, Conversation):
         return rendered
     if known:
+        # If the start of the first new message is unknown, the history ends where training begins.
         begins = [begin for begin, *_ in turns.trained]
         begins += [change.begin for of_list in turns.changes for change in of_list if change.train]
         first_trained = min(begins, default=len(turns.text))
@@ -307,6 +311,7 @@ def _of_dialogue(
     if with_boundaries or turns.begins:
         return rendered
 
+    # Starts of messages take time to find, so they are found only for a cut.
     def whole() -> Conversation:
         with_begins = rendered_turns(dialogue, template, settings)
         if not isinstance(with_begins, Turns):  # The starts of messages are not certain.
@@ -384,6 +389,7 @@ def _with_spans(
     if len(spans) > MAX_SPANS:
         return "bad_loss_spans", f"{len(spans)} entries; at most {MAX_SPANS}"
     ranges: list[tuple[int, int, float]] = []
+    # The order of these checks is fixed, because the first reason is stored in the rejects.
     for k, span in enumerate(spans):
         bounds = [whole_number(bound) for bound in span[:2]] if isinstance(span, list) else []
         begin, end = bounds if len(bounds) == 2 and len(span) <= 3 else (None, None)
@@ -405,8 +411,10 @@ def _with_spans(
                 f"[{begin}, {end}]" if max(abs(begin), abs(end)) < 1 << 63 else "of huge numbers"
             )
             return "bad_loss_spans", f"entry {k} is {numbers}; 0 <= begin <= end"
+        # Spans are cut to the text, and empty spans are dropped.
         if begin < min(end, len(text)):
             ranges.append((begin, min(end, len(text)), weight))
+    # Overlapping spans are united, which is clear only if their weights are equal.
     united: list[tuple[int, int, float]] = []
     for begin, end, weight in sorted(ranges):
         if united and begin < united[-1][1]:
@@ -503,9 +511,11 @@ def _rendered(
         return too_large
     boundaries = tuple(sorted(set(begins.values())))
     weights = dialogue.weights or (1.0,) * len(dialogue.messages)
+    # The second list has the marks of parts, which override the recipe.
     ranges = [(begin, end, weights[k]) for begin, end, k in trained]
     for of_list in changes:
         ranges = changed_ranges(ranges, of_list, weights)
+    # A token that reaches into a block counts for it only if the block is trained.
     trained_begins = {begin for begin, _, weight in ranges if np.float32(weight) > 0}
     blocks = (
         begin

@@ -152,6 +152,7 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             self.count_characters(len(left) + len(right))
             return left + right
         if isinstance(left, int) and isinstance(right, int):
+            # The result of ** has at most bits(left) · right bits.
             times = max(right, 0) if operator == "**" else 1
             if left.bit_length() * times + right.bit_length() > _MOST_BITS:
                 raise TemplateLimit
@@ -203,6 +204,7 @@ def with_counters(tree: jinja2.nodes.Template) -> jinja2.nodes.Template:
             setattr(node, field, new_value)
         if isinstance(node, _REPEATED):
             node.body.insert(0, jinja2.nodes.ExprStmt(count))
+        # The filter of a loop also runs for items that the loop skips.
         if isinstance(node, jinja2.nodes.For) and node.test:
             node.test = jinja2.nodes.And(count, node.test)
         if isinstance(node, jinja2.nodes.Concat):

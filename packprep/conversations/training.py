@@ -138,8 +138,10 @@ def trained_tokens(
     turns, cuts, ranks = _cut_positions(
         conversation.roles, first_tokens, ranges, message, system, begins
     )
+    # The last eos is trained if the last span reaches the end of the text.
     is_last_trained = bool(len(spans)) and int(spans[-1, 1]) == len(text)
     span_begins = spans[:, 0]
+    # If no token begins at the start of a span, the span starts inside a token.
     is_inside = begins.searchsorted(span_begins) == begins.searchsorted(span_begins, side="right")
     starts_in_tokens = span_begins[is_inside].tolist()
     return Trained(
@@ -252,9 +254,11 @@ def _cut_positions(
     n = len(begins)
     turns = np.full((len(spans), 2), n, np.int64)
     if roles and len(spans):
+        # All spans of a message share its first trained token.
         turns[:, 0] = spans[message_of_span.searchsorted(message_of_span), 0]
     if not len(first_tokens):
         return turns, np.zeros(0, np.int64), np.zeros(0, np.uint8)
+    # Two messages may begin in one token. A cut at token 0 or at the end divides nothing.
     cuts = np.unique(first_tokens[(first_tokens > 0) & (first_tokens < n)]).astype(np.int64)
     ranks = np.full(len(cuts), ANYWHERE, np.uint8)
     if not roles or not len(spans):
@@ -262,10 +266,13 @@ def _cut_positions(
     asking = np.array([k for k, role in enumerate(roles) if role in ASKING], np.int64)
     if len(asking):
         question = np.searchsorted(asking, message_of_span) - 1  # −1: no message asks before
+        # `first_tokens[k]` is the end of message k, because message k + 1 starts there.
         ends = np.append(first_tokens, n)[asking[question]]
         turns[:, 1] = np.where(question < 0, n, np.maximum(ends, 1))
+    # After the question's end, a cut would separate the next answer from its question.
     next_span = np.searchsorted(spans[:, 0], cuts)
     ranks[np.append(turns[:, 1], n)[next_span] <= cuts] = NEVER
+    # BEST overrides NEVER, except in the repeated start.
     of_users = first_tokens[[k for k, role in enumerate(roles[1:]) if role == "user"]]
     ranks[np.searchsorted(cuts, of_users[(of_users > 0) & (of_users < n)])] = BEST
     ranks[cuts <= system] = NEVER
@@ -281,6 +288,7 @@ def _all_trained(
         [one.weights[0] if one.weights else 1.0 for one in conversations], np.float32
     )
     count, bounds = np.diff(offsets), offsets.tolist()
+    # The question ends at the document's end, so every chunk trains its tokens.
     weights, turns = (
         np.repeat(of_document, count),
         np.repeat(np.stack((lengths, lengths), 1), count, axis=0),
@@ -344,11 +352,14 @@ def trained_by_tokens(weights: np.ndarray, of_document: float, n: int) -> Traine
     if (weights == 1).all():
         return None
     of_tokens = weights[:n]
+    # NaN before and after the weights makes both ends of the document edges.
     edges = np.flatnonzero(np.diff(of_tokens, prepend=np.nan, append=np.nan) != 0)
     spans = np.stack((edges[:-1], edges[1:]), 1).astype(np.int64)
     spans = spans[of_tokens[spans[:, 0]] > 0]
+    # The question ends at the document's end, so every chunk trains its tokens.
     turns = np.full((len(spans), 2), n, np.int64)
     cuts, ranks = np.zeros(0, np.int64), np.zeros(0, np.uint8)
+    # A weight that all tokens share is a weight of the document, which limits nothing.
     is_limited = bool((weights != weights[0]).any())
     columns = spans, of_tokens[spans[:, 0]], turns, cuts, ranks
     return Trained(
@@ -396,6 +407,7 @@ def tokenize_supervised(
     if not conversations:
         tokens = tokenize(engine, texts, special_text, vocabulary)
         return (refuse_strays(tokens, vocabulary) if vocabulary.media else tokens), {}
+    # If a text is trained completely, the characters of its tokens are not needed.
     trained_whole = {
         i
         for i, document in conversations.items()
@@ -404,6 +416,7 @@ def tokenize_supervised(
     plain = [i for i in range(len(texts)) if i not in conversations or i in trained_whole]
     chats = [i for i in sorted(conversations) if conversations[i].chat]
     with_spans = sorted(conversations.keys() - trained_whole - set(chats))
+    # Each group needs another call of the tokenizer, so the results are joined at the end.
     groups = []
     if plain:
         groups.append(_tokenize_texts(plain, texts, conversations, *how, characters=False))
@@ -455,6 +468,7 @@ def _tokenize_chats(
     tokens = tokenize(
         engine, [part.text for part in parts], special_text, vocabulary, True, strings
     )
+    # A recipe with several texts per document has no media.
     if len(parts) > len(documents):
         counts = [max(len(conversations[i].parts), 1) for i in documents]
         tokens, text_ends = _joined_parts(tokens, counts)
@@ -472,6 +486,7 @@ def _trained_of_group(
     documents, tokens, bounds = group.documents, group.tokens, group.tokens.offsets.tolist()
     turned_away = {k for k, _, _ in tokens.rejected}
     used = [(k, i) for k, i in enumerate(documents) if i in conversations and k not in turned_away]
+    # A group without characters has only documents that are trained completely.
     if tokens.characters is None:
         lengths = np.diff(tokens.offsets)[[k for k, _ in used]]
         places = [group.places.get(i, NO_PLACES) for _, i in used]
@@ -485,6 +500,7 @@ def _trained_of_group(
             ids = tokens.ids[of_document]
             trained[i] = _trained_parts(document.parts, ids, characters, group.text_ends[i])
             continue
+        # Only a document that may be cut needs the starts of its messages.
         if document.whole is not None and len(characters) > uncut_tokens:
             document = document.whole()
         begins = counted_begins(characters, document.blocks)
@@ -503,6 +519,7 @@ def _joined_groups(groups: Sequence[_Group], count: int) -> Tokens:
     ids = np.empty(int(offsets[-1]), np.int32)
     rejected: list[tuple[int, str, str]] = []
     for documents, tokens, *_ in groups:
+        # `shift` moves each token from its place in the group to its place in the batch.
         shift = np.repeat(offsets[documents] - tokens.offsets[:-1], np.diff(tokens.offsets))
         ids[shift + np.arange(len(tokens.ids))] = tokens.ids
         rejected += [(documents[k], reason, detail) for k, reason, detail in tokens.rejected]
@@ -524,10 +541,12 @@ def _joined_parts(tokens: Tokens, counts: Sequence[int]) -> tuple[Tokens, list[n
     for k, reason, detail in tokens.rejected:
         i = int(owner[k])
         rejected.setdefault(i, (i, reason, detail))
+    # If one text is rejected, the whole document loses its tokens.
     is_used = ~np.isin(owner, list(rejected))
     kept, lengths = np.repeat(is_used, lengths), np.where(is_used, lengths, 0)
     ends = np.split(np.cumsum(lengths), np.cumsum(counts)[:-1])
     offsets = np.array([0, *(of_parts[-1] for of_parts in ends)], np.int64)
+    # The ends count from the start of the document.
     part_ends = [of_parts - begin for of_parts, begin in zip(ends, offsets, strict=False)]
     assert tokens.characters is not None
     documents = Tokens(
@@ -555,12 +574,15 @@ def _trained_parts(
         of_part = trained_tokens(part, begins)
         cuts, ranks = of_part.cuts, of_part.ranks
         if part.history:
+            # The history ends before the first token with new text.
             new = int(np.searchsorted(begins, part.history))
+            # END_OF_HISTORY needs a position in `cuts`, even if no cut is allowed there.
             if new < len(begins) and new not in cuts:
                 at = np.searchsorted(cuts, new)
                 cuts, ranks = np.insert(cuts, at, new), np.insert(ranks, at, np.uint8(NEVER))
             ranks = np.where(cuts == new, ranks | END_OF_HISTORY, ranks).astype(np.uint8)
         if begin:
+            # Each text after the first starts a new chunk.
             cuts = np.concatenate((np.zeros(1, np.int64), cuts))
             ranks = np.concatenate((np.full(1, NEW_TEXT, np.uint8), ranks))
         own.append(
@@ -571,6 +593,7 @@ def _trained_parts(
                 ranks=ranks,
             )
         )
+    # Chunks repeat the tokens of the first text, so all texts must begin with the same tokens.
     systems = {of_part.system for of_part in own}
     is_same = len(systems) == 1 and all(
         np.array_equal(ids[begin : begin + own[0].system], ids[: own[0].system])
@@ -619,6 +642,7 @@ def training_columns(
             earlier chunk begins.
     """
     order = sorted(trained)
+    # The empty row sets the dtypes if no document is in `trained`.
     rows = [_NOTHING_TRAINED, *(trained[i] for i in order)]
     supervised, eos_weight = np.zeros(documents, np.uint8), np.zeros(documents, np.float32)
     document_weight = np.ones(documents, np.float32)
@@ -627,6 +651,7 @@ def training_columns(
         np.concatenate(columns)
         for columns in zip(*((row.turns, row.ranks) for row in rows), strict=True)
     )
+    # Documents that are not in `trained` keep the values of unsupervised documents.
     supervised[order] = [row.limited for row in rows[1:]]
     eos_weight[order] = [row.eos_weight for row in rows[1:]]
     document_weight[order] = [row.document_weight for row in rows[1:]]
@@ -635,9 +660,11 @@ def training_columns(
     n_cuts[order] = [len(row.cuts) for row in rows[1:]]
     n_places[order] = [len(row.places.first) for row in rows[1:]]
     document = np.repeat(np.arange(documents), n_spans)
+    # Spans of one message have the same turns[:, 0], so a change starts a message.
     begins_turn = np.diff(document, prepend=-1) != 0
     begins_turn[1:] |= turns[1:, 0] != turns[:-1, 0]
     turn = np.maximum.accumulate(np.where(begins_turn, np.arange(len(document)), 0))
+    # With this value, no chunk continues an answer.
     if long_answers == "untrained":
         turns[:, 0] = _EVERYWHERE
     zero = np.zeros(1, np.int64)

@@ -149,9 +149,11 @@ def dialogues_with_own_history(
     for k in trained:
         upto = _trained_from(dialogue, first, k + 1, wanted)
         text = _rendered_chat(template, upto, variables, settings)[0].text
+        # The text continues the text before, so one dialogue trains both messages.
         if dialogues and text.startswith(last_text.rstrip()):
             dialogues.pop()
         elif dialogues:
+            # A new dialogue starts. Messages of the dialogue before are only history.
             first = len(dialogues[-1].messages)
             upto = _trained_from(dialogue, first, k + 1, wanted)
         dialogues.append(upto)
@@ -231,6 +233,7 @@ def _rendered_messages(
     except (MemoryError, TemplateLimit):
         raise
     except Exception as error:  # A template is code and may raise any error.
+        # Some templates need the arguments of calls as objects, or a content in each message.
         as_objects = _with_objects(messages)
         tried = None if as_objects is None else attempted(partial(rendered, render, as_objects))
         if as_objects is not None and tried is not None:
@@ -239,6 +242,7 @@ def _rendered_messages(
             raise
         else:
             messages, text, blocks = _with_contents(partial(rendered, render), messages)
+    # Quoted arguments show that the template expects objects.
     if _quotes_arguments(messages, text):
         messages = _with_objects(messages) or messages
         text, blocks = rendered(render, messages)
@@ -259,6 +263,7 @@ def _trained_alone(chat: "_Chat", blocks: list[tuple[int, int]] | None) -> list[
     wanted = [k for k, want in enumerate(chat.wanted) if want]
     if not set(wanted) <= set(speakers):
         return None
+    # The ways are tried by their cost: blocks, markup, prefixes, then placeholders.
     if blocks is not None:
         if len(blocks) != len(speakers):
             return None
@@ -460,6 +465,7 @@ def _found(chat: _Chat, blocks: list[tuple[int, int]] | None) -> Turns:
     speaks = [message["role"] == "assistant" for message in messages]
     others = any(want and not speaker for want, speaker in zip(chat.wanted, speaks, strict=True))
     begins, spans, why, laid = _told(chat, blocks is None or others, others)
+    # Blocks show an assistant's turns. Other trained messages need renderings.
     if blocks is not None:
         own = [want and speaker for want, speaker in zip(chat.wanted, speaks, strict=True)]
         rest = spans if others else []
@@ -475,6 +481,7 @@ def _found(chat: _Chat, blocks: list[tuple[int, int]] | None) -> Turns:
         raise NotIncremental(
             f"it cannot be told from what the template writes where messages begin{_ADVICE}"
         )
+    # A system message ends where message 1 begins.
     leads = messages[0]["role"] in SYSTEM
     end = begins.get(1, 0) if leads else 0
     if not end and laid is not None and (leads or chat.tools):
@@ -526,6 +533,7 @@ def _told(chat: _Chat, with_spans: bool, others: bool) -> _Told:
         except TemplateLimit:
             if needed:
                 raise
+    # Long conversations need many renderings of prefixes, so these come last.
     if told.laid is None and count > MOST_BY_PREFIXES:
         told = _told_by_prefixes(chat, with_spans and not others)
     return told
@@ -642,6 +650,7 @@ def _by_markup(chat: _Chat) -> list[Span] | None:
         spans = markup.answers(chat.text, roles, chat.wanted, "\n".join(chat.strings))
         if spans is not None and not all(chat.has_answer(*span) for span in spans):
             spans = None
+        # If strings contain markup, placeholders separate strings and markup.
         laid = chat.laid if spans is None else None
     except (TemplateLimit, TemplateRefusal):  # Prefixes may still be enough.
         return None
@@ -655,6 +664,7 @@ def _by_markup(chat: _Chat) -> list[Span] | None:
             return None
     if laid is None:
         return spans
+    # An answer ends where the next message begins, or at the end of the text.
     laid.markup, spans = markup, []
     last = len(chat.messages) - 1
     for k in (k for k, want in enumerate(chat.wanted) if want):
@@ -690,6 +700,7 @@ def _by_prefixes(
             answered = text[: begins[k + 1]]
         else:
             answered = text if k == count - 1 else prefix(k + 1)
+        # The prompt must begin the answered text, which must begin the whole text.
         if not answered.startswith(asked):
             raise NotIncremental(
                 f"message {k} does not begin with what the template asks for it with{_ADVICE}"
@@ -726,6 +737,7 @@ def _laid(chat: _Chat) -> Placeholders | None:
         want or message["role"] == "assistant" or chat.dialogue.trains_part(k)
         for k, (want, message) in enumerate(zip(chat.wanted, chat.messages, strict=True))
     ]
+    # Parts that were joined into one string keep their own placeholders.
     texts = {
         k: texts_of(given)
         for k, (given, message) in enumerate(
@@ -759,6 +771,7 @@ def _by_placeholders(chat: _Chat, laid: Placeholders, begins: Mapping[int, int])
         if k < after:
             continue  # This message is trained with the message before it.
         after = k + 1
+        # Messages without a known start are trained with the message before them.
         while after < count and after not in begins and chat.wanted[after]:
             after += 1
         end = begins.get(after) if after < count else len(chat.text)
@@ -788,6 +801,7 @@ def _with_blocks(
     spans: list[tuple[int, int]] = []
     size = depth = begin = 0
     for piece in re.split(f"([{opening}{closing}])", render(messages, around=(opening, closing))):
+        # Nested blocks count as one block.
         if piece == opening:
             begin = size if depth == 0 else begin
             depth += 1
