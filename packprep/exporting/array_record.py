@@ -187,6 +187,7 @@ def _rows(local: LocalCopy, manifest: Manifest, out: Folder) -> Do:
             done = 0
             for rows in row_groups(shard.rows, shard.seq_length):
                 batch = dataset.batch(begins[item.number] + np.array(rows), columns=columns)
+                # MaxText trains positions where targets_segmentation is not 0.
                 batch["loss_mask"] = np.where(batch["loss_mask"], batch["segment_ids"], 0)
                 for i in range(len(rows)):
                     row = {

@@ -116,7 +116,9 @@ def export_dataset(
         exporting = Exporting(
             local, manifest, "".join([*form.values()][1:]), target, workers, progress, card
         )
+        # An export that is refused must not leave files, so the form is checked first.
         module.check(exporting)
+        # An export that ignores weights is another export, so its identity differs.
         if loses_weights(exporting, to, loss_weights):
             identity["loss_weights"] = "ignore"
         if any(source["slots"].get("media") for source in manifest["ledger"]["sources"].values()):
@@ -128,6 +130,7 @@ def export_dataset(
         try:
             receipt = standing_export(target, identity)
             if receipt is not None:
+                # `said` reads the keys that it prints, so a receipt with other keys fails here.
                 [*module.said({**located(receipt, target), "out": str(target)})]
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             what = (
@@ -137,6 +140,7 @@ def export_dataset(
         if receipt is not None:
             progress.say(f"nothing to make: {target} contains this export")
         else:
+            # Files that an interrupted export completed are kept, but not its temporary files.
             target.remove_temporaries()
             shared = {key: manifest[key] for key in ("seq_length", "vocab_size", "pad_id")}
             receipt = {**identity, **shared, **module.write(exporting)}
@@ -374,6 +378,7 @@ def standing_export(out: Folder, identity: Mapping[str, Any]) -> dict[str, Any] 
         RecipeError: If the folder has other contents.
         DatasetError: If .export.json or .export-begun.json is invalid.
     """
+    # A complete export has a receipt. An interrupted export has only the other file.
     for name in (RECEIPT, BEGUN):
         found = _read(out, name)
         if found is None:
@@ -385,6 +390,7 @@ def standing_export(out: Folder, identity: Mapping[str, Any]) -> dict[str, Any] 
                     f" and {value!r} here\n"
                     "hint: choose another folder, or remove this one"
                 )
+        # A receipt counts only if each of its files has the recorded size.
         if name == RECEIPT and all(
             out.size(file["file"]) == file["bytes"] for file in found["files"]
         ):
@@ -392,6 +398,7 @@ def standing_export(out: Folder, identity: Mapping[str, Any]) -> dict[str, Any] 
             return found
         if name == BEGUN:
             return None
+    # A folder without these files must be empty.
     if _read(out, RECEIPT) is None and (others := _names(out)):
         raise RecipeError(
             f"--out {out} is not empty and contains no export (it contains {others[0]!r})\n"

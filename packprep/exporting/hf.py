@@ -135,6 +135,7 @@ def write(exporting: Exporting) -> dict[str, Any]:
     )
     files = [file for shard in sorted(written) for file in written[shard]]
     form = FORMS[exporting.form]
+    # `save_to_disk` writes the same keys and defaults.
     features = _features(form.columns)
     whole = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
     state: dict[str, Any] = {
@@ -156,6 +157,7 @@ def write(exporting: Exporting) -> dict[str, Any]:
                 ).encode()
             )
         } | texts
+    # state.json comes last, because a folder without it cannot be loaded.
     for name, data in texts.items():
         out.write(name, [data])
         files.append({"file": name, "bytes": len(data), "digest": digest_of(data)})
@@ -171,6 +173,7 @@ def _setup(
     local: LocalCopy, manifest: Manifest, out: Folder, ranges: list[list[range]], trainer: str
 ) -> Do:
     dataset = open_dataset(local.folder, max_open=1)
+    # Files are numbered across shards, so a shard needs the number of its first file.
     begins, first_file = first_rows(manifest), np.cumsum([0, *map(len, ranges)])
     count, seq_length, form = first_file[-1], manifest["seq_length"], FORMS[trainer]
 
@@ -183,10 +186,13 @@ def _setup(
                     f"data-{i:05d}-of-{count:05d}.arrow",
                     _schema(manifest, item.number, rows, trainer),
                 )
+                # A file that an interrupted export completed is kept.
                 data = _standing(out, name, schema, len(rows))
                 if data is None:
                     sink = pa.BufferOutputStream()
                     with pa.ipc.new_stream(sink, schema) as writer:
+                        # `group` counts rows from the start of the file, and `rows` from the start
+                        # of the shard.
                         for group in row_groups(len(rows), seq_length):
                             lists = trl_lists(dataset, shard, first, rows[group.start : group.stop])
                             arrays = _arrays(form, lists, seq_length, manifest["pad_id"])

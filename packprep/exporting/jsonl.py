@@ -168,6 +168,7 @@ def _documents(local: LocalCopy, manifest: Manifest, out: Folder) -> Do:
         with sound_shard(local, manifest, item.number) as shard:
             found = restored(plan, manifest, shard)
             origins = _origin(manifest, files, shard.arrays, found.segment, str(shard.path))
+            # The text of a document has neither bos nor eos.
             ends = np.cumsum(found.lengths)
             begins = (ends - found.lengths + found.bos).tolist()
             trained, segments = (~found.in_part).tolist(), found.segment.tolist()
@@ -175,6 +176,7 @@ def _documents(local: LocalCopy, manifest: Manifest, out: Folder) -> Do:
             for begin, end, all_trained, segment, origin in each:
                 data = table.decode(found.tokens[begin:end])[0].tobytes()
                 text, _, exact = text_and_cuts(data, ())
+                # Only a text from its document's start can have the space that a tokenizer adds.
                 text = text if origin["start"] else texts.without_added_space(text)
                 line = {"text": text, **origin, "exact": exact, "all_trained": all_trained}
                 own = records.of(shard.arrays, segment, found.tokens[begin:end])
@@ -194,6 +196,7 @@ def _rows(local: LocalCopy, manifest: Manifest, out: Folder) -> Do:
     def lines(item: ShardToExport, report: Report) -> Iterator[dict[str, Any]]:
         with sound_shard(local, manifest, item.number) as shard:
             done = 0
+            # Progress is reported once per group of rows.
             for rows in row_groups(shard.rows, shard.seq_length):
                 for i in rows:
                     row = dataset.row(begins[item.number] + i)
@@ -228,15 +231,18 @@ def _segment(table: ByteTable, manifest: Manifest, row: Row, k: int) -> dict[str
         )
     task = manifest["tasks"][found["task"][k]]
     begin, end = int(found["begin"][k]), int(found["end"][k])
+    # The first half of a segment of block diffusion is noised, and the second is clean.
     if RULES[task["attention"]].in_blocks:
         end = begin + (end - begin) // 2
     in_place = is_in_place(task)
+    # A 0 at both ends gives each trained range a start and an end.
     mask = np.zeros(end - begin + 2, np.int8)
     here = task["label_alignment"] == "same_slot"
     trained = row.loss_mask[begin:end] if here else row.loss_mask[begin : end - 1]
     mask[end - begin + 1 - len(trained) : end - begin + 1] = (
         trained  # The mask is moved to the predicted tokens.
     )
+    # `turns` alternates between starts and ends of trained ranges.
     turns = np.flatnonzero(np.diff(mask))
 
     def decoded(ids: np.ndarray, cuts: np.ndarray) -> tuple[str, list[tuple[int, int]], bool]:

@@ -73,6 +73,7 @@ def check(exporting: Exporting) -> None:
 def write(exporting: Exporting) -> dict[str, Any]:
     """Write the files, and return the entries `columns`, `rows` and `files` for the receipt."""
     manifest, out = exporting.manifest, exporting.out
+    # A shard without rows has no file.
     ranges = [
         [rows for rows in of_shard if rows] for of_shard in files_of_rows(manifest, FILE_SLOTS)
     ]
@@ -114,8 +115,10 @@ def _columns_as_stored(manifest: Manifest) -> dict[str, Any]:
 
 def _setup(local: LocalCopy, manifest: Manifest, out: Folder, ranges: list[list[range]]) -> Do:
     dataset = open_dataset(local.folder, max_open=1)
+    # Files are numbered across shards, so a shard needs the number of its first file.
     begins, first_file = first_rows(manifest), np.cumsum([0, *map(len, ranges)])
     columns, length = columns_of(manifest), manifest["seq_length"]
+    # All samples have the same size, so offsets are known before the samples.
     sample = np.dtype([(name, dtype, (length,)) for name, dtype in columns.items()])
     said_of_columns = encode({"compression": None, **_columns_as_stored(manifest)}).rstrip(b"\n")
 
@@ -125,14 +128,17 @@ def _setup(local: LocalCopy, manifest: Manifest, out: Folder, ranges: list[list[
             done = 0
             for i, rows in enumerate(ranges[item.number], int(first_file[item.number])):
                 name, n = f"shard.{i:05d}.mds", len(rows)
+                # The head has the number of samples, n + 1 offsets and the JSON of the columns.
                 head = 4 * (n + 2) + len(said_of_columns)
                 offsets = head + sample.itemsize * np.arange(n + 1)
                 before = b"".join((np.array([n, *offsets], "<u4").tobytes(), said_of_columns))
+                # The head and the size show whether an interrupted export completed the file.
                 data = _standing(out, name, before, int(offsets[-1]))
                 if data is None:
                     samples = np.empty(n, sample)
                     batch = dataset.batch(first + np.array(rows), columns=list(columns))
                     for column in columns:
+                        # `pop` frees each column after it is copied.
                         samples[column] = batch.pop(column)
                     data = before + samples.tobytes()
                     out.write(name, [data])

@@ -94,6 +94,7 @@ class Pair:
         n = len(lengths)
         self._idx.append(MAGIC + struct.pack("<QBQQ", VERSION, _CODES[self.dtype], n, n + 1))
         self._idx.append(lengths)
+        # Pointers are computed in parts, to limit the memory.
         byte = 0
         for begin in range(0, n, _AT_ONCE):
             ends = (
@@ -102,6 +103,7 @@ class Pair:
             )
             self._idx.append(np.concatenate(([byte], ends[:-1])).astype("<i8"))
             byte = int(ends[-1])
+        # A document is one sequence, so the document indices are 0, 1, … n.
         for begin in range(0, n + 1, _AT_ONCE):
             self._idx.append(np.arange(begin, min(begin + _AT_ONCE, n + 1), dtype="<i8"))
         return [self._bin.commit(), self._idx.commit()]
@@ -163,6 +165,7 @@ def write(exporting: Exporting) -> dict[str, Any]:
     try:
         made = each_shard(exporting, _documents if of_documents else _rows, pairs)
         in_part = sum(count for _, count in made)
+        # A source without documents has no files.
         written = [(name, pair) for name, pair in zip(names, pairs, strict=True) if pair.documents]
         files = [file for _, pair in written for file in pair.commit()]
     finally:
@@ -211,6 +214,7 @@ def _documents(local: LocalCopy, manifest: Manifest, pairs: Sequence[Pair]) -> D
     def append(item: ShardToExport, report: Report) -> int:
         with sound_shard(local, manifest, item.number) as shard:
             documents = restored(plan, manifest, shard)
+        # Documents are sorted by source, so each pair gets one range.
         first = np.searchsorted(documents.source, np.arange(len(pairs) + 1))
         offsets = offsets_of(documents.lengths)
         for pair, begin, end in zip(pairs, first[:-1], first[1:], strict=True):

@@ -131,10 +131,13 @@ def joined(
     batch = dataset.batch(_numbers(first_row, rows), columns=("tokens", "loss_mask"))
     segments = RowSegments(dataset.facts, [(shard, row) for row in rows])
     slots = segments.slots
+    # With multiple 4, a segment of 5 tokens keeps 5, and a segment of 6 gets 9.
     lengths = -(-(slots - 1) // multiple) * multiple + 1 if multiple > 1 else slots
     begins = np.cumsum(lengths) - lengths
+    # `source` has indices in the flat rows, and `target` in the concatenation.
     within = np.arange(int(slots.sum())) - np.repeat(np.cumsum(slots) - slots, slots)
     source, target = np.repeat(segments.at, slots) + within, np.repeat(begins, slots) + within
+    # Positions that are not copied keep eos or padding, and are untrained.
     tokens = np.full(
         int(lengths.sum()), dataset.manifest["specials"].get("eos", dataset.pad_id), np.int32
     )
@@ -165,6 +168,7 @@ def nemo_table(
         schema: Schema of the table.
     """
     found = joined(dataset, shard, first_row, rows, multiple)
+    # Starts count from the first token of their row.
     starts = (found.begins - np.repeat(found.by_row[:-1], np.diff(found.segments_by_row))).astype(
         np.int32
     )
@@ -176,6 +180,7 @@ def nemo_table(
     eos_before = offsets_of(
         (found.tokens == dataset.manifest["specials"].get("eos", -1)).astype(np.int64)
     )
+    # The last token of a segment is not an input, so its eos does not count.
     inside = eos_before[found.begins + found.slots - 1] - eos_before[found.begins] > 1
     return pa.Table.from_arrays(lists, schema=schema), int(inside.sum())
 
@@ -214,6 +219,7 @@ def full_table(
     segments = RowSegments(dataset.facts, [(shard, row) for row in rows])
     counts = offsets_of(np.bincount(segments.row, minlength=len(rows)))
     every = offsets_of(np.full(len(rows), dataset.seq_length))
+    # Bounds of segments count from the start of their row.
     begin = segments.at - segments.row * dataset.seq_length
     lists = [_lists(every, batch[name].reshape(-1)) for name in names]
     lists += [_lists(counts, values.astype(np.int32)) for values in (begin, begin + segments.slots)]
@@ -343,6 +349,7 @@ def _setup(local: LocalCopy, manifest: Manifest, out: Folder, columns: str) -> D
             file_name(columns, item.number),
             begins[item.number],
         )
+        # The metadata names dataset, shard and settings, so files of other exports do not match.
         metadata = {KEY: encode(_metadata(manifest, columns, item.number)).rstrip(b"\n")}
         schema = schema_of(columns, more_columns, metadata)
         standing = _standing(out, name, schema, entry["rows"])
@@ -368,9 +375,11 @@ def _setup(local: LocalCopy, manifest: Manifest, out: Folder, columns: str) -> D
                 else:
                     table = full_table(dataset, shard, first, rows, schema)
                 writer.write_table(table, row_group_size=len(rows))
+                # Bytes of the shard are reported in proportion to its rows.
                 now = entry["bytes"] * rows.stop // shard.rows
                 report(0, now - done, len(rows) * shard.seq_length, 0)
                 done = now
+            # The count is known only after the last row group.
             writer.add_key_value_metadata({EOS_INSIDE: str(inside).encode()})
         data = sink.getvalue()
         out.write(name, [data])
