@@ -123,6 +123,7 @@ def say_usage(error: Any, words: Sequence[str]) -> None:
         else [*parameter.opts, str(parameter.metavar)]
     )
     given = next((w for option, w in zip(words, words[1:], strict=False) if option in names), None)
+    # The message shows the value, unless it has the value already.
     if given is not None and message.startswith("Invalid value") and repr(given) not in message:
         message += f", and {given!r} is given"
     known = not message.startswith(("Invalid", "No such"))

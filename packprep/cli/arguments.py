@@ -144,12 +144,14 @@ def recipe_of(
         if tokenizer is None and not any(a.startswith("tokenizer=") for a in assignments or ()):
             say('tokenizer: "bytes", the built-in byte vocabulary; select another with --tokenizer')
             table["tokenizer"] = "bytes"
+    # `typed` maps a key to the option that set it, for error messages.
     typed: dict[tuple[str | int, ...], str] = {}
     for key, value in (("seq_length", seq_length), ("seed", seed)):
         if value is not None:
             table[key] = value
             typed[(key,)] = f"--{key.replace('_', '-')} {value}"
     if tokenizer is not None:
+        # A path in an option is relative to the current folder, and not to the recipe.
         place = Path(expanded(tokenizer))
         table["tokenizer"] = str(place.resolve()) if place.exists() else tokenizer
     _refuse_set_twice(
@@ -169,6 +171,7 @@ def recipe_of(
             {**source, "text_key": text_key} if isinstance(source, dict) else source
             for source in sources
         ]
+    # Assignments come last, so they override the recipe.
     for assignment in assignments or ():
         typed[set_value(table, assignment)] = f"--set {assignment}"
     try:
@@ -178,6 +181,7 @@ def recipe_of(
         from packprep.sources.formats import check_format
         from packprep.sources.passes import Passes
 
+        # Formats and expressions are checked now, before any file is read.
         for i, source in enumerate(recipe.sources):
             check_format(source.format, i)
             Passes.of(source, i)

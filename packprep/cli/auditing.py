@@ -76,6 +76,7 @@ def audit(
 
     if is_url(path):
         raise RecipeError(f"{path}: a URL, but audit reads local files\nhint: fetch the data first")
+    # The report is written last, so check its path before the work.
     if html is not None:
         check_file(html)
     names = {

@@ -66,6 +66,7 @@ def build(
     output = folder_at(out)
     fresh = not (output.exists("plan.json") or output.exists(f"seq_{recipe.lengths[0]}/plan.json"))
 
+    # A new build shows its first document, so that the user sees a mistake early.
     def on_start(job: Any) -> None:
         from packprep.inspection.document import first_document
 
@@ -173,6 +174,7 @@ def plan(
     from packprep.building.run import begun, workers_for
     from packprep.storage import folder_at
 
+    # A recipe with several row lengths has a plan and a folder for each length.
     recipes, outputs = recipe.by_length(), [None if out is None else folder_at(out)]
     if not recipe.seq_length:
         outputs = [None] * len(recipes)
@@ -181,6 +183,7 @@ def plan(
     each = look_up_each(recipes, moved_of(source))
     for note in each[0].vocabulary.notes:
         say(note)
+    # If a build was started in the folder, its plan is shown instead of a new plan.
     standing = [
         None if output is None else begun(found, output)
         for found, output in zip(each, outputs, strict=True)
@@ -194,6 +197,7 @@ def plan(
             if output is None or stored is None
             else len(missing_shards(output, plan_digests(*stored), shards))
         )
+    # Documents of all row lengths are read and tokenized once.
     results = built_together(results, missing)
     for result, output, stored, count in zip(results, outputs, standing, missing, strict=True):
         processes = workers or workers_for(result["text_bytes"] * count // result["shards"])

@@ -92,6 +92,7 @@ def verify(
         )
         for one in datasets_in(directory)
     ]
+    # Datasets of several row lengths are also compared with each other.
     if across := verify_lengths(directory, reports, position, count):
         reports.append(across)
     put_each(reports, as_json, print_report, after_work=True)
@@ -101,6 +102,7 @@ def verify(
 
 def _with_exports(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with `--to` and the options of all exports in EXPORTS."""
+    # typer reads options from the signature, so options of exports become parameters.
     written = dict(signature(command).parameters)
     del written["options"]
     says = f"The format: {', or '.join(export.files for export in EXPORTS.values())}."
@@ -116,6 +118,7 @@ def _with_exports(command: Callable[..., None]) -> Callable[..., None]:
         typer_option = typer.Option(help=help, show_default=False)
         option = Annotated[Literal[*choices] | None, typer_option]  # type: ignore
         chosen.append(Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=option))
+    # The help lists options in the order of the parameters.
     ordered = [written.pop(name) for name in ("directory", "to", "out")]
     parameters = [*ordered, *chosen, *written.values()]
     kinds = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in parameters]
@@ -286,6 +289,7 @@ def inspect(
     select another view.
     """
     one_thread()
+    # --source has two forms, which belong to different views.
     name, moved = named_and_moved(source)
     check_view(
         given := {
@@ -306,9 +310,11 @@ def inspect(
     from packprep.building.plan import datasets_in
 
     names = datasets_in(directory)
+    # A view shows a single dataset, but a folder may have several row lengths.
     if len(names) > 1:
         _inspect_several(directory, names, [view for view in VIEWS if given[view]], as_json)
     elif segment is not None:
+        # Each branch imports only the modules of its view, so that the command starts fast.
         from packprep.inspection.row import describe_segment, print_segment
 
         assert row is not None

@@ -79,12 +79,14 @@ def examine(recipe: Recipe | None, out: str | None) -> dict[str, Any]:
     found = [_versions(), _kernels()]
     stores = [] if recipe is None else list(_stores(recipe))
     output = None if out is None else folder_at(out)
+    # If a store cannot be reached, no plan can be made.
     if recipe is None or any(finding.result == FAILS for finding in stores):
         found += [_engines(), *stores, _memory(None)]
         if output is not None:
             found += _output(output, None, [])
     else:
         each = look_up_each(recipe.by_length(), {})
+        # Only the first plan prints messages, because other row lengths would repeat them.
         planned = [_planned(inputs, say if inputs is each[0] else _unheard) for inputs in each]
         together = built_together(
             [figures for _, _, figures in planned], [plan["shards"] for plan, _, _ in planned]
@@ -146,6 +148,7 @@ def _engine_of(plan: Mapping[str, Any], inputs: Inputs, figures: Mapping[str, An
         act = "read, render and tokenize" if figures["renders"] else "read and tokenize"
         says += f"; one core takes {seconds:,.0f} s to {act} 1 GB of text like this recipe's sample"
     names = suitable(vocabulary, inputs.text_bytes)
+    # Engines before the plan's engine in this list would be faster.
     for name in takewhile(lambda name: name != engine.name, names):
         if ENGINES[name].version() is None:
             advice = f"pip install {ENGINES[name].package} before you start a build"
@@ -261,6 +264,7 @@ def _output(
             folders = [folder_at(folder) for _, folder in folders_of_lengths(recipe, out)]
         for (_, inputs, figures), folder in zip(planned, folders, strict=recipe is not None):
             missing, standing = figures["shards"], begun(inputs, folder)
+            # Only missing shards need space.
             if standing is not None:
                 missing = len(missing_shards(folder, plan_digests(*standing), range(missing)))
             needed += outlook(figures, missing, 1)["output_bytes"]
@@ -309,12 +313,14 @@ def _file_system(path: Path, free: int | None) -> Finding:
         BuildError: If the directory is not writable.
     """
     whole = Path(os.path.abspath(path))
+    # The folder may not exist yet, so its nearest existing parent is measured.
     above = next(folder for folder in (whole, *whole.parents) if os.path.lexists(folder))
     try:
         folder = Path(tempfile.mkdtemp(prefix=".packprep-doctor-", dir=above))
     except OSError as error:
         raise write_error(above, error) from None
     try:
+        # Random bytes prevent a compressing file system from looking faster.
         probe, large = LocalFolder(folder), os.urandom(1 << 20) * (_PROBE_BYTES >> 20)
         file_s = min(_seconds(lambda: probe.write("small", [b"packprep"])) for _ in range(_FILES))
         mb_s = None  # With little free space, only a small file fits, which does not show the rate.

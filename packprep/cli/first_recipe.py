@@ -167,6 +167,7 @@ def _find_settings(
     for source in sources:
         if text_key is not None:
             source.keys["text_key"] = text_key
+        # An error may name settings that avoid it. Planning repeats until nothing is missing.
         while True:
             try:
                 recipe = {**table, "sources": [source.keys], "specials": _parsed(specials)}
@@ -175,6 +176,7 @@ def _find_settings(
                 looked_up.append(inputs)
                 break
             except SourceError as error:
+                # A source without the given text_key may have its text at another key.
                 if (
                     "text_key" in error.settings
                     and source.keys.get("text_key", "") == text_key
@@ -182,6 +184,7 @@ def _find_settings(
                 ):
                     lacks_key.append(error)
                     del source.keys["text_key"]
+                # If these settings are already set, another attempt would fail again.
                 if not error.settings or error.settings.keys() <= source.keys.keys():
                     raise
                 source.keys |= error.settings
@@ -190,6 +193,7 @@ def _find_settings(
                 if not error.settings or specials:
                     raise
                 specials = error.settings
+    # If no source has the text_key, it is probably misspelled.
     if len(lacks_key) == len(sources):
         raise lacks_key[0]
     return looked_up, specials
@@ -243,6 +247,7 @@ def _ends_of_documents(
     bos, eos = (
         compiled and written_by_template(compiled, vocabulary, role) for role in ("bos", "eos")
     )
+    # Some tokenizers put bos before every text.
     first = first_put_by_processor(vocabulary.tokenizer_json)
     puts_bos = first is not None and first == vocabulary.roles.get("bos")
     texts = [
@@ -251,6 +256,7 @@ def _ends_of_documents(
         if not is_chat
         and any(FORMATS[format].holds != "tokens" for format, _ in inputs.files[0].kinds)
     ]
+    # All sources share one value of the key, but texts and chats need different values.
     if texts and (eos or (bos and puts_bos)):
         chat = looked_up[chats.index(True)].recipe.sources[0].name
         written, key = (eos, "append_eos") if eos else (bos, "prepend_bos")
@@ -301,6 +307,7 @@ def _sources(
             yield named(path), [path]
             continue
         place = Path(os.path.abspath(path))
+        # A saved Hugging Face dataset is a folder, but a single input.
         if (
             not place.is_dir()
             or (place / "state.json").is_file()
@@ -324,6 +331,7 @@ def _sources(
                 f"{path}: files of unknown formats are left out: {listed}; to read them as text,"
                 f" name {which}"
             )
+        # Each format becomes a source, because formats may need different keys.
         for format, endings in found.items():
             patterns = [
                 f"{glob.escape(_below(place, base))}/**/*{ending}" for ending in sorted(endings)

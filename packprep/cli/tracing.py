@@ -146,11 +146,13 @@ def trace(
             "\nhint: give one of --step, --document and --losses"
         )
     _check_options(given[0], {"--rank": rank, "--source": source, "--out": out})
+    # The order of a run depends on both values, so both are required.
     if batch_size is None or world_size is None:
         missing = "--batch-size" if batch_size is None else "--world-size"
         raise RecipeError(
             f"{missing} is missing\nhint: give --batch-size B and --world-size W of the run"
         )
+    # A saved state replaces these options, so giving both is an error.
     own = {"--seed": seed, "--shuffle": shuffle, "--balance": balance, "--window": window}
     options, stored = _options(own, state)
     options["skip"] = [_steps_of("--skip", value) for value in skip or ()]
@@ -160,6 +162,7 @@ def trace(
             f"--rank {rank} is not below --world-size {world_size}"
             f"\nhint: use a rank in 0 … {world_size - 1}"
         )
+    # The file must be new. Check this before the work.
     if out is not None and Path(out).exists():
         raise RecipeError(f"--out {out} exists already\nhint: give a new file")
     with _opened_order(directory) as dataset:
@@ -167,6 +170,7 @@ def trace(
         if step is not None:
             steps = _steps_of("--step", step)
             if out is not None:
+                # A step may have many documents, so each is written when it is found.
                 with open(out, "x", encoding="utf-8") as file:
                     count = 0
                     for one in documents_of_steps(dataset, run, *steps, rank):

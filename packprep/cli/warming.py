@@ -75,6 +75,7 @@ def compile_ahead(recipe: Recipe | None = None) -> dict[str, Any]:
             build(read_recipe(table, base), out, _Silent())
             report = verify_dataset(out, ALL, {}, (0, 1), 0, _Silent())
             write_report(out, f"{out}.html", {}, report, PROMISES)
+    # A kernel that was compiled but not cached would be compiled again.
     counts = compiling.COUNTS - before
     if counts["kept"] < counts["compiled"]:
         raise BuildError(
