@@ -115,16 +115,21 @@ def _keys_of_blocks(query, begin, end, columns, where) -> Keys:
     x_0, and all earlier blocks of x_0. Without the column block_starts, blocks count from the start
     of the segment.
     """
+    # Both halves have the same positions and blocks.
     middle, positions = (begin + end) // 2, columns["position_ids"]
     if "block_starts" in columns:
         block_begin = columns["block_starts"]
+        # block_ends are slots of the row. Subtracting the slot of position 0 turns them into
+        # positions.
         block_end = columns["block_ends"] - (query - positions)
     else:
         length = columns["block_lengths"]
+        # Slots without blocks have length 0. The 1 only avoids a division by 0.
         length = where(length > 0, length, 1)
         block_begin, half = positions // length * length, middle - begin
         block_end = where(block_begin + length < half, block_begin + length, half)
     noised = query < middle  # The query is in x_t.
+    # A query in x_0 sees x_0 up to the end of the query's block, so its second range is empty.
     return [
         (where(noised, begin + block_begin, middle), where(noised, begin, middle) + block_end),
         (where(noised, middle, 0), where(noised, middle + block_begin, 0)),
@@ -245,6 +250,7 @@ def next_token_labels(
     if kept == 0:
         return labels
     here, there = segment_ids[..., :kept], segment_ids[..., distance:]
+    # The slot before a token decides whether the token is trained, so the mask is read there.
     good = (here == there) & (here != 0) & (loss_mask[..., distance - 1 : distance - 1 + kept] != 0)
     if in_place is not None:
         good &= ~np.asarray(in_place, bool)[..., :kept]
@@ -280,6 +286,7 @@ def pad_cu_seqlens(cu_seqlens, entries, length=None, tail="none") -> np.ndarray:
         if length is None:
             raise ArgumentError(f"tail {tail!r} requires length")
         if cu[-1] < length:
+            # A row without segments has no last segment to extend, so "fold" adds one.
             cu = (
                 np.append(cu, length)
                 if tail == "segment" or len(cu) == 1
@@ -458,6 +465,7 @@ def block_mask(segment_ids, position_ids, half, block_length, block_starts=None)
     else:
         block = np.asarray(block_starts)
     q_block, k_block, q_half, k_half = block[:, None], block, half[:, None], half
+    # Both halves see their own block, and earlier blocks of x_0. No query in x_0 sees x_t.
     allowed = (q_block == k_block) & (q_half == k_half)
     allowed |= ~q_half & k_half & (q_block > k_block)
     allowed |= q_half & k_half & (q_block >= k_block)
@@ -487,6 +495,7 @@ def block_varlen(batch: Mapping[str, Any]) -> dict[str, Any]:
         np.atleast_2d(np.asarray(batch[column])) for column in ("segment_ids", "position_ids", name)
     )
     has_block = in_blocks({name: blocks})
+    # A half starts where its positions start. Other sequences start where the segment id changes.
     begins = (positions == 0) & has_block
     begins[:, :1] = True
     begins[:, 1:] |= ids[:, 1:] != ids[:, :-1]
@@ -497,7 +506,10 @@ def block_varlen(batch: Mapping[str, Any]) -> dict[str, Any]:
         "max_seqlen": int(np.diff(cu_seqlens).max(initial=0)),
     }
     if name == "block_starts":
+        # A block starts at the slot whose position is the block's start. So the running count
+        # numbers all blocks.
         number = np.cumsum((blocks == positions) & has_block)
+        # Subtracting the count at its first slot makes the numbers of a sequence start at 0.
         first = np.repeat(number[origins], np.diff(cu_seqlens))
         numbers = np.where(has_block.reshape(-1), number - first, -1)
         return sequences | {"block_ids": numbers.astype(np.int32)}
@@ -575,17 +587,23 @@ def micro_sequence(
                 "hint: end it at one of cut_points"
             )
     segment = _segment_of_slot(segment_begin, segment_end, max(end, int(physical[-1])))
+    # The slots after the last segment are one more segment, so that every query sees a key.
     if end > physical[-1]:
         physical = np.append(physical, end)
     touched = (physical[:-1] < end) & (physical[1:] > begin) & (physical[1:] > physical[:-1])
+    # The keys start with the first query's segment, even if this segment starts before the window.
     first = int(np.argmax(touched))
     k_begin = int(physical[first])
+    # The last segment is cut at the end of the window. Only the first segment may have more keys
+    # than queries.
     ends = np.minimum(physical[1:][touched], end)
     cu_q, cu_k = np.append(0, ends - begin), np.append(0, ends - k_begin)
+    # Segments of the window are numbered from 1, and padding has the number 0.
     ordinal = np.cumsum(touched)
     keys = segment[k_begin:end]
     document_index_k = np.where(keys < 0, 0, ordinal[keys]).astype(np.int32)
     queries = segment[begin:end]
+    # Positions count from the segment's first slot, even if this slot is before the window.
     positions = np.where(
         queries < 0, 0, np.arange(begin, end) - _of_slots(segment_begin, queries, 0)
     )
@@ -683,6 +701,7 @@ def context_parallel(
         )
     begin, end = _spans(cu_seqlens, cu_seqlens_padded)
     lengths = end - begin
+    # Each segment is cut into 2 · cp_size chunks, and each chunk is divided over tp_size ranks.
     multiple = tp_size if cp_size == 1 else 2 * cp_size * tp_size
     if cu_seqlens_padded is None:
         padded = np.append(0, np.cumsum(-(-lengths // multiple) * multiple))
@@ -702,11 +721,14 @@ def context_parallel(
             np.append(0, np.cumsum(lengths)).astype(np.int32),
             padded.astype(np.int32),
         )
+    # A rank gets an early and a late chunk of each segment, because late queries see more keys.
     chunk = np.diff(padded) // (2 * cp_size)
     chunk_of = np.array([rank, 2 * cp_size - 1 - rank])
+    # These arrays have two entries per segment, one for each of its chunks on this rank.
     starts = (padded[:-1, None] + chunk[:, None] * chunk_of).ravel()
     sizes = np.repeat(chunk, 2)
     indices = np.repeat(starts - starts_of(sizes), sizes) + np.arange(sizes.sum())
+    # A chunk may end in padding, or contain only padding. Its real slots are counted here.
     real = np.clip(lengths[:, None] - chunk[:, None] * chunk_of, 0, chunk[:, None]).sum(axis=1)
     return indices, np.append(0, np.cumsum(real)).astype(np.int32), padded.astype(np.int32)
 
@@ -739,12 +761,16 @@ def flatten(
         raise ArgumentError(f"tail is {tail!r} and should be 'segment' or 'drop'")
     ids = np.asarray(batch["segment_ids"])
     n_rows, length = ids.shape
+    # A sequence starts at slot 0 of each row, and where the id changes. So padding forms sequences
+    # too.
     starts = np.ones(ids.shape, bool)
     starts[:, 1:] = ids[:, 1:] != ids[:, :-1]
     kept = np.ones(ids.shape, bool) if tail == "segment" else ids != 0
     if max_segments is not None:
         check_segments((starts & kept).sum(axis=1), max_segments)
     flat_kept = kept.ravel()
+    # The axes of rows and slots become one axis of kept slots. Columns with one number per row stay
+    # the same.
     columns = {
         name: (
             np.asarray(values).reshape(n_rows * length, *np.shape(values)[2:])[flat_kept]
@@ -753,17 +779,21 @@ def flatten(
         )
         for name, values in batch.items()
     }
+    # Segments count through all rows, and padding between them does not interrupt the count.
     real_starts = starts & (ids != 0)
     columns["segment_ids"] = np.where(ids != 0, np.cumsum(real_starts).reshape(ids.shape), 0)[
         kept
     ].astype(np.int32)
+    # A run of padding is a sequence of cu_seqlens as well, unless padding is dropped.
     if "seq_idx" in batch:
         columns["seq_idx"] = (np.cumsum((starts & kept)[kept]) - 1).astype(np.int32)
     # `before` has the number of kept slots before each slot.
     before = np.append(0, np.cumsum(flat_kept))
     if "prefix_ends" in batch:
+        # The end of a prefix becomes the number of kept slots before it in the flat row.
         ends = np.arange(n_rows)[:, None] * length + np.asarray(batch["prefix_ends"], np.int64)
         columns["prefix_ends"] = np.where(ids != 0, before[ends], 0)[kept].astype(np.int32)
+    # The last boundary is the number of kept slots, so the sequences cover the flat row.
     boundaries = np.append(before[np.flatnonzero(starts & kept)], before[-1])
     if max_segments is not None:
         return columns, pad_cu_seqlens(boundaries, n_rows * max_segments + 1), length

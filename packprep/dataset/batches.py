@@ -445,6 +445,7 @@ class Reader:
         elif dtype.kind in "iu":
             holds = np.iinfo(dtype).max >= most
         elif dtype.kind == "f":
+            # A float holds every integer up to 2^(mantissa bits + 1).
             holds = 2 << np.finfo(dtype).nmant >= most
         else:
             holds = dtype.kind != "b" or most == 1
@@ -709,6 +710,8 @@ class Batches:
         If no step is left, nothing is appended.
         """
         size, world = self._batch_size, self._world_size
+        # The first call computes few steps, so that the first batch comes soon. Later calls compute
+        # more at once.
         most_rows = (
             size if self._step_rows is None else max(self._step_rows.values()) // self._share[1]
         )
@@ -857,6 +860,7 @@ class Batches:
             delivered = self._skips.n_delivered(sample)
             if delivered >= end:
                 continue
+            # A skipped sample would map to the next delivered sample.
             if self._skips.of_delivered(np.array(delivered)) == sample:
                 step, place = divmod(delivered - self._rows, self.step_samples)
                 size = self._batch_size
@@ -1104,6 +1108,7 @@ def check_state(state: Mapping[str, Any], mine: Mapping[str, Any], dataset: Read
             f"a loader state has the keys {sorted(mine)}, not {keys}\n"
             "hint: pass the result of state_dict()"
         )
+    # A removal of documents keeps the indices of rows, so a state from before the removal fits.
     if isinstance(digest := state.get("digest"), str) and (
         before := dataset.fingerprint_at(digest)
     ):

@@ -84,6 +84,8 @@ class Answers(NamedTuple):
             chosen: Indices of segments, int64[k], ascending. In the result, segment chosen[i] has
                 the number i.
         """
+        # `number` maps an old segment number to the new one, or to −1 if the segment was not
+        # chosen.
         number = np.full(int(self.segment.max(initial=-1)) + 1, -1)
         known = chosen[chosen < len(number)]
         number[known] = np.arange(len(chosen))[chosen < len(number)]
@@ -104,6 +106,7 @@ def answers_of_flags(flags: np.ndarray, first_slot: np.ndarray, slots: np.ndarra
     """
     segment, slot = owners(slots), ranks(slots)
     is_trained = flags[np.repeat(first_slot, slots) + slot] != 0
+    # A run ends at the end of its range, even if the next range starts with a flag.
     before, after = np.zeros((2, len(slot)), np.bool_)
     before[1:] = is_trained[:-1] & (slot[1:] > 0)
     after[:-1] = is_trained[1:] & (slot[1:] > 0)
@@ -183,9 +186,12 @@ def candidate_ranges(blocks: Blocks, before: np.ndarray, candidates: np.ndarray)
     lengths = np.zeros(2 * len(segment) + len(candidates), np.int64)
     of_block = block_ranges(blocks)
     lengths[of_block] = end - begin
+    # The range before a block starts where the block before it ends. The first block of a segment
+    # has none before it.
     previous_end = np.append(0, end)[:-1]
     previous_end[starts_of(blocks.count)[blocks.count > 0]] = 0
     lengths[of_block - 1] = begin - previous_end
+    # The last range of a segment starts after its last block, or at 0 if it has no blocks.
     last_end = np.zeros(len(candidates), np.int64)
     last_end[blocks.count > 0] = end[(np.cumsum(blocks.count) - 1)[blocks.count > 0]]
     lengths[range_offsets(blocks)[1:] - 1] = candidates - last_end

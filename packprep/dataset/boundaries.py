@@ -41,6 +41,8 @@ def boundaries(
         without padding, int64[m] each.
     """
     row = owners(counts)
+    # cu_seqlens has one more entry per row than the row has segments. So segment i of row r starts
+    # at entry i + r.
     here = np.arange(len(row)) + row
     return row, physical[here], real[here + 1] - real[here]
 
@@ -82,6 +84,7 @@ def fill_slots(
     Returns:
         An array [size] with the dtype of `values`.
     """
+    # Gaps and ranges alternate. The ranges [2, 4) and [5, 6) of 8 slots give the runs 2 2 1 1 2.
     runs = np.empty(2 * len(values) + 1, np.int64)
     parts = np.empty(2 * len(values) + 1, values.dtype)
     runs[0:-1:2], runs[-1], runs[1::2] = begin, size, length
@@ -183,6 +186,8 @@ def next_token_loss_mask(
     Returns:
         uint8[size].
     """
+    # The last slot of the prefix is trained, because it predicts the first token after the prefix
+    # (P9).
     lead = np.clip(prefix.astype(np.int64) - 1, 0, slots - 1)
     return fill_slots(at + lead, slots - 1 - lead, np.ones(len(at), np.uint8), 0, size)
 
@@ -206,11 +211,14 @@ def runs(ids: Any, slots: Any, library: Any, greatest: Callable[[Any], Any]) -> 
     """
 
     def begins(ids):
+        # The first slot is compared with itself, which gives True in the bool dtype of every
+        # library.
         first = library.concatenate(
             (ids[..., :1] == ids[..., :1], ids[..., 1:] != ids[..., :-1]), -1
         )
         return greatest(library.where(first, slots, 0))
 
+    # In flipped rows, a run starts at its last slot. So the same function gives the ends.
     return begins(ids), ids.shape[-1] - library.flip(begins(library.flip(ids, (-1,))), (-1,))
 
 
@@ -234,6 +242,7 @@ def meetings(
         The first key of the range, and the first key after the range, as slots of the row in
         `key_ids`, [B, Q] each.
     """
+    # Padding is at the end of a row here. Its id is above all others, so that the ids ascend.
     last = where(key_ids > 0, key_ids, 1 << 30)
     ids = where(query_ids > 0, query_ids, last[..., :1])
     return searchsorted(last, ids), searchsorted(last, ids + 1)
@@ -264,6 +273,8 @@ def thd(segment_ids, max_segments, fill=0) -> tuple[np.ndarray, np.ndarray]:
     n_rows = len(rows)
     starts = rows != 0
     starts[:, 1:] &= rows[:, 1:] != rows[:, :-1]
+    # The n-th start of a row must have the id n. A segment with a gap starts twice, so it is found
+    # too.
     ordinal = np.cumsum(starts, axis=1)
     wrong = starts & ((rows != ordinal) | (rows > max_segments))
     if wrong.any():
@@ -276,11 +287,13 @@ def thd(segment_ids, max_segments, fill=0) -> tuple[np.ndarray, np.ndarray]:
         else:
             why = f"segment {segment} exceeds max_segments = {max_segments}"
         raise ArgumentError(f"row {row}, position {slot}: {why}")
+    # Each pair of a row and an id has its own counter. The counters of padding are then dropped.
     lengths = np.bincount(
         (np.arange(n_rows)[:, None] * (max_segments + 1) + rows).ravel(),
         minlength=n_rows * (max_segments + 1),
     ).reshape(n_rows, max_segments + 1)[:, 1:]
     seqlens = np.where(lengths > 0, lengths, fill).astype(np.int32)
+    # Offsets are slots of the row, so they include the padding before a segment.
     offsets = np.full((n_rows, max_segments + 1), -1, np.int32)
     at = np.nonzero(starts)
     offsets[at[0], rows[at] - 1] = at[1]
@@ -349,18 +362,25 @@ def thd_pair(
                 f"{name}: row {row}, position {slot}: id {ids[row, slot]} is not in 0 …"
                 f" {max_segments}"
             )
+    # Positions are compared as given, which suits "top_left" and no causal limit.
     q = _Side(q_ids, q_positions, max_segments + 1, None)
     kv = _Side(kv_ids, kv_positions, max_segments + 1, None)
+    # Now position 0 moves to the last slot of each segment, separately for queries and keys.
     if causal == "bottom_right":
         ends = _extreme(np.maximum, q), _extreme(np.maximum, kv)
         _check_stripes(q, kv, *ends)
         q, kv = q._replace(origins=ends[0]), kv._replace(origins=ends[1])
+    # Causal attention allows no key after its query, even if the window does.
     left, right = (-1, -1) if window is None else window
     if causal:
         right = 0 if right < 0 else min(right, 0)
+    # If the past is unlimited, the first key and the last query of a segment decide about all
+    # pairs.
     if left < 0:
         q_counts, kv_counts = _reached(q, kv, right)
     else:
+        # No two positions are `far` or more apart. So limits above `far` are cut to it, and sums
+        # stay small.
         far = int(max(q_positions.max(initial=0), kv_positions.max(initial=0))) + 1
         far -= int(min(q_positions.min(initial=0), kv_positions.min(initial=0)))
         left, right = min(left, far), far if right < 0 else min(right, far)
@@ -428,6 +448,7 @@ def _check_stripes(q: _Side, kv: _Side, last_q: np.ndarray, last_kv: np.ndarray)
         count = np.zeros(side.n_groups, np.int64)
         for _, group, _ in side.parts():
             np.add.at(count, group, 1)
+        # Positions have gaps if they span more numbers than the group has slots.
         striped |= (count > 0) & (last - _extreme(np.minimum, side) >= count)
         counts.append(count)
     met = (counts[0] > 0) & (counts[1] > 0) & (np.arange(q.n_groups) % q.width > 0)  # 0 is padding.
@@ -473,6 +494,8 @@ def _meets(side: _Side, other: _Side, back: int, ahead: int) -> np.ndarray:
         if part.size
         for at in (part.min(), part.max())
     ]
+    # A sort key joins a group and a position. The margins keep the search of a slot inside its
+    # group.
     low = int(min(places, default=0)) - back
     span = int(max(places, default=0)) + ahead - low + 1
     keys = np.empty(other.ids.size, np.int64)
@@ -492,11 +515,13 @@ def _counted(ids, counts, max_segments) -> tuple[np.ndarray, np.ndarray]:
     `ids`, [B, T], has the segment ids. `counts`, bool[B, T], is True at the slots to count.
     """
     n_rows = len(ids)
+    # Slots without an allowed pair are treated as padding.
     kept = np.where(counts & (ids != 0), ids, 0)
     width = max_segments + 1
     seqlens = np.bincount(
         (np.arange(n_rows)[:, None] * width + kept).ravel(), minlength=n_rows * width
     )
+    # Each run of counted slots gets an offset, so a segment with gaps gets several.
     starts = kept != 0
     starts[:, 1:] &= kept[:, 1:] != kept[:, :-1]
     row, slot = np.nonzero(starts)

@@ -88,6 +88,8 @@ def split(batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
             "hint: leave media out"
         )
     tokens, ids, ends, trained = (np.asarray(batch[name]) for name in READ)
+    # Each slot gets the bounds of its segment. A segment needs at least one input and one target
+    # (P24).
     position = np.arange(ids.shape[1])
     begin, end = runs(ids, position, np, lambda values: np.maximum.accumulate(values, axis=-1))
     wrong = (ids > 0) & ((ends <= begin) | (ends >= end))
@@ -99,6 +101,7 @@ def split(batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
             " inputs and then targets\n"
             "hint: build a dataset with only prefix tasks"
         )
+    # The encoder sequence gets the prefixes of all segments, without the padding between them.
     length, is_input = batch["encoder_length"], position < ends
     rows, slots, column = _places_in("encoder", (ids > 0) & is_input, length, length)
     arrays = {
@@ -107,6 +110,7 @@ def split(batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         "encoder_positions": slots - begin[rows, slots],
     }
     made = _filled(arrays, rows, column, (len(ids), length))
+    # The decoder sequence gets all other slots. Their positions count from the end of the prefix.
     decoder_length = ids.shape[1] - length
     rows, slots, column = _places_in("decoder", (ids > 0) & ~is_input, decoder_length, length)
     positions = slots - ends[rows, slots]
@@ -114,6 +118,8 @@ def split(batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
     weights = trained[rows, slots - 1] != 0
     if "loss_weights" in batch:
         weights = weights * np.asarray(batch["loss_weights"])[rows, slots - 1]
+    # A decoder reads the target before the current one. The first target of a segment is predicted
+    # from 0.
     arrays = {
         "decoder_target_tokens": tokens[rows, slots],
         "decoder_input_tokens": np.where(positions > 0, tokens[rows, slots - 1], 0),

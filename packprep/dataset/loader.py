@@ -264,6 +264,7 @@ class Dataset(Reader):
         tasks = np.array([task["name"] for task in self.tasks], object)
         start = segments.column("start").astype(np.int64)
         files = segments.column("file")
+        # A damaged file index must not select another file's name.
         if len(files) and int(files.max()) >= len(self._file_names):
             raise segments.fault(0, f"segment_file {files.max()} is beyond the files of the plan")
         columns = (
@@ -289,6 +290,8 @@ class Dataset(Reader):
                 zip(*columns, strict=True), 1
             )
         ]
+        # The first segment of a document has all of its records. Each segment lists only those with
+        # tokens in it.
         ((shard, _),) = places
         for one, file in zip(described, files.tolist(), strict=True):
             if "record_offsets" in shard.layout:
@@ -410,6 +413,8 @@ class Dataset(Reader):
         if epochs is None or not any(epochs):
             gather(self.facts, found, batch)
         else:
+            # If resampling overwrites all rows, the stored values of those columns need not be
+            # read.
             whole: tuple[str, ...] = ()
             if all(epoch % EPOCHS for epoch in epochs) and self._resampling.has_chance:
                 read = ("labels",) if self._predicts_in_place else ()
@@ -679,6 +684,7 @@ def open_dataset(
             "io = 'pread' requires preadv, which this system does not have\nhint: use 'mmap'"
         )
     limit = default_max_open() if max_open is None else integer("max_open", max_open, 1, 1 << 31)
+    # A path may be a dataset, a mixture.json, or a folder with a mixture.json and no manifest.
     if isinstance(directory, str | os.PathLike):
         mixture = Path(directory)
         if mixture.is_dir() and not (mixture / MANIFEST_NAME).exists():
@@ -708,6 +714,7 @@ def open_dataset(
         raise ArgumentError(
             "directory is None\nhint: give the folder of a dataset, or a list of several"
         )
+    # Shares are checked before any file is read, so a wrong argument is reported at once.
     directories = list(directory)
     counts = order.dealing_of(shares, directories, interpolate)
     manifests = [read_manifest(one) for one in directories]

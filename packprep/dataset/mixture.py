@@ -143,6 +143,7 @@ class Mixture(Reader):
         ends = []
         for d, epochs in enumerate(self.max_epochs):
             if epochs is not None:
+                # If a sample is a whole step, a limit allows only whole steps.
                 rows = (
                     1
                     if self.seq_lengths is None or step_rows is None
@@ -274,6 +275,8 @@ class Mixture(Reader):
     ) -> None:
         for dataset, where, own in found:
             anew = [epochs[i] for i in where.tolist()] if epochs is not None else None
+            # If several datasets provide rows, their rows alternate in the batch, so each writes to
+            # its own arrays.
             part = batch
             if len(found) > 1:
                 part = {
@@ -316,6 +319,8 @@ class Mixture(Reader):
         for d, dataset in enumerate(self.datasets):
             here = which == d
             if here.any():
+                # Each dataset is shuffled with another seed, so two copies of a dataset differ in
+                # their order.
                 own = order.rows_of_samples(
                     numbers[here], len(dataset), order.seed_of(seed, d), shuffle
                 )
@@ -357,6 +362,8 @@ class Mixture(Reader):
             size = step_rows[self.seq_lengths[d]]
         found = []
         for epoch, number in enumerate(numbers.tolist()):
+            # The first sample beyond a limit of k samples is the sample with the number k, counted
+            # from 0.
             sample = order.first_beyond(d, number // size, self.counts, seed, shuffle)
             if sample is not None:
                 found.append((epoch, sample, number % size))
@@ -491,6 +498,8 @@ class Mixture(Reader):
         skips = skips_of_state(state)
         position = skips.position(rows)
         counts = self._among_first(position, state)
+        # A skipped range is before `position` as a whole, or after it. Its samples were counted,
+        # but not delivered.
         for begin, end in skips.ranges:
             if end <= position:
                 counts -= self._among_first(end, state) - self._among_first(begin, state)
@@ -520,6 +529,8 @@ class Mixture(Reader):
         batches = self.batches(
             1, seed, balance=(weights, balance["group"]), window=balance["window"]
         )
+        # Balancing moves samples only inside windows. So all windows before this one are counted by
+        # the formula.
         begin, _ = order.window_of(samples, balance["window"], None)
         begun, _ = order.of_samples(
             batches.plain_samples(np.arange(begin, samples)), self.counts, seed, shuffle
@@ -564,6 +575,7 @@ class Mixture(Reader):
             wanted[what] = (
                 given if given is None else [given] if isinstance(given, str) else list(given)
             )
+            # A name is valid if any dataset has it.
             known = list(dict.fromkeys(name for own in names[what] for name in own))
             for name in wanted[what] or ():
                 if name not in known:
@@ -578,6 +590,8 @@ class Mixture(Reader):
         places = [integer("dataset", place, 0, len(every)) for place in places]
         kept = []
         for d, each in enumerate(self.datasets):
+            # A dataset gets only the names that it has. None keeps all its loss, and an empty list
+            # removes it.
             own = {
                 w: g if g is None else [name for name in g if name in names[w][d]]
                 for w, g in wanted.items()
@@ -718,6 +732,7 @@ def split_bound(max_open: int, shards: Sequence[int]) -> list[int]:
         The limit of each dataset.
     """
     bounds, left = [1] * len(shards), max_open
+    # Small datasets come first, so the shards that they do not need are left for larger ones.
     for done, d in enumerate(sorted(range(len(shards)), key=shards.__getitem__)):
         bounds[d] = max(1, min(shards[d], left // (len(shards) - done)))
         left -= bounds[d]

@@ -280,10 +280,14 @@ def balanced(costs: np.ndarray, begin: int, balance: Balance, seed: int) -> np.n
     """
     n, group = len(costs), balance.group
     places = np.argsort(costs, kind="stable")
+    # Epochs and mixtures may cut a window inside a group, so its first or last group may be
+    # incomplete.
     head = min(n, -begin % group)
     tail = (n - head) % group
+    # The incomplete groups get rows from the middle of the sorted order.
     cut = (n - head - tail) // 2
     parts = places[cut : cut + head + tail]
+    # All other rows stay sorted, so the rows of a group have similar costs.
     whole = np.concatenate((places[:cut], places[cut + head + tail :])).reshape(-1, group)
     if len(whole):
         number = begin // balance.window
@@ -291,6 +295,7 @@ def balanced(costs: np.ndarray, begin: int, balance: Balance, seed: int) -> np.n
             np.uint64(seed), randomness.BALANCED_GROUPS, number & 0xFFFFFFFF, number >> 32
         )
         whole = np.take_along_axis(whole, dealt(costs[whole]), axis=1)
+        # So far the groups ascend in cost. The shuffle spreads expensive steps over the window.
         whole = whole[randomness.permute(np.arange(len(whole)), len(whole), key)]
     return np.concatenate((parts[:head], whole.ravel(), parts[head:]))
 
@@ -310,6 +315,8 @@ def dealt(costs: np.ndarray) -> np.ndarray:
     Returns:
         The order of each group's rows as indices into the group, int64[groups, rows].
     """
+    # Each row starts as a separate set. Each round merges `several` sets into one, until one set is
+    # left.
     places, sums = np.broadcast_to(np.arange(costs.shape[1]), costs.shape)[..., None], costs
     while (n := sums.shape[1]) > 1:
         several = next(factor for factor in range(2, n + 1) if n % factor == 0)
@@ -410,6 +417,7 @@ def counts_of(shares: Sequence[float]) -> np.ndarray:
     # Divide first, since a sum of large numbers may be infinite.
     exact = np.array(given, np.float64) / max(given)
     exact /= exact.sum()
+    # Shares are floats, so counts may miss whole numbers by the rounding error.
     lengths = np.arange(1, LONGEST_CYCLE + 1)[:, None]
     whole = (np.abs(exact * lengths - np.rint(exact * lengths)) <= 1e-9 * lengths).all(axis=1)
     if whole.any():
@@ -493,6 +501,8 @@ def pattern(cycles: np.ndarray, counts: np.ndarray, seed: int, shuffle: bool) ->
     """
     length, dataset = int(counts.sum()), owners(counts)
     if not shuffle:
+        # Sample i of a dataset belongs at the fraction (2 i + 1) / (2 c) of the cycle. Sorting by
+        # it spreads all datasets.
         spread = dataset[np.argsort((2 * ranks(counts) + 1) / counts[dataset], kind="stable")]
         return np.broadcast_to(spread, (len(cycles), length))
     low, high = cycles & 0xFFFFFFFF, cycles >> 32
@@ -525,11 +535,13 @@ def of_samples(
     in_cycle = ranks(counts)
     # The index in `by_cycle` of the first sample of each cycle.
     first = np.flatnonzero(np.diff(cycles[by_cycle], prepend=-1))
+    # Only the cycles that contain samples are computed, and only some at a time.
     at_once = max(1, _PLACES_AT_ONCE // length)
     for begin in range(0, len(first), at_once):
         end = first[begin + at_once] if begin + at_once < len(first) else len(cycles)
         some, own = by_cycle[first[begin] : end], cycles[by_cycle[first[begin : begin + at_once]]]
         which = pattern(own, counts, seed, shuffle)
+        # Within a cycle, a stable sort lists the positions of each dataset in ascending order.
         number = np.empty_like(which)
         np.put_along_axis(number, np.argsort(which, axis=1, kind="stable"), in_cycle[None], axis=1)
         at = np.searchsorted(own, cycles[some]), places[some]
@@ -645,11 +657,14 @@ class Schedule:
         inner list has D + 1 entries. Entry d describes the sum of the integrals of datasets 0 … d −
         1. At x samples after the point, this sum is (a + b·x + c·x²) / common.
         """
+        # Sums over the first datasets let `integral` subtract two curves for any group of datasets.
         shares = [
             [Fraction(w, sum(weights)) for w in accumulate(weights, initial=0)]
             for weights in self.weights
         ]
         integrals, found = [Fraction(0)] * len(shares[0]), []
+        # Linear shares have quadratic integrals. Each part continues at the value that the part
+        # before reached.
         for m, now in enumerate(shares):
             length, curve = 0, [Fraction(0)] * len(now)
             if m + 1 < len(shares):
@@ -660,6 +675,7 @@ class Schedule:
                 ]
             found.append(list(zip(integrals, now, curve, strict=True)))
             integrals = [a + (b + c * length) * length for a, b, c in found[-1]]
+        # One denominator for all curves makes the arithmetic of `integral` exact and fast.
         common = math.lcm(
             *(part.denominator for curves in found for curve in curves for part in curve)
         )
@@ -705,6 +721,8 @@ class Schedule:
         if end - begin == len(self.weights[0]):  # For all datasets τ is q.
             return (2 * self.integral(begin, middle, q) + common) // (2 * common), q
         wanted = q * common
+        # The search for τ widens an interval around `near` until it contains τ, and then bisects
+        # it.
         low, high, far = near, near, 1
         while low > 0 and self.integral(begin, end, low) > wanted:
             low, high, far = max(0, low - far), low, 2 * far
@@ -714,6 +732,7 @@ class Schedule:
             middle_time = (low + high) // 2
             below = self.integral(begin, end, middle_time) <= wanted
             low, high = (middle_time, high) if below else (low, middle_time)
+        # τ is between `low` and `low` + 1. Both integrals are treated as linear in between.
         group, half = self.integral(begin, end, low), self.integral(begin, middle, low)
         rises = (
             self.integral(begin, end, low + 1) - group,
@@ -721,6 +740,7 @@ class Schedule:
         )
         # If the group's share is 0 from `low` on, its next sample never comes, so any rise works.
         rise, of_half = rises if rises[0] else (2, 1)
+        # This is ⌊A(q) + ½⌋, computed with integers only.
         return (2 * (half * rise + (wanted - group) * of_half) + common * rise) // (
             2 * common * rise
         ), low
@@ -789,6 +809,7 @@ def schedule_of(shares: Sequence[Any], n_datasets: int, interpolate: str) -> Sch
                 f"shares[{m}] has {len(given)} numbers, but there are {n_datasets} datasets\n"
                 "hint: give one number for each"
             )
+        # The shortest decimal of a float is taken as exact, so 0.1 is a tenth.
         exact = []
         for d, share in enumerate(given):
             if not _is_number(share):
@@ -806,10 +827,13 @@ def schedule_of(shares: Sequence[Any], n_datasets: int, interpolate: str) -> Sch
                 f"shares[{m}] has no number above 0, but the samples from {sample} on need a"
                 " dataset"
             )
+        # The shares become the smallest integers of the same ratio. So equal ratios give equal
+        # fingerprints.
         common = math.lcm(*(share.denominator for share in exact))
         whole = [int(share * common) for share in exact]
         points.append(int(sample))
         weights.append(tuple(share // math.gcd(*whole) for share in whole))
+    # A share of 0 pauses a dataset. A dataset that never provides samples is probably a mistake.
     for d in range(n_datasets):
         if not any(at[d] for at in weights):
             raise ArgumentError(
@@ -822,16 +846,20 @@ def schedule_of(shares: Sequence[Any], n_datasets: int, interpolate: str) -> Sch
 @lru_cache(maxsize=256)
 def _block(schedule: Schedule, block: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the result of `of_samples` for the samples 256 · block … 256 · block + 255."""
+    # Only the counts at the start of the block are searched. From here on, each sample is assigned
+    # by the tree.
     given = schedule.counts(block * _BLOCK)
     datasets, numbers = np.empty(_BLOCK, np.int64), np.empty(_BLOCK, np.int64)
     before: dict[tuple[int, int], int] = {}
     near: dict[tuple[int, int], int] = {}
     for place in range(_BLOCK):
         begin, end, q = 0, len(given), block * _BLOCK + place + 1
+        # A sample belongs to the half whose count rises with it, down to a single dataset.
         while end - begin > 1:
             group, middle = (begin, end), (begin + end) // 2
             if group not in before:
                 before[group], near[group] = sum(given[begin:middle]), block * _BLOCK
+            # τ never decreases, so the search starts at the previous τ of the group.
             first, near[group] = schedule.half(begin, end, q, near[group])
             begin, end, q = (
                 (begin, middle, first) if first > before[group] else (middle, end, q - first)

@@ -92,6 +92,7 @@ class Media:
         begin, end = self.offsets[row % len(self) :][:2].tolist()
         first, last = self.ref_offsets[[begin, end]].tolist()
         slot, tokens, kind = (column[begin:end] for column in (self.slot, self.tokens, self.kind))
+        # The references of the result count from its own first byte.
         bounds = self.ref_offsets[begin : end + 1] - first
         return Media(
             np.array([0, end - begin]), slot, tokens, kind, bounds, self.ref[first:last], self.names
@@ -129,9 +130,11 @@ def media_of(places: Sequence[tuple["Shard", int]], names: tuple[str, ...]) -> M
 
 def _of_row(shard: "Shard", row: int, names: tuple[str, ...]) -> Media:
     if "media_offsets" not in shard.layout:
+        # A row without spans has the offsets 0 0.
         return replace(joined([], names), offsets=np.zeros(2, np.int64))
     begin, end = shard.segment_range(row)
     own = shard.part("media_offsets", row, begin, end + 1)
+    # The offsets are checked first, because they decide which spans are read.
     first, last, most = int(own[0]), int(own[-1]), shard.layout["media_slot"][1][0]
     good = 0 <= first <= last <= most and not (np.diff(own) < 0).any()
     if good:
@@ -139,11 +142,14 @@ def _of_row(shard: "Shard", row: int, names: tuple[str, ...]) -> Media:
             shard.part(f"media_{name}", row, first, last) for name in ("slot", "tokens", "kind")
         )
         bounds = shard.part("media_ref_offsets", row, first, last + 1)
+        # Damaged slots could overflow int32, so ends are computed in int64.
         ends = slot.astype(np.int64) + tokens
         good = not (
             (slot < 0) | (tokens < 1) | (ends > shard.seq_length) | (kind >= len(names))
         ).any()
+        # Spans do not overlap, and are in slot order (P25).
         good &= not (ends[:-1] > slot[1:]).any()
+        # The references must be inside media_ref, because the bounds select its bytes.
         good &= (
             bounds[0] >= 0
             and not (np.diff(bounds) < 0).any()
@@ -154,6 +160,7 @@ def _of_row(shard: "Shard", row: int, names: tuple[str, ...]) -> Media:
         raise DatasetError(
             f"{shard.path}: row {row}: {what}\nhint: run `packprep verify` to find all faults"
         )
+    # Spans and references of the result count from this row, not from the shard.
     refs = shard.part("media_ref", row, int(bounds[0]), int(bounds[-1]))
     return Media(np.array([0, last - first]), slot, tokens, kind, bounds - bounds[0], refs, names)
 
@@ -173,12 +180,15 @@ def joined(
         The `Media` of all rows.
     """
     if order is not None:
+        # Row i gets the index order[i], so argsort gives the row at each index.
         rows = [row for part in parts for row in part]
         parts = [rows[i] for i in np.argsort(order).tolist()]
+    # Datasets of a mixture may have different kinds, so the kinds are numbered again.
     number = {name: i for i, name in enumerate(names)}
     kinds = [
         np.array([number[name] for name in part.names], np.uint16)[part.kind] for part in parts
     ]
+    # A leading 0 makes the running sums offsets.
     many = np.concatenate([np.zeros(1, np.int64), *(np.diff(part.offsets) for part in parts)])
     bytes_of = np.concatenate(
         [np.zeros(1, np.int64), *(np.diff(part.ref_offsets) for part in parts)]

@@ -210,9 +210,13 @@ class RowSegments:
             physical = np.concatenate(self.parts("cu_seqlens_padded", 1, 1), dtype=np.int64)
         many = np.array([end - begin for begin, end in self._ranges])
         row, begin, slots = boundaries(many, real, physical)
+        # A row with n segments has n + 1 entries. Entry last[r] is the end of row r, and entry
+        # last[r] − n is its start.
         last = np.cumsum(many + 1) - 1
         wrong = (real[last - many] != 0) | (physical[last] > self.facts.seq_length)
         wrong[row[slots < 1]] = True
+        # The padded arrays give the physical slots. No segment may be longer than its physical
+        # slots.
         if padded:
             wrong |= physical[last - many] != 0
             wrong[row[physical[np.arange(len(row)) + row + 1] - begin < slots]] = True
@@ -286,6 +290,8 @@ class RowSegments:
     @lazy
     def gaps(self) -> np.ndarray:
         """Return the flat slots outside all segments, int64, ascending."""
+        # Each gap is between two neighbouring segments of the flat rows, so it may reach into the
+        # next row.
         begin = np.concatenate((np.zeros(1, np.int64), self.at + self.slots))
         many = np.concatenate((self.at, np.array([self.size]))) - begin
         ends = np.cumsum(many)
@@ -322,8 +328,12 @@ class RowSegments:
         """Return the blocks of all segments. Segments without block diffusion have none."""
         lengths, answers = self.facts.block_lengths(), self._answers()
         half = self.slots // 2
+        # Blocks of answers may include bos and mode token. Only the first segment of a document has
+        # bos.
         is_first = self.column("start") == 0
         before = is_first * self.facts.prepend_bos + self.looked_up("task", self.facts.mode)
+        # Tasks have different parameters, so blocks are computed task by task and then put into
+        # segment order.
         parts = []
         for t in np.flatnonzero(lengths).tolist():
             chosen = np.flatnonzero(self.task == t)
@@ -340,12 +350,15 @@ class RowSegments:
         which = self._with_ranges
         if not which:
             return None
+        # Only shards with trained ranges can be asked for ranges, so `own` has just their rows.
         own = self
         if len(which) < len(self.places):
             own = RowSegments(self.facts, [self.places[i] for i in which])
         segment, ranges, _ = own.trained()
+        # `own` numbers its segments from 0. of_own maps these numbers to all segments.
         of_own = np.flatnonzero(np.isin(self.row, which))
         stored = answers_of_ranges(of_own[segment], ranges)
+        # A shard without ranges is trained everywhere, so each half is one answer.
         others = np.setdiff1d(np.arange(len(self)), of_own)
         whole = Answers(others, np.zeros_like(others), self.slots[others] // 2)
         both = Answers(*map(np.concatenate, zip(stored, whole, strict=True)))
@@ -383,12 +396,15 @@ class RowSegments:
             self.facts.in_blocks.any()
             and (halved := self.looked_up("task", self.facts.in_blocks)).any()
         ):
+            # Positions count from 0 in each half, so a segment of block diffusion becomes two
+            # ranges.
             half = slots // 2
             at, slots = np.repeat(at, 1 + halved), np.repeat(slots, 1 + halved)
             second = np.cumsum(1 + halved)[halved] - 1
             at[second] += half[halved].astype(np.int32)
             slots[second - 1] = half[halved]
             slots[second] -= half[halved]
+        # Each slot first gets the start of its range, which is then subtracted from the slot.
         positions = fill_slots(at, slots, at, 0, self.size)
         np.subtract(np.arange(self.size, dtype=np.int32), positions, out=positions)
         positions[self.gaps] = 0
@@ -403,6 +419,7 @@ class RowSegments:
         which = np.flatnonzero(self.lengths_of_blocks())
         half = self.slots[which] // 2
         of_half = block_starts(self.blocks.select(which), half)
+        # x_t and x_0 have the same blocks.
         for copy in (0, 1):
             first = self.at[which] + copy * half
             starts[np.repeat(first, half) + ranks(half)] = of_half
@@ -466,6 +483,7 @@ class RowSegments:
             DatasetError: If ranges overlap, are out of order, or lie outside their segments.
         """
         many, ranges, parts = [], [], []
+        # The offsets of a damaged shard must not lead to reads outside its arrays.
         for i, ((shard, row), offsets) in enumerate(
             zip(self.places, self.parts("trained_offsets", 1), strict=True)
         ):
@@ -477,6 +495,7 @@ class RowSegments:
             ranges.append(shard.part("trained_ranges", row, *parts[-1]))
         segment = owners(np.concatenate(many))
         all_ranges = np.concatenate(ranges).astype(np.int64)
+        # Ranges are inside their segment, not empty, and do not overlap (P19).
         is_wrong = (
             (all_ranges[:, 0] < 0)
             | (all_ranges[:, 1] <= all_ranges[:, 0])
@@ -523,6 +542,8 @@ class RowSegments:
         )
         segment, ranges, parts = own.trained()
         is_ahead = ~self.facts.in_place | self.facts.shift
+        # A next-token slot predicts the next slot. So weights move one slot to the left of their
+        # tokens.
         lead = own.looked_up("task", is_ahead.astype(np.int64))[segment]
         begins, ends = np.maximum(ranges[:, 0] - lead, 0), ranges[:, 1] - lead
         moved = (
@@ -559,6 +580,8 @@ class RowSegments:
         if not self.facts.levels_by_block.any() or "block_offsets" not in self.places[0][0].layout:
             return weights
         has_levels = self.looked_up("task", self.facts.levels_by_block)
+        # The stored counts must equal the computed ones, because weights are assigned to blocks by
+        # their order.
         needed = np.where(has_levels, self.blocks.count, 0)
         values, begin = [], 0
         for i, ((shard, row), own) in enumerate(
@@ -573,6 +596,8 @@ class RowSegments:
                 )
             values.append(shard.part("block_loss_weight", row, int(own[0]), int(own[-1])))
         which = np.flatnonzero(has_levels)
+        # With `shift`, the slot before a block predicts its first token. So its weights move one
+        # slot earlier.
         ahead = self.looked_up("task", self.facts.shift.astype(np.int64))[which]
         blocks = self.blocks.select(which)
         put_by_block(weights, self.at[which], blocks, np.concatenate(values), ahead)
@@ -720,9 +745,12 @@ def fill(segments: RowSegments, name: str, values: np.ndarray, with_blocks: bool
             shard.read_arrays[name].read_row(row, values[i])
     # Either all shards store labels, or no shard does.
     if lacking and name == "labels":
+        # A label is the next token. The last slot of a segment has no next token, so its label is
+        # pad_id (P10).
         for target, (shard, row) in zip(values, places, strict=True):
             target[:-1] = shard.tokens[row][1:]
         values[np.divmod(segments.without_next(), values.shape[1])] = segments.facts.pad_id
+        # The labels of block diffusion come from the clean half, so they are written over these.
         if segments.facts.in_blocks.any():
             _fill_block_labels(segments, values)
     elif lacking:
@@ -734,20 +762,24 @@ def fill(segments: RowSegments, name: str, values: np.ndarray, with_blocks: bool
             else derive(segments)
         )
         derived = derived.reshape(values.shape)
+        # Slots without loss get weight 0, so that a trainer can use the column as it is.
         if name == "loss_weights":
             loss_mask = np.empty(values.shape, np.uint8)
             fill(segments, "loss_mask", loss_mask)
             np.multiply(derived, loss_mask, out=derived)
+        # A compact dataset stores loss_mask in some shards only, so a batch may need both ways.
         if len(lacking) == len(places):
             values[...] = derived
         else:
             values[lacking] = derived[lacking]
+    # `with_loss_on` also applies to stored masks.
     if name == "loss_mask" and segments.facts.loss_on is not None:
         np.multiply(values, segments.kept().reshape(values.shape), out=values, casting="unsafe")
 
 
 def _fill_block_labels(segments: RowSegments, labels: np.ndarray) -> None:
     """Write the labels of all block-diffusion segments of the rows into `labels`, [B, T]."""
+    # With `shift`, a label is the next token of the clean half instead of the slot's own token.
     twice, shift = (
         segments.looked_up("task", of) for of in (segments.facts.in_blocks, segments.facts.shift)
     )
@@ -786,6 +818,7 @@ def gather(
     slots = {name: values for name, values in batch.items() if name in SLOTS and name not in AHEAD}
     if "row_cost" in batch:
         np.copyto(batch["row_cost"], segments.costs(), casting="unsafe")
+    # Sums and columns of later tokens need a source column, even if the batch does not have it.
     for name in made:
         source = MADE_FROM[name]
         own = own_dtype(source, facts.token_dtype)
@@ -796,6 +829,7 @@ def gather(
     for name, values in slots.items():
         if name not in redrawn:
             fill(segments, name, values, not slots.keys().isdisjoint(BLOCK_COLUMNS))
+    # Resampling changes the source columns, so the columns made from them come last.
     if redraw is not None:
         redraw(segments, slots)
     for name in made:
@@ -807,6 +841,7 @@ def gather(
             batch[name][...] = [np.count_nonzero(row) for row in whole]
         else:
             np.copyto(batch[name], whole.sum(axis=1, dtype=np.float64), casting="unsafe")
+        # If the source was made in another dtype, the batch gets a converted copy.
         if batch.get(source) is not None and batch[source] is not whole:
             np.copyto(batch[source], whole, casting="unsafe")
 
@@ -832,6 +867,8 @@ def look_ahead(segments: RowSegments, name: str, source: np.ndarray, values: np.
     next_slot, distance = AHEAD[name]
     steps, length = distance - 1, values.shape[1]
     values[:, : max(0, length - steps)] = source[:, steps:]
+    # The copy ignores segments. Slots whose target is in another segment, or is not a next token,
+    # are cleared below.
     none = segments.facts.pad_id if next_slot == "labels" else 0
     values[np.divmod(segments.without_next(steps), length)] = none
     if segments.facts.in_place.any():

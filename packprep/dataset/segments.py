@@ -331,6 +331,7 @@ class Segments:
 
         If the documents of a source are used in several passes, each pass has its own last chunk.
         """
+        # The sort puts the chunks of each document and pass in the order of the document.
         columns = self.start, self.repeat, self.doc, self.file
         order = np.lexsort(columns)
         last = np.ones(len(order), np.bool_)
@@ -430,6 +431,7 @@ def _cumulative(lengths: np.ndarray, row: np.ndarray, row_offsets: np.ndarray) -
     The cu_seqlens of a row with segments of 3 and 2 slots are 0 3 5.
     """
     sums = offsets_of(lengths)
+    # The first entry of each row stays 0. So segment i of row r ends at entry i + r + 1.
     cu_seqlens = np.zeros(len(lengths) + len(row_offsets) - 1, np.int32)
     cu_seqlens[np.arange(len(lengths)) + row + 1] = sums[1:] - sums[row_offsets[row]]
     return cu_seqlens

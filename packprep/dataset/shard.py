@@ -107,6 +107,7 @@ class ShardBytes:
         try:
             # The local variable keeps the file open if another thread sets `_open` to None.
             descriptor = self._open or self._opened()
+            # preadv may return fewer bytes than requested.
             while done < size:
                 got = os.preadv(descriptor.number, [view[done:]], at + done)
                 if not got:
@@ -257,20 +258,25 @@ def layout(
     token: np.dtype = np.dtype(token_dtype).newbyteorder("<")
     u8, u16 = DTYPES["U8"], DTYPES["U16"]
     i32, i64, f32 = DTYPES["I32"], DTYPES["I64"], DTYPES["F32"]
+    # The arrays with one value per slot are first. seq_length is a multiple of 8, so they keep all
+    # later arrays aligned.
     slots = (rows, seq_length)
     arrays: Layout = {"tokens": (token, slots)}
     if labels:
         arrays["labels"] = (token, slots)
     if not compact:
         arrays["segment_ids"] = (u16, slots)
+    # The prefixes determine the mask of next-token tasks (P9). Any other mask must be stored.
     if not compact or labels or blocks is not None or trained is not None:
         arrays["loss_mask"] = (u8, slots)
 
+    # The other arrays follow by item size, from 8 bytes to 1 byte.
     per_segment = {f"segment_{name}": (dtype, (segments,)) for name, dtype in HEADER.items()}
 
     def header_of(itemsize: int) -> Layout:
         return {name: entry for name, entry in per_segment.items() if entry[0].itemsize == itemsize}
 
+    # These arrays have items of 8 bytes.
     arrays["row_offsets"] = (i64, (rows + 1,))
     arrays |= header_of(8)
     if blocks is not None:
@@ -285,6 +291,8 @@ def layout(
         arrays["record_position"] = (i64, (records,))
         arrays["record_start"] = (i64, (records,))
 
+    # These arrays have items of 4 bytes. cu_seqlens starts again at 0 in every row, so it has one
+    # more entry per row.
     arrays["cu_seqlens"] = (i32, (segments + rows,))
     if padded:
         arrays["cu_seqlens_padded"] = (i32, (segments + rows,))
@@ -302,6 +310,7 @@ def layout(
     if records is not None:
         arrays["record_tokens"] = (i32, (records,))
 
+    # These arrays have items of 2 bytes, and media_ref has single bytes.
     arrays |= header_of(2)
     if filled:
         arrays["segment_fill"] = (u16, (segments,))
@@ -356,6 +365,7 @@ def _inferred_layout(
             )
         return shape[0]
 
+    # A single array of a group shows that the shard should have the whole group.
     has_blocks = any(name.startswith("block_") for name in shapes)
     has_trained, has_media, has_records = (
         any(name.startswith(f"{part}_") for name in shapes)
@@ -379,6 +389,8 @@ def _inferred_layout(
     missing = [name for name in expected if name not in shapes]
     if missing:
         raise DatasetError(f"{where}: array {missing[0]!r} is missing")
+    # Only a loss_mask without segment_ids can be left over. A compact shard stores it only with
+    # labels, blocks or trained ranges.
     more = [name for name in shapes if name not in expected]
     if more:
         raise DatasetError(
@@ -453,6 +465,7 @@ def encode(arrays: Arrays) -> list[bytes | memoryview]:
         raise DatasetError(
             f"array 'tokens': seq_length {tokens.shape[1]} should be a multiple of 8"
         )
+    # The names of the arrays decide the layout, and the layout decides dtypes and shapes.
     shapes = {name: array.shape for name, array in arrays.items()}
     expected = _inferred_layout("encode", shapes, tokens.shape[1], tokens.dtype)
     for name, (dtype, shape) in expected.items():
@@ -518,11 +531,14 @@ def places_in(
         layout = {
             name: (DTYPES[header[name]["dtype"]], tuple(header[name]["shape"])) for name in names
         }
+        # Only the exact bytes that `encoded` writes are accepted, so a reader can trust every
+        # field.
         good = own == metadata and head[: 8 + length] == _header(layout, metadata)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DatasetError(
             f"{where}: its header is not valid for a shard of a token store: {error}"
         ) from None
+    # Arrays follow one another without gaps, so the last end must be the size of the file.
     ends = np.cumsum([8 + length, *(_n_bytes(*array) for array in layout.values())]).tolist()
     if not good or ends[-1] != size:
         raise DatasetError(
@@ -669,6 +685,7 @@ def _read_header(path: Path) -> tuple[dict, bytes, int]:
             size = os.fstat(file.fileno()).st_size
             head = file.read(8)
             length = int.from_bytes(head, "little")
+            # A damaged length could be huge, so it is checked before the header is read.
             if len(head) < 8 or length < 2 or length > MAX_HEADER_BYTES or 8 + length > size:
                 raise DatasetError(
                     f"{path}: its first 8 bytes give a header of {length} bytes, but at most"
@@ -764,6 +781,8 @@ def open_shard(
             " another version"
         )
 
+    # The names and first dimensions in the header give the layout, which all entries must then
+    # match.
     shapes = _shapes_of(path, header)
     if compact is not None and compact == ("segment_ids" in shapes):
         raise DatasetError(
@@ -772,6 +791,7 @@ def open_shard(
         )
     expected = _inferred_layout(str(path), shapes, seq_length, token_dtype)
 
+    # Each array must start where the array before it ends (P3).
     begin = 0
     for name, (dtype, shape) in expected.items():
         entry, end = header[name], begin + _n_bytes(dtype, shape)
@@ -791,6 +811,7 @@ def open_shard(
         raise DatasetError(
             f"{path}: the arrays end at byte {data_begin + begin}, the file at {size}"
         )
+    # All entries are right by now. So only order, spacing or padding can differ.
     if before != _header(expected):
         raise DatasetError(f"{path}: its header is not in canonical JSON, so it was edited")
 
@@ -804,6 +825,7 @@ def open_shard(
         size,
         io,
     )
+    # A valid shard of another dataset passes all checks above, so the counts are compared too.
     for what, here, manifest in (
         ("rows", shard.rows, rows),
         ("segments", shard.segments, segments),

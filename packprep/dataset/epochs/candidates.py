@@ -60,6 +60,7 @@ def words_of(
         dtype[Σ count].
     """
     per_block = 16 // np.dtype(dtype).itemsize
+    # A Philox block has four words of 32 bits, and each key starts a new block.
     blocks = -(-count // per_block)
     words = randomness.philox(np.repeat(key, blocks), ranks(blocks), 0, purpose, epoch)
     data = np.stack(words, axis=1).astype("<u4", copy=False).view(dtype).reshape(-1)
@@ -82,6 +83,8 @@ def below(
     Returns:
         bool[Σ count].
     """
+    # The high byte decides, unless it equals the high byte of the threshold. Then the low 32 bits
+    # decide.
     high = words_of(key, count, NOISE, "u1", epoch)
     top = np.repeat((threshold >> np.uint64(32)).astype(np.uint16), length)
     below = high < top
@@ -166,6 +169,7 @@ def chunks(segments: Candidates, width: int = 1) -> Iterator[tuple[slice, Candid
     if not len(ends):
         return
     size = max(CHUNK_SLOTS // width, 1)
+    # A chunk ends with the segment that contains the next multiple of `size`.
     marks = np.searchsorted(ends, np.arange(size, int(ends[-1]) + size, size), "left") + 1
     bounds = np.unique(np.concatenate(([0], np.minimum(marks, len(ends)), [len(ends)])))
     for begin, end in pairwise(bounds.tolist()):

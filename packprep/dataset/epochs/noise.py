@@ -163,6 +163,7 @@ def mask(
     noised_share = None if ratio is None else np.ones(len(limit))
     for part, segments, window in chunks(target.segments):
         allowed = None if target.trainable is None else window.candidates(target.trainable) != 0
+        # A mask token of the text is not noised, because it has no original token to predict.
         if window.holds(tokens, ids.mask):
             unmasked = window.candidates(tokens) != ids.mask
             allowed = unmasked if allowed is None else allowed & unmasked
@@ -210,6 +211,7 @@ def _fewest(
             continue
         wanted = max(int(len(word) * wished), 1)
         share[i] = wanted / len(word)
+        # Several words may equal the limit. The last of them are left out to get the exact number.
         limit = np.partition(word, wanted - 1)[wanted - 1]
         chosen = word <= limit
         surplus = int(np.count_nonzero(chosen)) - wanted
@@ -236,6 +238,7 @@ def _replace(
     slot = window.here.start + np.flatnonzero(window.laid_out(noised))
     segment, place = within(segments.count, np.flatnonzero(noised))
     key = segments.key[segment]
+    # One word per candidate chooses the case, and a second word chooses the ordinary token.
     kind_word = randomness.words(key, REPLACEMENT, 2 * place, epoch).astype(np.uint64)
     as_mask = kind_word < np.uint64(int(shares[0] * 2**32))
     as_ordinary = ~as_mask & (kind_word < np.uint64(int((shares[0] + shares[1]) * 2**32)))
@@ -276,9 +279,12 @@ def flip(
         trained_slots = window.laid_out(allowed) if loss_on_all else flipped_slots
         target.loss_mask[window.here] |= trained_slots.view(np.uint8)
         slot = window.here.start + np.flatnonzero(flipped_slots)
+        # Ordinary tokens have one alternative less than special ones, because their own token is
+        # excluded.
         old_rank = rank[tokens[slot]]
         others = len(ordinary) - (old_rank >= 0)
         number = _others(segments, np.flatnonzero(flipped), others, epoch)
+        # Numbers from the old token's rank on are moved up by one, which skips the old token.
         tokens[slot] = ordinary[number + ((old_rank >= 0) & (number >= old_rank))]
 
 
@@ -292,6 +298,8 @@ def _others(segments: Candidates, which: np.ndarray, bound: np.ndarray, epoch: i
     """
     words = words_of(segments.key, segments.count, REPLACEMENT, "<u4", epoch)[which]
     bound = bound.astype(np.uint64)
+    # The high half of word · bound is below `bound`. A small low half rejects the draw, so that all
+    # numbers are equally likely.
     product = words * bound
     chosen = (product >> np.uint64(32)).astype(np.int64)
     again = np.flatnonzero((product & np.uint64(0xFFFFFFFF)) < np.uint64(1 << 32) % bound)
@@ -423,14 +431,18 @@ def noise_blocks(
             noised = _soonest(segments, lengths[own], range_level[own], schedule, epoch)
         else:
             noised = below(segments.key, segments.count, limit[own], lengths[own], epoch)
+        # The odd epoch of a complementary pair noises the candidates that the even epoch left.
         if schedule.inverse:
             noised = ~noised
+        # Slots between answers are not trainable. So `inverse` does not noise them, although their
+        # level is 0.
         allowed = (
             np.ones(len(noised), np.bool_)
             if target.trainable is None
             else window.candidates(target.trainable) != 0
         )
         noised &= allowed
+        # A random token does not show that it is noise, so all candidates are trained.
         if schedule.uniform:
             trained_slots = window.laid_out(allowed)
             _replace(segments, window, noised, (0.0, 1.0, 0.0), ids, target.tokens, epoch)
@@ -459,6 +471,8 @@ def _soonest(
     first. `lengths` has the number of candidates of each range, and `level` its level.
     """
     time = randomness.exponentials(words_of(segments.key, segments.count, NOISE_LOW, "<u4", epoch))
+    # Candidate i has its time multiplied i times by `slower`. The compiled kernel multiplies in the
+    # same order, so both give the same floats.
     slower = randomness.power_of_half((1.0 - level) / (schedule.half_life * schedule.block_length))
     begin, scale = starts_of(lengths), np.ones(len(time))
     block_lengths = np.where(level > 0, lengths, 0)
@@ -466,6 +480,7 @@ def _soonest(
         longer = block_lengths > place
         here = begin[longer] + place
         scale[here] = scale[here - 1] * slower[longer]
+    # In this order, each range has its candidates sorted by time.
     order = np.lexsort((time * scale, owners(lengths)))
     soonest = np.empty(len(time), np.bool_)
     soonest[order] = ranks(lengths) < np.repeat(np.rint(level * lengths).astype(np.int64), lengths)
@@ -652,6 +667,7 @@ def block_diffusion(
         return Noised(np.ones(m, np.float32), np.ones(m, np.float32))
     level = level.astype(np.float32, copy=False)
     if parameters["weighting"] == "1/p":
+        # A level of 0 would give an infinite weight.
         weight = np.maximum(level, np.float32(2.0**-24))
         np.divide(1, weight, out=weight)
     else:

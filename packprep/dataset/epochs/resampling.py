@@ -125,6 +125,8 @@ def resampling_of(manifest: Manifest, read_tokenizer: Callable[[], bytes]) -> Re
             continue
         moved_task = _moved_task(task, manifest, special)
         by_task.append(moved_task)
+        # Reading the flags may require tokenizer.json, so it is done only for a task that needs
+        # them.
         keeps_characters = moved_task and moved_task.layout.whole(moved_task.parameters)
         if keeps_characters and not len(special.continues):
             continues = _continues(manifest, task["name"], read_tokenizer)
@@ -338,6 +340,7 @@ def _read_parameters(
         name = parameter.name
         value = task["parameters"].get(name, parameter.default if parameter.later else None)
         try:
+            # The manifest may come from anyone, so values are checked as in a recipe.
             parameters[name] = parameter.accept(value, place)
             is_usable = (
                 not isinstance(known, noise.NoiseSchedule)
@@ -495,6 +498,8 @@ def _resample_rows(
     # Derive the other columns.
     if resampling.moved.any():
         if not is_whole:
+            # These rows have their own `segments`, so their prefixes are copied to the segments of
+            # all rows.
             all_segments.changed["prefix"] = prefix = all_segments.column("prefix").copy()
             prefix[np.isin(all_segments.row, rows)] = segments.column("prefix")
         if "labels" in columns:
@@ -504,6 +509,7 @@ def _resample_rows(
             prefix_ends = segments.prefix_ends(not columns.keys().isdisjoint(BLOCK_COLUMNS))
             made["prefix_ends"] = prefix_ends.reshape(made["tokens"].shape)
     loss_mask = made["loss_mask"]
+    # Resampling makes a new mask, so `with_loss_on` applies again.
     if facts.loss_on is not None:
         np.multiply(loss_mask, segments.kept().reshape(loss_mask.shape), out=loss_mask)
     if weights is not None:
@@ -599,6 +605,7 @@ def _noise_all(rows: _Rows, in_place: np.ndarray, weighted: bool) -> np.ndarray 
             _check_labels(segments, tokens, len(resampling.ids.rank))
         draw = _kernels().draw_of(task.schedule.name) if rows.kernels else task.schedule.draw
         noised = draw(t, task.parameters, task.resolved, resampling.ids, target, epoch)
+        # A removed segment keeps its stored level and weight (P23).
         drawn = rows.header.tokens[which] > 0
         weight[which[drawn]], level[which[drawn]] = noised.weight[drawn], noised.level[drawn]
         if noised.blocks is not None:
@@ -632,6 +639,8 @@ def _move_all(rows: _Rows) -> None:
         before, n = header.before[which], header.tokens[which]
         body_slots = segments.slots[which] - before
         check = partial(_check_slots, segments, which)
+        # The slots follow from n and the key, so a wrong header is refused before slots are
+        # computed.
         check((n < task.layout.least) | (n > body_slots))
         bodies = Stretches(header.key[which], n, segments.at[which] + before)
         body_prefix = move(task, resampling.special, bodies, body_slots, epoch, flat_tokens, check)
@@ -644,6 +653,7 @@ def _move_all(rows: _Rows) -> None:
             segments.at[is_changed], segments.slots[is_changed], prefix[is_changed], segments.size
         )
         if rows.trainable is not None:
+            # A slot is trained if its target is, and the target is in the next slot (P9).
             new_loss_mask[:-1] &= rows.trainable[1:]
         new_loss_mask = new_loss_mask.reshape(rows.tokens.shape)
         np.copyto(rows.loss_mask, new_loss_mask, where=rows.at_slots(is_changed))
@@ -675,13 +685,17 @@ def _move(
         The number of prefix slots in each body, int64[m], or None for a task without prefixes.
     """
     layout, drawn = task.layout, (task.parameters, special, bodies)
+    # The slots of epoch 0 give the tokens in document order.
     stored = layout.place(*drawn, 0, rows)
     check(misfit(body_slots, stored.slots))
+    # The stored row must have its special tokens in these slots. Otherwise the header does not
+    # belong to it.
     wrong_slots = stored.special[rows[stored.special] != stored.id]
     has_wrong = np.zeros(len(bodies.n), np.bool_)
     has_wrong[np.searchsorted(bodies.first_slot, wrong_slots, "right") - 1] = True
     check(has_wrong, SPECIAL)
     tokens = rows[stored.token]
+    # The body has the same number of slots in every epoch, so these writes overwrite all of them.
     placed = layout.place(*drawn, epoch, tokens)
     rows[placed.token] = tokens
     rows[placed.special] = placed.id
@@ -722,6 +736,7 @@ def _supervised(rows: _Rows) -> np.ndarray:
     if rows.trainable is None:
         return is_supervised
     segment, ranges, _ = segments.trained()
+    # These parameters add slots to a body, so a range of the whole body is longer than its tokens.
     names = ("sentinel", EOS_AFTER_INPUTS.name)
     added = np.array(
         [
@@ -732,6 +747,7 @@ def _supervised(rows: _Rows) -> np.ndarray:
         ]
     )
     body_end = header.before + header.tokens + added[segments.column("task")]
+    # An unsupervised segment has one range that covers its body (P19).
     is_supervised[:] = np.bincount(segment, minlength=len(is_supervised)) != 1
     is_supervised[segment] |= (ranges[:, 0] > header.before[segment]) | (
         ranges[:, 1] < body_end[segment]
@@ -812,6 +828,7 @@ def _target(rows: _Rows, task: NoisedTask, which: np.ndarray) -> noise.Target:
     half = segments.slots[which] // task.copies
     before = header.before[which]
     count = half - before
+    # Shards with ranges may also have repeated system messages, so eos is recognised by its id.
     if not task.parameters["noise_eos"]:
         if rows.trainable is None:
             count = np.minimum(count, header.tokens[which])

@@ -396,6 +396,7 @@ def pivot_slots(
     sentinels = ids.sentinels[: int(parameters["sentinel"])]
     added_ids = np.array([*[ids.eos] * eos_slots, *sentinels], np.int64)
     added, place = len(added_ids), ranks(n)
+    # Tokens from the pivot on are after the added special tokens.
     token = np.repeat(first_slot, n) + place + added * (place >= np.repeat(pivot, n))
     special = ((first_slot + pivot)[:, None] + np.arange(added)).reshape(-1)
     return Placed(token, special, np.tile(added_ids, len(n)), n + added, pivot + eos_slots)
@@ -466,10 +467,13 @@ def cut_slots(
         The slots, without prefixes.
     """
     rate, spm_rate = rates(parameters)
+    # The stored epoch decides which segments are rearranged, so their length never changes.
     rearranged = np.flatnonzero(randomness.words(segments.key, CUT_POINTS, 0) < rate)
     bodies = Stretches(*(column[rearranged] for column in segments))
     middles = _draw_middles(bodies, spm_rate, epoch)
     fits = np.ones(len(rearranged), np.bool_)
+    # A text-safe cut depends on the tokens. Later epochs know them, but epoch 0 must find the cuts
+    # first.
     if parameters["text_safe"] and len(ids.continues):
         if epoch:
             first_token = starts_of(segments.n)[rearranged]
@@ -584,6 +588,7 @@ def _cuts_in(
         if body[1 + begin] != suffix:
             continue
         for end in range(drawn_end, begin - 1, -1):
+            # Both cuts together determine the slot of the middle token.
             middle_slot = 2 + begin + n - end
             if body[middle_slot] != middle:
                 continue
