@@ -196,6 +196,7 @@ class Collator:
                 seen if self.attention == "sdpa" else torch.where(seen, 0.0, least)
             )
         else:
+            # Flash attention reads one row of segments, so the rows are joined.
             inputs = {name: values.reshape(1, -1) for name, values in inputs.items()}
             inputs |= transformers_kwargs(batch, self.prefix_bidirectional) | {"use_cache": False}
         return inputs
@@ -203,6 +204,8 @@ class Collator:
     def _labels(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         trained = batch["loss_mask"].bool()
         at_prediction = torch.where(trained, batch["labels"].long(), IGNORE_INDEX)
+        # A model that shifts `labels` moves each label one slot to the left, so here it is one slot
+        # to the right.
         at_target = torch.full_like(at_prediction, IGNORE_INDEX)
         if not self.predicts_in_place:
             at_target[..., 1:] = at_prediction[..., :-1]

@@ -163,6 +163,7 @@ def packed_seq_params(batch: Mapping[str, torch.Tensor]) -> Any:
     """
     length = batch["tokens"].shape[-1]
     rows = torch.atleast_2d(batch["cu_seqlens"])
+    # Each row ends where the next row starts, so only the first row keeps its leading 0.
     moved = rows[:, 1:] + length * torch.arange(len(rows), device=rows.device)[:, None]
     cu_seqlens = torch.cat((rows.new_zeros(1), moved.flatten())).int()
     longest = int(batch["max_seqlen"].max())

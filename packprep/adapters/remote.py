@@ -111,6 +111,7 @@ class ShardCache:
             ) from error
         folder = self.folder / "manifests" / digest_of(data)
         folder.mkdir(exist_ok=True)
+        # A rename shows other processes only complete files.
         part = folder / f"{MANIFEST_NAME}.{os.getpid()}"
         part.write_bytes(data)
         os.replace(part, folder / MANIFEST_NAME)
@@ -128,15 +129,19 @@ class ShardCache:
         """
         path = self.folder / "shards" / entry["digest"]
         removing = self.folder / "removing"
+        # Another process may remove the shard between its arrival and the shared lock. It is then
+        # fetched again.
         while True:
             with _locked(removing, shared=True):
                 if path.exists():
                     os.utime(path)
                     yield path
                     return
+            # One process fetches the shard, and the others wait for it.
             with _locked(self.folder / "locks" / entry["digest"][:2]):
                 if not path.exists():
                     arrived = self._fetched(entry)
+                    # Under this lock, no process opens a shard, so shards can be removed.
                     with _locked(removing):
                         self._make_room(entry["bytes"])
                         os.replace(arrived, path)
@@ -150,6 +155,7 @@ class ShardCache:
                 f"{where}: the manifest names this shard, but it does not exist\n"
                 "hint: publish the dataset again"
             )
+        # A wrong size is found before the download, and damage is found by the digest after it.
         if size != entry["bytes"]:
             raise DatasetError(
                 f"{where} has {size} bytes, but {entry['bytes']} in the manifest\n"
@@ -280,6 +286,8 @@ def open_remote(
         )
         limit = default_max_open()
         if max_bytes is not None:
+            # A removed shard occupies the disk as long as it is open, so no more shards stay open
+            # than fit.
             limit = max(1, min(limit, max_bytes // max(1, largest)))
     else:
         limit = integer("max_open", max_open, 1, 1 << 31)

@@ -144,6 +144,7 @@ def _first_difference(own: Tokenizer, given: Any) -> str | None:
 
     Return None if they agree.
     """
+    # The dataset's ids are compared in order, so the message names the lowest id that differs.
     ids = given.get_vocab()
     for token, id in sorted(own.get_vocab().items(), key=lambda entry: entry[1]):
         if ids.get(token) != id:
@@ -152,6 +153,7 @@ def _first_difference(own: Tokenizer, given: Any) -> str | None:
                 f"id {id} is {token!r}, but {there} in the given tokenizer, where {token!r} is"
                 f" {ids.get(token, 'none')}"
             )
+    # Equal ids do not show equal merges or normalizers, so texts are encoded too.
     for k, text in enumerate(_texts(own)):
         one, other = _encoded(own, text), _encoded(given, text)
         if one != other:

@@ -145,10 +145,12 @@ class Form:
             batch_size: Rows of a whole batch, or a dict from seq_length to rows. With max_segments,
                 rows of padding complete the batch.
         """
+        # Rows of padding complete a short last batch, so that a compiled step can take it.
         if self.max_segments is not None:
             length = batch["segment_ids"].shape[1]
             n_rows = batch_size[length] if isinstance(batch_size, Mapping) else batch_size
             batch = _filled(batch, n_rows, self.pad_id)
+        # `split` drops loss_mask, so the sums come first.
         sums = batch_sums(batch) if "loss_mask" in batch else {}
         if self.ignore_index is not None:
             for name in MASKS.keys() & batch.keys():
@@ -160,6 +162,7 @@ class Form:
             }
         if self.layout == "bshd":
             return {**batch, **sums}
+        # `flatten` would turn −1 into a slot of the flat row, so −1 is written again after it.
         blocks = batch.get("prefix_ends", np.zeros(0)) < 0
         flat, cu_seqlens, max_seqlen = attention.flatten(
             _without_negative(batch, blocks), self.tail, self.max_segments
@@ -277,6 +280,7 @@ class _Steps:
         self._rows, self._steps = rows, steps
         self._batches = of.batches(DTYPES)
         self._batches.load_state_dict({**of.start, "rows": rows})
+        # Worker w of W makes every W-th step, from step w on.
         self._batches.part(self._worker, self._n_workers, steps)
 
     def __iter__(self) -> "_Steps":
@@ -726,12 +730,14 @@ class BatchSampler:
             state, end = self._state, self._position.end  # A state may be loaded between batches.
             if end is not None and state["rows"] >= end:
                 return
+            # The state counts the rows of all ranks. So the step after it is always step 0.
             samples = np.array(
                 order.samples_of_step(
                     state["rows"], 0, self._batch_size, self._rank, self._world_size
                 )
             )
             samples = samples if end is None else samples[samples < end]
+            # This check also covers the rows of other ranks, so all ranks stop at the same step.
             rows = state["rows"] + self._batch_size * self._world_size
             self._position.refuse_exhausted(rows if end is None else min(rows, end))
             self._state = {**state, "rows": rows if end is None else min(rows, end)}

@@ -122,6 +122,8 @@ def key_ranges(
                 "hint: ask the loader for that column, or read every segment causally with"
                 " prefix_bidirectional=False"
             )
+        # Causal segments have an empty prefix, and bidirectional segments are all prefix. So this
+        # pattern covers both.
         rule = RULES["prefix"]
     ((begin, end),) = rule.keys(*of_query)
     has_block = _in_blocks(batch)
@@ -132,6 +134,7 @@ def key_ranges(
                 " block_starts"
             )
         return KeyRanges(begin, end, segment_ids.shape[1])
+    # Slots without blocks get an empty second range.
     own, clean = RULES["block_diffusion"].keys(*of_query)
     return KeyRanges(
         torch.where(has_block, own[0], begin),
@@ -246,6 +249,8 @@ def flex_block_mask(
     ranges = key_ranges(batch, prefix_bidirectional, part)
     n_rows, length = ranges.begin.shape
     n = -(-ranges.n_keys // block_size)
+    # A query block touches the key blocks that a query's range overlaps. `whole` marks those
+    # that the same range of all queries covers.
     touched = torch.zeros(
         n_rows, -(-length // block_size), n, dtype=torch.bool, device=ranges.begin.device
     )
@@ -304,6 +309,8 @@ def _counts(first: torch.Tensor, end: torch.Tensor, block_size: int, n: int) -> 
     """
     n_rows, length = first.shape
     n_queries = -(-length // block_size)
+    # A range adds 1 at its first key block, and −1 after its last one. The running sum counts
+    # ranges.
     counts = torch.zeros(n_rows, n_queries * (n + 1), dtype=torch.int64, device=first.device)
     row = torch.arange(length, device=first.device) // block_size * (n + 1)
     some = (end > first).long()  # An empty range counts nowhere.
@@ -385,9 +392,11 @@ def _causal(
     ranges = key_ranges(batch)
     begin, end = _runs(segment_ids)
     real, last = segment_ids > 0, ranges.end
+    # A prefix of one slot is causal anyway.
     ahead = real & (end - begin > 1) & (_column(batch, "prefix_ends") > begin + 1)
     if not ahead.any():
         return True
+    # The other flag is right only if every segment sees itself completely.
     short = real & (end - begin > 1) & (last < end)
     if not short.any():
         return False
@@ -414,6 +423,8 @@ def _varlen(batch: Mapping[str, Any], prefix_bidirectional: bool) -> tuple[torch
     if "cu_seqlens" in batch:
         return torch.as_tensor(batch["cu_seqlens"]), int(batch["max_seqlen"]), causal
     begin, _ = _runs(segment_ids)
+    # Each run of equal ids is a sequence, also each run of padding, so the kernel writes every
+    # slot.
     starts = (begin == _slots(segment_ids)).flatten().nonzero()[:, 0]
     cu_seqlens = torch.cat((starts, starts.new_tensor([segment_ids.numel()]))).int()
     if segment_ids.numel() == 0:

@@ -50,6 +50,8 @@ class RowSource:
         row = {name: batch[name][0] for name in columns}
         slots = np.arange(self.dataset.seq_length)
         padding = row["segment_ids"] == 0
+        # The last slot outside padding gives each slot of padding its distance from the run's
+        # start.
         after_padding = np.maximum.accumulate(np.where(padding, -1, slots))
         return {
             "input_ids": row["tokens"].astype(np.int64),

@@ -85,6 +85,7 @@ def dense_mask(
         keys = jnp.arange(key_segment_ids.shape[-1])
         return ((begin[..., None] <= keys) & (keys < end[..., None]))[..., None, :, :]
     keys = jnp.arange(segment_ids.shape[-1])
+    # A reach may be beyond the end of the segment, so ids are compared at the end.
     allowed = keys < _reach(segment_ids, prefix_ends)[..., None]
     if position_ids is not None:
         columns = {"position_ids": position_ids, **blocks}
@@ -164,6 +165,7 @@ def block_masks(
     queries, keys = ids.q.reshape(-1, block), ids.kv.reshape(-1, block)
     reach = _reach(segment_ids, prefix_ends, key_segment_ids).reshape(-1, block)
     begin = jnp.arange(len(keys)) * block  # first slot of each block of keys
+    # Ids ascend along a row. So two blocks have a common id if their ranges of ids overlap.
     meet = (queries.min(axis=1)[:, None] <= keys[:, -1]) & (
         keys[:, 0] <= queries.max(axis=1)[:, None]
     )
@@ -189,6 +191,7 @@ def _next_to_load(needed: jax.Array, width: int) -> jax.Array:
         int8, int16 or int32, shaped as `needed`.
     """
     flat = needed.ravel()
+    # A running minimum from the right gives each block the next needed block.
     places = jnp.where(flat, jnp.arange(flat.size, dtype=jnp.int32), flat.size)
     following = jax.lax.cummin(places, reverse=True)
     following = jnp.where(following < flat.size, following, following[0]) % width
@@ -236,6 +239,8 @@ def splash_kernel(
         partial_mask_blocks=None,
         q_sequence=reach,
     )
+    # The gradient of keys and values visits the grid column by column, so it loads blocks in
+    # another order.
     by_key = by_query._replace(data_next=_next_to_load(needed.T, needed.shape[0]).T[None])
     sizes = splash_attention_kernel.BlockSizes(
         block_q=block,

@@ -109,6 +109,7 @@ class Loader:
         copies = 2 if form.noised_alone else 1
         self.seq_length = dataset.seq_length // copies
         sizes = batch_size if isinstance(batch_size, Mapping) else {dataset.seq_length: batch_size}
+        # One state serves all row lengths, so this process must have the same share of each.
         shares = {
             length: data_rank(sharding, (n_rows, length // copies))
             for length, n_rows in sizes.items()
@@ -272,21 +273,26 @@ def loader(
             "hint: make a loader for each of its datasets"
         )
     tasks = tasks_of(dataset)
+    # A single process may use one device. Several processes need a sharding that divides the rows.
     if sharding is None:
         if jax.process_count() > 1:
             raise ArgumentError(
                 f"{jax.process_count()} processes need a sharding over all of their devices"
             )
         sharding = SingleDeviceSharding(jax.local_devices()[0])
+    # Every task is checked before the first batch, because a wrong mask or loss would raise no
+    # error later.
     check_names(tasks, names)
     if loss_weights not in ("refuse", "ignore"):
         raise ArgumentError(f"loss_weights is {loss_weights!r} and should be 'refuse' or 'ignore'")
     weighted, in_place = weights_spans(dataset), False
     if names == "maxtext":
         in_place = check_maxtext(dataset, attention, weighted, loss_weights)
+    # MaxText builds its own mask, which has no x_0. So its rows contain only x_t.
     noised_alone = (
         in_place and attention is None and any(RULES[task["attention"]].in_blocks for task in tasks)
     )
+    # The check of MaxText covers its own mask. All other attention paths are checked here.
     if names == "seqio":
         _check_seqio(dataset, attention, prefix_bidirectional, max_segments)
     elif not in_place or attention is not None:
@@ -477,18 +483,21 @@ def read(
         always among them, except in the arrays of an encoder and a decoder.
     """
     shape = (n_rows, dataset.row_length(rows))
+    # Some columns are computed from others, so these are read too.
     stored = {name for name in ROW_COLUMNS if name in columns} | {"segment_ids"}
     if form.is_split:
         stored |= {*encoder_decoder.READ, "loss_weights"}
     if TRAINED_SEGMENT_IDS in columns or TRAINED_SLOTS in columns:
         stored.add("loss_mask")
     batch = {name: aligned(shape, _DTYPES.get(name, np.dtype(np.int32))) for name in sorted(stored)}
+    # The arrays are aligned, and the rows are read directly into them.
     dataset.batch(
         rows,
         out={name: values[: len(rows)] for name, values in batch.items()},
         epochs=epochs,
         accelerate=accelerate,
     )
+    # XLA compiles a step for each shape, so padding fills up the last batch.
     for name, values in batch.items():
         values[len(rows) :] = padding_value(name, dataset.pad_id)
     if "prefix_ends" in batch and not form.prefix_bidirectional:
@@ -497,6 +506,7 @@ def read(
         batch = _noised_alone(batch, dataset.pad_id)
     if form.is_split:
         return encoder_decoder.split({**batch, "encoder_length": dataset.encoder_length})
+    # MaxText reads its masks as int32 columns, which no shard stores.
     ids = batch["segment_ids"]
     if TRAINED_SEGMENT_IDS in columns:
         trained = aligned(ids.shape, np.dtype(np.int32))
@@ -527,6 +537,7 @@ def _noised_alone(batch: Mapping[str, np.ndarray], pad_id: int) -> dict[str, np.
         ids, slots, np, lambda values: np.maximum.accumulate(values, axis=-1)
     )
     row, slot = np.nonzero((ids > 0) & (slots < (begin + end) // 2))
+    # An old start b becomes b // 2, so the halves of a row stay in order and never overlap.
     at = slot - (begin[row, slot] + 1) // 2
     halves = {}
     for name, values in batch.items():
@@ -551,6 +562,7 @@ def _read_prefixes_causally(
         is_prefix = np.array(
             [RULES[task["attention"]].ahead == "prefix" for task in row.dataset.tasks]
         )
+        # Segment ids count from 1, so entry 0 belongs to padding.
         begin = np.append(-1, np.where(is_prefix[row.segments["task"]], row.segments["begin"], -1))[
             row.segment_ids
         ]
@@ -578,6 +590,7 @@ def _layouts(
         name: aligned((n_rows, max_segments + (name != "seqlens")), np.dtype(np.int32))
         for name in LAYOUT_COLUMNS
     }
+    # Ids count 1, 2, …, so the largest id of a row is its number of segments.
     counts = segment_ids.max(axis=1, initial=0)
     check_segments(counts + (segment_ids[:, -1] == 0), max_segments, rows)
     seqlens, offsets = thd(segment_ids, max_segments)
@@ -629,6 +642,7 @@ def data_rank(sharding: Any, shape: tuple[int, int]) -> tuple[int, int]:
             f"the sharding does not fit a batch of {list(shape)}: {error}"
         ) from error
     n_rows = shape[0]
+    # Devices may be replicas with the same rows, so rows are marked and not counted.
     held = np.zeros(n_rows, bool)
     for rows, *_ in indices:
         held[rows] = True
