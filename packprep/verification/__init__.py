@@ -430,10 +430,13 @@ def _check_together(
         faults.join(result.faults)
     if ledgers is not None:
         ledgers += [result.ledger for result in results.values() if result.ledger is not None]
+        # A receipt that is missing or invalid is reported elsewhere, and would make every sum
+        # wrong.
         if len(ledgers) == len(check.manifest["shards"]):
             total = add_ledgers(ledgers)
             check_sum(check.manifest, total, faults)
             check_reject_limit(plan, total, faults)
+            # The counts of passes need all shards, so one of several array tasks cannot check them.
             if len(results) == plan.shards and all(result.runs for result in results.values()):
                 counts = sum((Counter(one.passes) for one in results.values()), Counter())
                 check_passes(plan, total, counts, faults)
@@ -451,6 +454,7 @@ def _report(
 ) -> dict[str, Any]:
     assert {fault["promise"] for fault in faults.listed} <= PROMISES.keys()
     entries = [manifest["shards"][b] for b in share]
+    # A dataset at a URL was checked in a local copy, so messages get the URL back.
     for fault in faults.listed if local.is_copy else ():
         fault["message"] = local.named(fault["message"])
     faults.listed.sort(
@@ -479,10 +483,13 @@ def _items(
         counts = np.array([entries[b]["segments"] for b in share], np.int64)
         total = int(counts.sum())
         if total:
+            # The choice depends on the fingerprint, the seed and the shards of this array task, but
+            # not on the number of workers.
             key = bits64(text_key(manifest["fingerprint"], seed), REPLAY)
             picked = np.sort(permute(np.arange(min(replay, total)), total, key))
             ends = np.cumsum(counts)
             shard_of = np.searchsorted(ends, picked, "right")
+            # Segments are numbered through these shards. Each shard gets its own numbers, from 0.
             for i in np.unique(shard_of):
                 chosen[share[i]] = picked[shard_of == i] - (ends[i] - counts[i])
     return [ShardToVerify(b, entries[b], chosen.get(b), replay == ALL) for b in share]
@@ -500,6 +507,7 @@ def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str, epoch: int) 
 
     def check_files(item: ShardToVerify, report: Report) -> Result:
         faults = Faults()
+        # The receipt has the expected counts and digests of the shard, so it is checked first.
         is_there, receipt = check_shard_files(
             directory, item.number, item.entry, plan_digest, plan, faults
         )
@@ -516,12 +524,14 @@ def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str, epoch: int) 
         arrays = _arrays_of(directory, dataset, plan, item, epoch, faults) if is_there else None
         if arrays is not None:
             rejects = None
+            # The ledger and the rejects of an invalid receipt cannot be compared.
             if receipt is not None:
                 _check_counts(plan, arrays, receipt, item.number, faults)
                 rejects = read_rejects(directory, item.number, plan, receipt, faults)
             if receipt is not None and rejects is not None:
                 runs = check_documents(plan, item.number, arrays, rejects, receipt, faults)
                 passes = documents_of_passes(plan, arrays, rejects)
+            # An unreadable source must not stop the checks of other shards.
             try:
                 shard = ShardToReplay(plan, item.number, arrays, receipt, decoders, faults, epoch)
                 if item.whole:
@@ -576,6 +586,7 @@ def _arrays_of(
         return None
     if dataset is None:
         return arrays if check_arrays(plan, arrays, file, faults) else None
+    # Resampling reads the stored rows, so damage may already show here.
     try:
         arrays_again = arrays_in_epoch(dataset, shard, epoch)
     except DatasetError as error:
@@ -588,6 +599,7 @@ def _arrays_of(
     if not check_arrays(plan, arrays_again, file, faults, epoch):
         return None
     check_same_tokens(plan, arrays, arrays_again, file, faults, epoch)
+    # A rebuild gives weights per slot, and not per block, for an epoch above 0.
     return {name: arrays_again[name] for name in (*shard.layout, WEIGHTS) if name not in BLOCKS}
 
 
@@ -600,6 +612,7 @@ def _check_counts(
 ) -> None:
     """Check P16: the ledger counts the segments, tokens and slots of the arrays."""
     segments = Segments.of_arrays(arrays)
+    # Segments of removed documents are not counted, as in the ledger.
     counts = _counted(plan, segments)
     name, ledger = receipt_name(shard), receipt["ledger"]
     tokens = sum(counted["tokens"] for counted in counts["tasks"].values())
@@ -618,6 +631,7 @@ def _check_counts(
         if said is None:
             faults.add("P16", name, f"source {source} is missing in the ledger")
             continue
+        # The ledger also counts the padding of pad_seq_to_mult, which segments do not contain.
         slots = said["slots"]["total"] - said["slots"]["padding"]
         within = [said["slots"].get(kind, 0) for kind in (WEIGHTED, MEDIA)]
         if [said["segments"], said["slots"]["used"], slots, *within] != [

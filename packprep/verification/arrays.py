@@ -154,6 +154,7 @@ def check_arrays(plan: Plan, arrays: Arrays, file: str, faults: Faults, epoch: i
     if not check_structure(arrays, file, recipe.seq_length, recipe.packing.pad_seq_to_mult, faults):
         return False
     header = ShardCheck(plan, arrays, Segments.of_arrays(arrays), file, faults, epoch)
+    # All later checks use task, source and file as indices.
     if not _check_tasks(header):
         return False
     check = header.replace(arrays=_with_derived(header))
@@ -161,6 +162,7 @@ def check_arrays(plan: Plan, arrays: Arrays, file: str, faults: Faults, epoch: i
     check_removed(check)
     if not is_good or not check_parts(check):
         return False
+    # The parts are valid now, so bos, eos and repeated tokens can be computed.
     check = check.replace(segments=stored_segments(plan, check.arrays))
     check_slots(check)
     if not _check_form(check):
@@ -194,6 +196,7 @@ def _with_derived(check: ShardCheck) -> Arrays:
         tokens = check.flat("tokens")
         labels = np.full(size, check.plan.vocabulary.roles["pad"], tokens.dtype)
         has_next = np.ones(len(segments), np.bool_)
+        # The last slot of a segment has no next token, so it keeps pad_id.
         put_slots = fill_slots(first_slots, segments.slots - 1, has_next, False, size)[:-1]
         np.copyto(labels[:-1], tokens[1:], where=put_slots)
         derived["labels"] = _with_block_labels(check, labels)
@@ -348,6 +351,8 @@ def _check_form(check: ShardCheck) -> bool:
     before, segments = check.faults.total, check.segments
     documents, roles = check.plan.recipe.documents, check.plan.vocabulary.roles
     slots, bos, eos = segments.slots, segments.bos, segments.eos
+    # `eos` is the number of slots that the length formula does not explain. A wrong length makes it
+    # impossible.
     least, most = int(documents.eos_after_segment), int(documents.eos_after_document)
     wrong = (eos < least) | (eos > most) | (segments.repeated < 0)
     wrong &= segments.has_tokens
@@ -438,6 +443,7 @@ def _check_repeated(check: ShardCheck) -> None:
         return
     offsets = segments.trained.offsets
     body = segments.bos + check.plan.by_task.mode[segments.task]
+    # Ranges ascend, so only the first one can start in repeated tokens.
     first = np.append(segments.trained.ranges[:, 0], 0)[offsets[:-1]]
     wrong = (segments.repeated > 0) & (np.diff(offsets) > 0) & (first < body + segments.repeated)
     for g in np.flatnonzero(wrong)[:MAX_LISTED]:
@@ -459,6 +465,7 @@ def _check_coverage(check: ShardCheck) -> None:
     goes_on[-1:] = False
     for column in (ordered.file, ordered.repeat, ordered.doc):
         goes_on[:-1] &= column[1:] == column[:-1]
+    # A segment starts where the previous one ended, and the first one at token 0.
     expected_start = np.zeros(len(order), np.int64)
     expected_start[1:] = np.where(goes_on, ordered.start + ordered.tokens, 0)[:-1]
     wrong = ordered.start != expected_start
@@ -476,6 +483,8 @@ def _check_coverage(check: ShardCheck) -> None:
     may_lack_eos = documents.eos_after_segment or not documents.eos_after_document
     if wrong.any() or may_lack_eos or segments.trained is not None:
         return
+    # A truncated document ends without eos, and another dataset may have the end of a decomposed
+    # one.
     ends_whole = documents.long not in ("truncate", "decompose")
     for which, message in (
         (goes_on & (ordered.eos == 1), "has an eos, but its document continues"),
@@ -503,6 +512,7 @@ def _may_be_limited(check: ShardCheck, ordered: Segments, goes_on: np.ndarray) -
     in_order = check.replace(segments=ordered)
     drawn = _drawn(in_order, thresholds(check.plan.recipe, supervised=True))
     fits = (ordered.task == drawn) | (ordered.tokens < SHORTEST)
+    # One segment with another task shows that its whole document is unsupervised.
     document = np.zeros(len(ordered), np.int64)
     document[1:] = np.cumsum(~goes_on[:-1])
     others = np.bincount(document, ~fits, len(ordered))
@@ -527,6 +537,7 @@ def check_parts(check: ShardCheck) -> bool:
             "P3", "there are media arrays, but no media span, or no kind of media in the recipe"
         )
         return False
+    # Wrong offsets would assign ranges, blocks and spans to other segments.
     for name, values, promise in (
         ("trained_offsets", "trained_ranges", "P19"),
         ("block_offsets", "block_noise", "P20"),
@@ -561,6 +572,7 @@ def _check_trained(check: ShardCheck) -> None:
         return
     slots = segments.slots // check.plan.by_task.copies[segments.task]
     ranges, segment, weights = trained.ranges.astype(np.int64), trained.segment, trained.weights
+    # A range starts at least one slot after the previous range of its segment.
     begins_after = np.full(len(ranges), -1, np.int64)
     is_same = segment[1:] == segment[:-1]
     begins_after[1:][is_same] = ranges[:-1, 1][is_same]
@@ -606,6 +618,7 @@ def _check_records(check: ShardCheck) -> None:
     for g in np.flatnonzero((counts > 0) != wanted)[:MAX_LISTED]:
         is_missing = "no records, but is the first segment of" if wanted[g] else "records of"
         check.add_segment("P21", g, f"has {is_missing} a document", value=int(counts[g]))
+    # The records must reach the end of the document's last segment.
     ends = np.zeros(len(segments), np.int64)
     ends[order[first]] = (segments.start + segments.tokens)[order[last]]
     if check.faults.total == before and counts.any():
@@ -628,7 +641,10 @@ def _check_bounds_of_records(check: ShardCheck, records: Records, ends: np.ndarr
     owner, tokens = records.owner, records.tokens.astype(np.int64)
     is_first = np.ones(len(owner), np.bool_)
     is_first[1:] = owner[1:] != owner[:-1]
+    # The next record starts after the tokens of this record and of `between`.
     after = np.roll(records.start + tokens, 1) + n_between[segments.source[owner]]
+    # Records may be in another order than in the file, and `segment_doc` is the first position in
+    # the file.
     position = np.minimum.reduceat(records.position, records.offsets[begins])
     end = (records.start + tokens)[records.offsets[begins + 1] - 1]
     may_be_longer = plan.recipe.documents.long in ("truncate", "decompose")
@@ -715,7 +731,10 @@ def _check_fill(check: ShardCheck) -> None:
         begin[answers.segment], end[answers.segment] = answers.begin, answers.end
     begin, end = begin[filled], end[filled]
     before = _before_body(check.plan, segments)[filled]
+    # Blocks count from the answer, or from the segment if only bos and mode token precede the
+    # answer (P20).
     origin = np.where(counts_from_segment | (begin <= before), 0, begin)
+    # With blocks per answer, the filled block must also have a slot of the answer.
     answer_slots = np.where(counts_from_segment, 0, 1)
     for message, is_wrong in (
         ("but its task has no eos_fill", length == 0),
@@ -758,6 +777,8 @@ def check_noise(check: ShardCheck) -> NoisedTasks:
             continue
         first_slots, of_task = check.first_slots[chosen], segments.select(chosen)
         target = target_of(task, of_task, first_slots, tokens, loss_mask, trainable)
+        # Removed segments keep the slots of bos and mode token, so their candidates start after
+        # these.
         before = _before_body(check.plan, of_task)
         candidates = target.segments._replace(at=first_slots + before)
         target = target._replace(segments=candidates, before=before)
@@ -772,6 +793,7 @@ def check_noise(check: ShardCheck) -> NoisedTasks:
             blocks.append((chosen, task, noised.blocks))
             if not check.epoch:
                 _compare_blocks(check, chosen, noised.blocks)
+    # Next-token segments are not noised, so they are compared with themselves.
     is_noised = fill_slots(check.first_slots, segments.slots, in_place, False, size)
     for name, again in (("tokens", tokens), ("loss_mask", loss_mask)):
         drawn = np.where(is_noised, again, check.flat(name))
@@ -804,6 +826,7 @@ def _check_weights(check: ShardCheck, blocks: NoisedTasks) -> None:
         put_by_block(expected, first_slots[chosen], noised.blocks, noised.weight, int(task.shift))
     trained = segments.trained
     if trained is not None and trained.weights is not None:
+        # A range weighs the slots that predict its tokens. Some of these are one slot earlier.
         segment = trained.segment
         is_ahead = ~check.in_place | check.plan.by_task.shift[segments.task]
         ranges = trained.ranges.astype(np.int64) - is_ahead[segment].astype(np.int64)[:, None]
@@ -840,6 +863,7 @@ def check_same_tokens(
     """
     segments = stored_segments(plan, arrays)
     check = ShardCheck(plan, arrays, segments, file, faults, epoch)
+    # Memory allows only some segments to be restored at a time.
     ends = np.cumsum(segments.tokens)
     bounds = np.searchsorted(ends, np.arange(0, int(ends[-1]) if len(ends) else 0, FITTING_TOKENS))
     for begin, end in itertools.pairwise(np.unique([*bounds, len(ends)]).tolist()):

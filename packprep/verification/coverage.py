@@ -169,12 +169,14 @@ def read_rejects(
     name = rejects_name(shard)
     if receipt["rejects"] is None:
         return _sorted([], [], [])
+    # A rejects file names source and file, but locations have the number of the file in the plan.
     numbers = {
         (s.name, f.name): s.first_file + i for s in plan.sources for i, f in enumerate(s.files)
     }
     uses = {source.name: source.uses for source in plan.sources}
     found = []
     try:
+        # A wrong record is reported and skipped, so that all other records are still compared.
         for i, line in enumerate(read_file(directory / name).splitlines(keepends=True)):
             record = decode(line, name)
             wrong = ""
@@ -227,9 +229,12 @@ def check_documents(
     for i in np.flatnonzero(_repeated(used))[:MAX_LISTED]:
         message = f"{in_words(plan, used, i)} is in two documents"
         faults.add("P21", shard_name(shard), message)
+    # Each of the next checks reports a repetition and removes it, so that no fault is reported
+    # twice.
     used = used.at(~_repeated(used))
     for i in np.flatnonzero(_repeated(rejects))[:MAX_LISTED]:
         faults.add("P21", rejects_name(shard), f"{in_words(plan, rejects, i)} is listed twice")
+    # Together, segments and rejects must have each document once.
     every = _sorted(
         *(
             np.concatenate(columns)
@@ -243,6 +248,7 @@ def check_documents(
             f"{in_words(plan, every, i)} is both in segments and in the rejects",
         )
     every = every.at(~_repeated(every))
+    # The plan says which ranges of files this shard reads. Each document must be in one of them.
     inside = np.zeros(len(every.file), np.bool_)
     keys = np.unique(_uses_of_files(every.file, every.use))
     counts = np.zeros(len(keys), np.int64)  # Number of extents per file and pass.
@@ -251,6 +257,7 @@ def check_documents(
         if grouped_sources(plan).any():
             all_extents.append(extents)
         inside |= _inside(every, _with_ends_of_groups(plan, extents))
+        # The number of ranges limits the gaps that `_runs` accepts in a file.
         ends = _uses_of_files(extents.file, extents.use)
         counts += np.searchsorted(ends, keys, "right") - np.searchsorted(ends, keys)
         _check_texts(plan, shard, every, extents, faults)
@@ -308,11 +315,15 @@ def check_apart(plan: Plan, runs: Sequence[tuple[int, Runs]], whole: bool, fault
         np.concatenate(column) for column in zip(*(of_shard for _, of_shard in runs), strict=True)
     ] or list(NO_RUNS)
     shards = np.repeat([b for b, _ in runs], [len(of_shard.file) for _, of_shard in runs])
+    # In this order, a part that overlaps an earlier part of its file starts before that part ends.
     order = np.lexsort((columns[2], columns[1], columns[0]))
     file, use, first, last = (column[order] for column in columns)
     same = np.zeros(len(file), np.bool_)
     same[1:] = (file[1:] == file[:-1]) & (use[1:] == use[:-1])
+    # The first part of a file may start at position 0, so −1 is before it.
     before = np.where(same, np.roll(last, 1), -1)
+    # Row numbers have no gaps, so missing rows show. A pass that excludes documents has gaps on
+    # purpose.
     tables = np.array([_is_table(plan, int(f)) for f in file], np.bool_)
     keeps_all = np.array(
         [_keeps_all(plan, int(f), int(u)) for f, u in zip(file, use, strict=True)], np.bool_
@@ -406,6 +417,7 @@ def check_read(
     used = np.unique(made.segments.document[made.segments.has_tokens])
     again = _records_of(documents, used)
     turned_away = _sorted(*made.documents.rejected.places)
+    # Every document that was read must be used or rejected, or the build itself has a bug.
     count = sum(made.documents.read.values())
     if count != len(again.file) + len(turned_away.file):
         faults.add(
@@ -418,6 +430,7 @@ def check_read(
         (shard_name(shard), used_records(plan, arrays), again, "in its segments"),
         (rejects_name(shard), rejects, turned_away, "in the rejects"),
     ):
+        # A document that is on both sides has an equal neighbour. All others are differences.
         both = _sorted(
             *(np.concatenate(columns) for columns in zip(stored, made_again, strict=True))
         )
@@ -526,6 +539,8 @@ def _whole(source: PlannedSource, locations: range) -> np.ndarray:
         np.repeat(column, found.files) for column in (found.file, uses, found.part, found.bytes)
     )
     file += ranks(found.files)
+    # Line files are read by bytes, and a text file is one document at position 0. Other positions
+    # are unknown.
     format, end = _formats(source)[file], np.full(len(file), _END)
     begin = np.where(format == _LINES, part * PIECE_BYTES, 0)
     end[format == _LINES] = (begin + size)[format == _LINES]
@@ -579,6 +594,7 @@ def _inside(locations: Locations, extents: _Extents) -> np.ndarray:
     """Return whether each location is inside an extent, bool[k]. Both arguments are sorted."""
     inside = np.zeros(len(locations.file), np.bool_)
     keys = _uses_of_files(extents.file, extents.use)
+    # Most locations are in other files than these extents, so they are left out first.
     near = np.flatnonzero(np.isin(_uses_of_files(locations.file, locations.use), keys))
     for file, use, which in _groups(locations.at(near)):
         first, end = np.searchsorted(keys, _uses_of_files(file, np.array([use, use + 1])))
@@ -653,6 +669,7 @@ def _check_texts(
     there = every.at(every.position == 0)
     lacking = wanted.at(~np.isin(_uses_of_files(*wanted[:2]), _uses_of_files(*there[:2])))
     start = np.zeros(1, np.int64)
+    # A file may be missing from several passes, but `sample` gives the same answer for each pass.
     files, which = np.unique(lacking.file, return_inverse=True)
     sampled = np.array(
         [in_sample(_source_of(plan, file), file, start)[0] for file in files.tolist()], np.bool_
@@ -694,6 +711,8 @@ def _runs(
         position = every.position[own]
         count = parts[_uses_of_files(file, use)]
         gaps = np.flatnonzero(np.diff(position) > 1)
+        # Between `count` parts are at most count − 1 gaps. A further gap means that a row is
+        # missing.
         if _is_table(plan, file) and len(gaps) >= count and _keeps_all(plan, file, use):
             lost = Locations(
                 *(np.array([value], np.int64) for value in (file, use, position[gaps[0]] + 1))
@@ -705,6 +724,7 @@ def _runs(
             faults.add("P21", shard_name(shard), message)
         elif count == 1:
             found.append((file, use, position[0], position[-1]))
+        # Documents without a gap between them are treated as one part.
         elif len(gaps) < count:
             begins = np.concatenate(([0], gaps + 1))
             ends = np.append(gaps, len(position) - 1)
@@ -727,6 +747,7 @@ def _runs_of_lines(plan: Plan, every: Locations, extents: Sequence[_Extents]) ->
             continue
         begins = [each.begin[(each.file == file) & (each.use == use)] for each in extents]
         position = every.position[own]
+        # A document belongs to the last extent that begins before it or at it.
         number = np.searchsorted(np.sort(np.concatenate(begins)), position, "right")
         for part in np.split(position, np.flatnonzero(np.diff(number)) + 1):
             found.append((file, use, part[0], part[-1]))

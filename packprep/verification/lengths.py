@@ -84,8 +84,11 @@ def verify_lengths(
         return None
     documents = 0
     with ExitStack() as stack:
+        # Documents are compared only between valid datasets, so each difference is new.
         sound = not any(report["faults"] for report in reports)
         opened = [_open(stack, report["directory"]) for report in reports] if sound else []
+        # Every array task needs the result, but only task 0 reports it, so that faults are counted
+        # once.
         _check_plans(opened, unlike := Faults())
         if array[0] == 0:
             _check_mixture(out, [report["directory"] for report in reports], faults)
@@ -150,6 +153,8 @@ def _check_mixture(out: Folder, directories: Sequence[str], faults: Faults) -> N
     except (OSError, DatasetError) as error:
         faults.add("P1", MIXTURE_NAME, f"cannot be read: {error}")
         return
+    # The build derives this file from the manifests, so the same derivation gives the expected
+    # content.
     expected = mixture_of(lengths_mixture(manifests), MIXTURE_NAME)
     for key in sorted(stored.keys() | expected.keys()):
         if encode(stored.get(key)) != encode(expected.get(key)):
@@ -248,6 +253,7 @@ def _compare_shard(opened: Sequence[_Opened], b: int, faults: Faults) -> int:
         is_divided = (used > 0) & (used + left == n)
     else:
         is_divided = (used <= 1) & (left == n - 1)
+    # All datasets must list a document. Either they divide it, or all reject it for another reason.
     is_wrong = (known != n) | ~(is_divided | (used + left == 0))
     for i in np.flatnonzero(is_wrong)[:MAX_LISTED]:
         faults.add(
@@ -294,6 +300,7 @@ def _read_shard(one: _Opened, b: int, faults: Faults) -> _ShardDocuments:
         for reason in (None, OTHER_LENGTH)
     )
     assert rejected is not None and left is not None
+    # With group_by, every record counts as a document here, because rejects list records.
     used = np.unique(np.concatenate([segments[:3], *_of_records(arrays, header)], axis=1), axis=1)
     known = np.unique(np.concatenate([used, np.stack(rejected)], axis=1), axis=1)
     return _ShardDocuments(receipt, segments, known, used, np.stack(left))
@@ -329,6 +336,7 @@ def _check_pieces(
         receipts: The receipt of the shard in each dataset.
         faults: Receives the faults.
     """
+    # After the sort, the chunks of a document from all datasets follow one another.
     columns = columns[:, np.lexsort(columns[3::-1])]
     same = np.zeros(columns.shape[1], np.bool_)
     same[1:] = (columns[:3, 1:] == columns[:3, :-1]).all(axis=0)
@@ -343,6 +351,7 @@ def _check_pieces(
         faults.add(
             "P21", _named(shard_name(b)), f"{message} but the previous chunk ends at {expected[i]}"
         )
+    # Each ledger must leave exactly the tokens that the other datasets have.
     for source in opened[0].plan.sources:
         tokens = [receipt["ledger"]["sources"][source.name]["tokens"] for receipt in receipts]
         own = [counts["used"] + counts["dropped"].get(REMOVED, 0) for counts in tokens]

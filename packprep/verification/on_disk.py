@@ -103,6 +103,7 @@ def check_manifest(directory: Path, plan: Plan, manifest: Manifest, faults: Faul
         faults.add("P2", MANIFEST_NAME, f"{key} is missing, but the plan has it")
     files = [[(file.name, file.size) for file in source.files] for source in plan.sources]
     tokenizer, template = plan.stored["tokenizer"]["digest"], plan.stored["chat_template"]
+    # The fingerprint covers everything that determines the rows.
     own = fingerprint(plan.recipe, files, tokenizer, template, plan.removed_digest)
     if own != plan.stored["fingerprint"]:
         faults.add(
@@ -150,8 +151,10 @@ def check_replaced(
     """
     entries, shards = replaced(stored), dict(enumerate(manifest["shards"]))
     for i in reversed(range(len(entries))):
+        # This undoes one removal after the other, from the last to the first.
         shards |= {int(b): entry for b, entry in entries[i]["shards"].items() if b.isdecimal()}
         own_fingerprint, plan_digest = plan_replaced(stored, plan, i)
+        # The stored digests must belong to the manifest as it was before this removal.
         before = {
             **{key: value for key, value in manifest.items() if key != "removed"},
             "fingerprint": own_fingerprint,
@@ -263,6 +266,7 @@ def check_shard_files(
         faults.add("P1", name, "is missing or not a receipt")
         return is_there, None
     receipt, data = found
+    # A changed receipt would cause many other faults, so only its digest is reported.
     if digest_of(data) != entry["receipt_digest"]:
         faults.add(
             "P1",
@@ -271,6 +275,7 @@ def check_shard_files(
             value=entry["receipt_digest"],
         )
         return is_there, None
+    # A removal keeps the receipts of all shards that it does not change.
     if receipt["plan_digest"] != plan_digest_of(plan.stored, plan_digest, shard):
         faults.add("P2", name, "belongs to another plan", value=receipt["plan_digest"])
     for key in ("file", "rows", "segments", "tokens", "bytes", "digest"):
@@ -281,6 +286,7 @@ def check_shard_files(
                 f"{key} should be {entry[key]!r}, as in the manifest",
                 value=receipt[key],
             )
+    # The checks of counts use the names in the ledger, so all of them must be there.
     try:
         sound = is_ledger(
             receipt["ledger"], [s.name for s in plan.sources], [t.name for t in plan.tasks]
@@ -316,6 +322,8 @@ def _check_rejects(directory: Path, shard: int, receipt: Receipt, faults: Faults
     """Check P1 and P2 of a rejects file, and P16: the ledger counts the rejects in the file."""
     name, rejects = rejects_name(shard), receipt["rejects"]
     path = directory / name
+    # The ledger counts rejects by source and reason, so the lines of the file are counted in the
+    # same way.
     counted = {
         (source, reason): count
         for source, entry in receipt["ledger"]["sources"].items()
@@ -414,6 +422,7 @@ def check_plan_follows(plan: Plan, faults: Faults) -> None:
         {key: source[key] for key in wanted}
         for source, wanted in zip(stored["sources"], expected["sources"], strict=True)
     ]
+    # The last digits of resolved numbers depend on the math library, so near values count as equal.
     for task, wanted in zip(stored["tasks"], expected["tasks"], strict=True):
         if _is_near(task["resolved"], wanted["resolved"]):
             wanted["resolved"] = task["resolved"]
@@ -689,6 +698,7 @@ def check_recipe(plan: Plan, recipe: Recipe, moved: Mapping[str, str], faults: F
     Raises:
         PackprepError: If a token store or the tokenizer cannot be read.
     """
+    # The stored recipe has one row length, and the recipe of a store has no passes.
     if plan.is_store:
         recipe = of_store(recipe)
     else:
@@ -698,10 +708,12 @@ def check_recipe(plan: Plan, recipe: Recipe, moved: Mapping[str, str], faults: F
     moved_stores = {name: place for name, place in moved.items() if place.startswith(IN_STORE)}
     recipe, stores = in_stores(recipe, moved_stores, plan.is_store)
     words = "{} is {} in the given recipe, but {} in the stored one"
+    # Both recipes get all defaults, so that only differences in meaning remain.
     now, stored = (
         json_value(without_places(whole_recipe(r)))
         for r in (normalised(recipe), plan.stored["recipe"])
     )
+    # A resumed build may change this limit. The manifest has the current value.
     stored["documents"]["max_bad_fraction"] = plan.max_bad_fraction
     found = changed_keys(now, stored, words)
     for source in recipe.sources:
@@ -716,6 +728,7 @@ def check_recipe(plan: Plan, recipe: Recipe, moved: Mapping[str, str], faults: F
             )
         if source.name in stores and planned["store"] not in (None, *stores[source.name].digests):
             found.append(other_store(source.name, stores[source.name], planned["store"]))
+    # A path may lead to another tokenizer now, so the content is compared.
     vocabulary = resolve_vocabulary(
         recipe.tokenizer, recipe.base, recipe.specials, Needs(*needs_of(recipe))
     )
@@ -723,6 +736,7 @@ def check_recipe(plan: Plan, recipe: Recipe, moved: Mapping[str, str], faults: F
         found.append(f"the tokenizer of the given recipe has another digest, {vocabulary.digest}")
     if plan.stored["beside_tokenizer"] not in (None, json_value(vocabulary.beside)):
         found.append("the given recipe has other files next to its tokenizer")
+    # A chat template comes from the recipe, from the tokenizer's folder, or from a token store.
     template, documents = None, recipe.documents
     if documents.loss_spans == "use":
         template = find_template(

@@ -143,17 +143,21 @@ def _segment_is_good(rows, segments, row, g, pad, vocab_size):
         or _or_of_differences(rows.segment_ids, row, begin, end, number) != 0
     ):
         return False
+    # A same-position slot may differ from its label only if it is trained (P10).
     if not segments.next_token[g]:
         inputs, originals = rows.tokens[row, begin:end], rows.labels[row, begin:end]
         trained, difference = rows.loss_mask[row, begin:end], np.uint32(0)
         for i in range(inputs.shape[0]):
+            # The multiplication replaces a branch, so that the loop is vectorized.
             changed = np.uint32(inputs[i]) ^ np.uint32(originals[i])
             difference |= changed * np.uint32(trained[i] == 0)
         return difference == 0 and _largest(rows.labels, row, begin, end) < vocab_size
+    # The last slot of the prefix is trained, but never the last slot of the segment (P9).
     first_trained = min(begin + max(segments.prefix[g] - 1, 0), end - 1)
     difference = _or_of_differences(rows.loss_mask, row, begin, first_trained, 0)
     difference |= _or_of_differences(rows.loss_mask, row, first_trained, end - 1, 1)
     difference |= np.uint32(rows.loss_mask[row, end - 1])
+    # A label is the next token, and pad_id in the last slot (P10).
     if rows.labels.shape[0] > 0:
         difference |= _or_of_pairs(rows.labels, rows.tokens, row, begin, end - 1, 1)
         difference |= np.uint32(rows.labels[row, end - 1]) ^ np.uint32(pad)
@@ -234,6 +238,7 @@ def _check_slots(rows, segments, pad, vocab_size, found):
                 if token < 0 or token >= vocab_size:
                     _note(found, 4, r, t, token)
                 if next_token:
+                    # The next slot has the target, so its flag in `trainable` decides (P9).
                     trained = first_trained <= t < end - 1 and (
                         trainable.shape[0] == 0 or trainable[r, t + 1] != 0
                     )
@@ -294,10 +299,12 @@ def check_slots(check: ShardCheck) -> None:
     rows = Slots(*map(read_only, (*arrays, trainable_slots(check))))
     columns = segments.first_slot, segments.slots, seen_before(segments), ~check.in_place
     bounds = Bounds(*map(read_only, (check.arrays["row_offsets"], *columns)))
+    # A kernel cannot add messages, so it fills a table with the first faults of each code.
     found = Found(np.zeros((_CODES, MAX_LISTED, 3), np.int64), np.zeros(_CODES, np.int64))
     _check_slots(rows, bounds, roles["pad"], check.plan.vocabulary.vocab_size, found)
     for code, (promise, message) in _SLOT_FAULTS.items():
         for i in range(int(found.counts[code])):
+            # `Faults` only counts faults beyond its limit, so their location does not matter.
             row, slot, value = (int(v) for v in found.where[code, min(i, MAX_LISTED - 1)])
             check.add(promise, message, row, slot, value)
 
@@ -309,10 +316,12 @@ def check_removed(check: ShardCheck) -> None:
     """
     segments, pad = check.segments, check.plan.vocabulary.roles["pad"]
     listed = check.plan.removed.segments(segments)
+    # Each segment has tokens, or its document is listed, but never both.
     for g in np.flatnonzero(segments.has_tokens == listed)[:MAX_LISTED]:
         message = "it has tokens of" if listed[g] else "it has no tokens, but is not of"
         message += " a removed document"
         check.add_segment("P23", g, message, int(segments.first_slot[g]), int(segments.tokens[g]))
+    # In every epoch, the slots of removed documents are like padding.
     blanks = {"tokens": pad, "labels": pad, "loss_mask": 0, WEIGHTS: 0}
     for g in np.flatnonzero(listed).tolist():
         first_slot = int(segments.first_slot[g])
@@ -334,6 +343,7 @@ def check_sentinels(check: ShardCheck) -> None:
     for g in np.flatnonzero(~fits):
         first_slot = int(segments.first_slot[g])
         check.add_segment("P14", g, "a sentinel is missing or out of order", first_slot)
+    # A valid segment may still have more sentinels than its task writes, so they are counted.
     tokens, is_mark = check.flat("tokens"), {}
     added = added_slots(plan.tasks, segments)
     for t, task in enumerate(plan.tasks):
@@ -345,7 +355,9 @@ def check_sentinels(check: ShardCheck) -> None:
         begin = check.first_slots[chosen]
         bounds = np.stack((begin, begin + segments.slots[chosen]), axis=1).reshape(-1)
         if marks.tobytes() not in is_mark:
+            # The extra entry lets `reduceat` take the number of slots as a bound.
             is_mark[marks.tobytes()] = np.append(np.isin(tokens, marks), False)
+        # `bounds` alternates between starts and ends, so every second sum belongs to a segment.
         counts = np.add.reduceat(is_mark[marks.tobytes()], bounds, dtype=np.int64)[::2]
         expected = (added["sentinel"] + added["fim"])[chosen]
         for i in np.flatnonzero(counts != expected)[:MAX_LISTED]:
@@ -432,6 +444,7 @@ def _slots_of_media(check: ShardCheck, media: MediaSpans, kinds: np.ndarray) -> 
     trainable = trainable_slots(check).reshape(-1)
     for slot in flat[trainable[flat] != 0][:MAX_LISTED] if len(trainable) else flat[:1]:
         check.add_slot("P25", slot, "a slot of media is trainable")
+    # A trainer gets references as text.
     references = media.ref.tobytes()
     for i, (low, high) in enumerate(itertools.pairwise(media.ref_offsets.tolist())):
         try:

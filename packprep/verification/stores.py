@@ -62,6 +62,7 @@ def check_store_shard(
         faults.add("P17", file, f"cannot be rebuilt: {error}")
         return 0
     before = {} if receipt is None else receipt["text_digests"]
+    # A changed source explains all other differences, so only the source is reported.
     changed = [
         name
         for name, digest in made.documents.text_digests.items()
@@ -75,6 +76,7 @@ def check_store_shard(
         )
     if changed:
         return None
+    # An array that one side does not have is compared with an empty array.
     for name in {**arrays, **made.arrays}:
         stored, again = (of.get(name, np.zeros(0, "u1")).view("u1") for of in (arrays, made.arrays))
         if not np.array_equal(stored, again):
@@ -111,11 +113,13 @@ def _check_form(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> None:
         places = len(arrays["place_first"])
         sizes["place_offsets"] = supervised, places
         sizes["place_ref_offsets"] = places, len(arrays["place_refs"])
+    # Later checks use the offsets as bounds, so their form is checked first.
     for name, (count, end) in sizes.items():
         offsets = arrays[name]
         does_ascend = len(offsets) == count + 1 and not (np.diff(offsets) < 0).any()
         if not does_ascend or offsets[0] != 0 or offsets[-1] != end:
             faults.add("P4", file, f"{name} does not ascend from 0 to {end} in {count} steps")
+    # These arrays are optional, and describe the supervised documents only.
     for name in ("limited", "document_weight"):
         if len(arrays.get(name, arrays["supervised"])) != supervised:
             faults.add("P4", file, f"{name} does not have one entry per supervised document")
@@ -135,6 +139,7 @@ def _check_contents(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> No
 
     The arrays must have passed `_check_form`.
     """
+    # Only the documents of one part have an order, because parts may be from different files.
     part_of_document = owners(np.diff(arrays["part_offsets"]))
     is_same_part = part_of_document[1:] == part_of_document[:-1]
     if (np.diff(arrays["position"])[is_same_part] <= 0).any():
@@ -145,6 +150,7 @@ def _check_contents(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> No
     was_removed[arrays["rejected"]] = False  # `remove` leaves rejected documents as they are.
     for promise, message in wrong_fields(arrays, was_removed, fields_of_parts(plan, arrays)):
         faults.add(promise, file, message)
+    # Removed documents keep their length, so their tokens become padding.
     removed_tokens = arrays["tokens"][np.repeat(removed, np.diff(arrays["document_offsets"]))]
     if (removed_tokens != plan.vocabulary.roles["pad"]).any():
         faults.add("P23", file, "a removed document has tokens")
