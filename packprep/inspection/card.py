@@ -68,12 +68,14 @@ def origin(manifest: Manifest, plan: Mapping[str, Any] | None) -> dict[str, Any]
     Raises:
         DatasetError: If this version of packprep cannot read the recipe.
     """
+    # A recipe that cannot be read could not be built again either.
     try:
         from_normalised(manifest["recipe"], "auto", manifest["made_with"])
     except RecipeError as error:
         raise DatasetError(f"the recipe in dataset.json: {error}") from None
     unknown: dict[str, Any] = {"paths": ["FILES"], "files": None, "bytes": None}
     planned: dict[str, dict[str, Any]] = {}
+    # Patterns find the files again. Without patterns, a few file names serve the same purpose.
     for source, files in files_by_source(plan) if plan else ():
         paths = (
             source["patterns"]
@@ -150,6 +152,7 @@ def write_card(directory: str | os.PathLike | Folder, card: str | os.PathLike) -
         place, data = str(local.out), card_at(local).encode()
         croissant = croissant_of(_name_of(local), local.folder / MANIFEST_NAME)
     beside = path.with_suffix(".croissant.json")
+    # Both names are checked before the first file is written.
     taken = [path] if path.is_dir() else []
     taken += [beside] if croissant is not None and os.path.lexists(beside) else []
     if taken or not LocalFolder(path.parent).create(path.name, data):
@@ -231,6 +234,7 @@ def card_of(name: str, manifest: Manifest, plan: Mapping[str, Any] | None, use: 
     """Return the card of a dataset with this name, as Markdown with YAML front matter."""
     totals, made = describe_manifest(name, manifest), origin(manifest, plan)
     rows, shards = counted(totals["rows"], "row"), counted(totals["shards"], "shard")
+    # A folder may have any name, so the name is escaped for Markdown, Python and the shell.
     folder = shlex.quote(visible(name))
     lines = [
         *_front_matter(name, manifest, totals),
@@ -245,6 +249,7 @@ def card_of(name: str, manifest: Manifest, plan: Mapping[str, Any] | None, use: 
             f" {manifest['token_dtype']}, below {manifest['vocab_size']:,}. Made by packprep."
         ),
         "",
+        # An export explains its own format, because packprep cannot open it.
         *(use.strip().splitlines() if use else _use(name)),
         "",
         "## Objectives",

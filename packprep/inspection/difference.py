@@ -53,7 +53,10 @@ def describe_difference(
     with opened(directory, {}) as here, opened(other, {}) as there:
         one, two = here.dataset.manifest, there.dataset.manifest
         shards, differing = _shards(one["shards"], two["shards"])
+        # Keys that an older version did not store get their defaults.
         recipe = list(_differences(whole_recipe(one["recipe"]), whole_recipe(two["recipe"])))
+        # A difference of the recipe also changes the manifest and the plan, but is listed only
+        # once.
         asked = {difference["key"] for difference in recipe}
 
         def beside_recipe(here: Any, there: Any) -> list[dict[str, Any]]:
@@ -61,6 +64,7 @@ def describe_difference(
 
         manifest = beside_recipe(_without(one, _ELSEWHERE), _without(two, _ELSEWHERE))
         plans = stored_plan(here.local.folder) or {}, stored_plan(there.local.folder) or {}
+        # A trainer reads the same data, no matter which plan, engine or version made it.
         same = all(difference["key"].split(".")[0] in MADE_BY for difference in manifest)
         why_not = None
         if one["seq_length"] != two["seq_length"]:
@@ -186,6 +190,7 @@ def _totals(here: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, list
             total += source
         return total
 
+    # A ledger has most counts by source, so they are summed over the sources.
     totals = {
         "rows": [ledger["rows"] for ledger in both],
         "segments": [summed(ledger, "segments") for ledger in both],
@@ -201,6 +206,7 @@ def _totals(here: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, list
             for name in names
         ]
 
+    # A task or a source may be in only one dataset. Its counts are then missing for the other.
     tasks = [
         {name: (t["segments"], t["tokens"]) for name, t in ledger["tasks"].items()}
         for ledger in both
@@ -253,6 +259,8 @@ def _first_difference(here: OpenedDataset, there: OpenedDataset, number: int) ->
         - here_text, there_text: the tokens around the location
     """
     with here.shard(number) as one, there.shard(number) as two:
+        # The difference in the earliest row is the first. In the same row, the order of arrays
+        # decides.
         best: tuple[int, int, str, int, int] | None = None
         for order, name in enumerate(one.arrays):
             found = _difference_of(one, two, name) if name in two.arrays else None
@@ -268,6 +276,8 @@ def _first_difference(here: OpenedDataset, there: OpenedDataset, number: int) ->
         if best is None:
             return described
         row, _, name, in_row, at = best
+        # Only arrays with one value per slot give a slot. For others, the segment's first slot is
+        # shown.
         in_slots = one.arrays[name].ndim == 2 and name != "trained_ranges"
         values = [
             shard.arrays[name][row, in_row] if in_slots else shard.arrays[name][at]
@@ -294,10 +304,12 @@ def _difference_of(one: Shard, two: Shard, name: str) -> tuple[int, int, int] | 
     """
     a, b = one.arrays[name], two.arrays[name]
     both = min(len(a), len(b))
+    # The slots of a large shard are compared in parts, up to the first difference.
     for begin in range(0, both, _ROWS_AT_ONCE if a.ndim == 2 else max(both, 1)):
         end = min(begin + (_ROWS_AT_ONCE if a.ndim == 2 else both), both)
         differs = a[begin:end] != b[begin:end]
         if a.dtype.kind == "f":
+            # Two NaN are equal here, although NaN differs from itself.
             differs &= ~(np.isnan(a[begin:end]) & np.isnan(b[begin:end]))
         if differs.any():
             place = np.unravel_index(int(np.argmax(differs)), differs.shape)
@@ -315,11 +327,14 @@ def _row_of(shard: Shard, name: str, at: int, slot: int) -> tuple[int, int, int]
     offsets = shard.arrays["row_offsets"]
     if shard.arrays[name].shape == (shard.rows, shard.seq_length):
         return at, slot, at
+    # Entry i of row_offsets ends row i − 1.
     if name == "row_offsets":
         return max(at - 1, 0), 0, at
     if name.startswith("cu_seqlens"):
+        # cu_seqlens has one more entry per row than the row has segments.
         row = int(np.searchsorted(offsets + np.arange(len(offsets)), at, "right")) - 1
         return row, max(at - int(offsets[row]) - row - 1, 0), at
+    # Blocks, ranges and media spans belong to the segment whose offsets contain their index.
     segment = at
     if name.startswith(("block_", "trained_")):
         own = shard.arrays["block_offsets" if name.startswith("block_") else "trained_offsets"]
@@ -387,6 +402,7 @@ def _draw(page: Page, d: Mapping[str, Any]) -> None:
     page.put(f"there  {d['other']}")
     page.put()
     page.put(_verdict(d), HEAD)
+    # The recipe explains most other differences, so it comes first.
     for name, title in (("recipe", "recipe"), ("manifest", "dataset.json"), ("plan", "plan.json")):
         if d[name]:
             page.put()
@@ -408,6 +424,7 @@ def _draw(page: Page, d: Mapping[str, Any]) -> None:
         ],
         text_columns=1,
     )
+    # Equal counts would only repeat the totals.
     for name in ("tasks", "sources"):
         if any(each["here"] != each["there"] for each in d[name]):
             page.put()

@@ -89,12 +89,14 @@ def describe_document(
     with opened(directory, moved, from_plan) as data:
         plan = data.usable_plan
         source = _source(plan, name)
+        # The plan says which shards read a position, so no other shard is searched.
         file, position = place_of(source, place)
         wanted = [file] if file is not None else _files_that_reach(source, position)
         shards = source.shards_of(_pieces_of(source, wanted, position), plan.shards).tolist()
         found = _Found(data, source, wanted, position)
         for number in shards:
             found.search(number)
+        # A file is described if its document was found, or if no other file is possible.
         held = [file] if file is not None else found.files()
         if not held and len(source.files) == 1:
             held = [0]
@@ -186,6 +188,7 @@ class _Found:
             if len(self._files) == 1:
                 self._note_neighbours(int(self._files[0]), doc[file == self._files[0]])
             if len(chosen):
+                # Most shards have no match, and only a match needs the computed columns.
                 stored = sound_segments(self._data.usable_plan, shard)
                 for g in chosen.tolist():
                     self._note(number, stored, g)
@@ -253,9 +256,11 @@ class _Found:
             (file, use) in self._segments or (file, use) in self._rejects
             for use in range(source.uses)
         )
+        # With group_by, the record may belong to a document at another position.
         position = self._document_of.get(file, self._position)
         read = _read_again(plan, source, i, position, bool(self._segments))
         exists = seen or read.exists
+        # The file itself gives the best neighbours. Without it, segments and rejects give some.
         before, after = read.before, read.after
         if before is None and after is None and not exists:
             before, after = self._before.get(file), self._after.get(file)
@@ -276,6 +281,7 @@ class _Found:
     ) -> dict[str, Any]:
         described: dict[str, Any] = {"use": use, "why": None, "segments": [], "left_out": []}
         described["records"] = self._records.get((file, use), [])
+        # Segments and rejects are certain. All other outcomes are derived from the plan.
         if segments := self._segments.get((file, use)):
             segments.sort(key=lambda segment: segment["tokens"])
             left_out = list(_left_out(plan, segments, read.tokens))
@@ -294,6 +300,7 @@ class _Found:
                 "outcome": "absent",
                 "why": "the file has no document at this position",
             }
+        # The document exists, but has no segment and no reject. So the plan should exclude it.
         at = np.array([self._position], np.int64)
         if not in_sample(self._source, file, at)[0]:
             low, high = self._source.source.sample
@@ -319,6 +326,7 @@ class _Found:
                 "outcome": "absent",
                 "why": "no segment or reject has this position",
             }
+        # Nothing excludes the document, so it should have been in a segment or a reject.
         why = "not in any segment or reject; `packprep verify` shows the damage"
         return {**described, "outcome": "lost", "why": why}
 
@@ -489,6 +497,7 @@ def _read_again(plan: Plan, source: PlannedSource, i: int, position: int, used: 
                 text = batch.texts[0][:SHOWN_CHARACTERS] if batch.texts else text
             if there:
                 break
+        # Counting tokens needs the tokenizer, so only a document with segments is tokenized.
         if there and used:
             found = documents_at(plan, source, file, 0, np.array([position]))
             tokens = int(found.offsets[-1])

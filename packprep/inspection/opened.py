@@ -90,6 +90,7 @@ class OpenedDataset:
         with self.local.fetched(shard_name(number)):
             shard = shard_in(self.local.folder, self.dataset.manifest, number)
             if shard.rows:
+                # Reading the segments checks their boundaries.
                 len(segments_of(shard, self.dataset.manifest).task)
             yield shard
 
@@ -120,6 +121,7 @@ class OpenedDataset:
         segments = Segments.of_arrays(arrays).select(chosen)
         files = segments.file
         source = np.searchsorted([source.first_file for source in plan.sources], files, "right") - 1
+        # The most general reason comes first, and better ones replace it.
         said = np.full(
             len(chosen), "not rebuilt: the file in its header does not belong to its source", object
         )

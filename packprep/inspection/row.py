@@ -179,6 +179,7 @@ def _row_of_most_tasks(local: LocalCopy, dataset: Dataset) -> int:
             count = seen[:, wanted].sum(axis=1)
             if count.max() > most:
                 best, most = first_row + int(count.argmax()), int(count.max())
+            # No later row can have more tasks.
             if most == wanted.sum():
                 break
         first_row += entry["rows"]
@@ -202,12 +203,14 @@ def segment_of(data: OpenedDataset, row: Row, i: int, rebuilt: str) -> dict[str,
     """
     dataset, texts = data.dataset, data.texts
     columns = {name: values[i].item() for name, values in row.segments.items()}
+    # A damaged index must not show the name of another task or source.
     for name, entries in (("task", dataset.tasks), ("source", dataset.manifest["sources"])):
         if columns[name] >= len(entries):
             raise DatasetError(
                 f"{dataset.directory}: row {row.index}: segment_{name} {columns[name]} is out of"
                 f" range: the manifest has {len(entries)} {name}s"
             )
+    # The media of a row have slots of the row, so each segment selects its own below.
     of_row = row.media
     media = [
         {"slot": slot, "slots": slots, "kind": kind, "ref": ref}
@@ -216,6 +219,7 @@ def segment_of(data: OpenedDataset, row: Row, i: int, rebuilt: str) -> dict[str,
         )
     ]
     task, begin, end = dataset.tasks[columns["task"]], columns["begin"], columns["end"]
+    # Padding may follow each segment. After the last one, it is the padding of the row.
     next_begin = int(row.segments["begin"][i + 1]) if i + 1 < row.n_segments else end
     return {
         "number": i + 1,
@@ -266,6 +270,7 @@ def _parts(row: Row, task: Mapping[str, Any], begin: int, end: int, prefix: int)
     or the labels of the complete row. The part is values[first slot : end slot].
     """
     if task["attention"] == "prefix":
+        # Only objectives that keep the order of tokens support supervised documents.
         objective = find(task["objective"])
         in_order = objective is None or objective.supervised
         first, second = ("prefix", "continuation") if in_order else ("inputs", "targets")
@@ -292,6 +297,7 @@ def _pieces(
     """
     pieces: list[dict[str, Any]] = []
     at = 0
+    # Text is decoded between the media spans, so no piece has tokens of both.
     inside = [place for place in media if first <= place["slot"] < first + len(ids)]
     for place in (*inside, None):
         upto = place["slot"] - first if place else len(ids)
@@ -366,12 +372,15 @@ def _draw(page: Page, row: Mapping[str, Any]) -> None:
         put_header(page, segment)
         for part in segment["parts"]:
             lines = list(wrapped(units_of(part["pieces"]), page.width - gutter))
+            # In next-token tasks, the lines near a change of the loss mask stay, since they show
+            # prompts and answers.
             shown = shortened(lines, by_turn=segment["predicts"] == "next")
             is_cut |= len(shown) < len(lines)
             marks |= put_lines(page, part["name"], shown, gutter)
         if segment["padding"]:
             page.put(f"  then {counted(segment['padding'], 'slot')} of padding")
     page.put()
+    # The end of the page names omitted segments and explains the marks in use.
     left_out = len(row["segments"]) - len(printed)
     if left_out:
         page.put(f"… and {counted(left_out, 'more segment')}; --json lists all")
@@ -430,6 +439,7 @@ def _printed(segments: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def put_header(page: Page, segment: Mapping[str, Any]) -> None:
     """Print a segment's metadata and origin, in three lines or more."""
+    # Most tasks have the name of their objective, and most segments have no noise and no weights.
     objective = f" ({segment['objective']})" if segment["objective"] != segment["task"] else ""
     origin = f"{segment['source']} {visible(segment['file'])} at {segment['document']:,}"
     page.wrap(f"{segment['number']}  {segment['task']}{objective} · {origin}", HEAD)
@@ -455,6 +465,7 @@ def put_header(page: Page, segment: Mapping[str, Any]) -> None:
             f"  weights {', '.join(shown)}{(f', and {more:,} more' if more else '')}; otherwise 1",
             indent=2,
         )
+    # Pass 0 is the usual pass. Sources that were not read are mentioned once, below the segments.
     use = f" · pass {segment['repeat']}" if segment["repeat"] else ""
     rebuilt = segment["rebuilt"]
     words = (
@@ -622,6 +633,7 @@ def _spans(
         start: Index of the segment's first token in the document.
     """
     noise = slots >= inputs_end
+    # Runs of tokens alternate between the prefix and the slots after it.
     bounds = [0, *(np.flatnonzero(np.diff(noise)) + 1).tolist(), len(noise)]
     spans = []
     for begin, end in zip(bounds, bounds[1:], strict=False):
@@ -676,6 +688,7 @@ def _draw_segment(page: Page, described: Mapping[str, Any]) -> None:
     if segment["original"] is None:
         page.wrap(f"  original: not restored: {one_line(segment['not_restored'])}", indent=2)
     elif _differs(segment):
+        # The original text has no marks, because its tokens are not in one run of slots.
         pieces = [{**piece, "loss": [0] * len(piece["ids"])} for piece in segment["original"]]
         units = [unit._replace(mark=" ") for unit in units_of(pieces)]
         put_lines(page, ORIGINAL, list(wrapped(units, page.width - gutter)), gutter)
@@ -684,6 +697,7 @@ def _draw_segment(page: Page, described: Mapping[str, Any]) -> None:
             "  its sentinels do not match its header; run `packprep verify` to find all damage",
             "bold red",
         )
+    # The parts show a span far from the sentinel that replaces it, so a table joins both.
     if segment["spans"]:
         page.put()
         spans = [

@@ -93,6 +93,7 @@ def describe_matches(
                 continue
             with data.shard(number) as shard:
                 stored = sound_segments(data.usable_plan, shard)
+                # Matches come in segment order, so a change of segment or row is counted once.
                 last = last_row = -1
                 for find in _finds(data, shard, stored, table, needle):
                     found += 1
@@ -119,6 +120,8 @@ def _finds(
     data: OpenedDataset, shard: Any, stored: Segments, table: ByteTable, needle: bytes
 ) -> Iterator[_Find]:
     """Yield all matches of a shard in segment order. Matches in one segment do not overlap."""
+    # Restoring takes memory per token, so a shard is searched in parts that consist of whole
+    # segments.
     ends = np.cumsum(stored.tokens)
     bounds = np.unique(
         np.append(np.searchsorted(ends, np.arange(0, int(ends[-1]), TOKENS_AT_ONCE)), len(ends))
@@ -137,6 +140,7 @@ def _finds(
                 f" {table.size}; the file is damaged"
                 "\nhint: run `packprep verify` to find all damage"
             )
+        # All texts of a part are one byte string, so a single search covers them.
         flat, offsets = table.decode(found.ids)
         begins = offsets[found.offsets]
         whole = flat.tobytes()
@@ -146,6 +150,7 @@ def _finds(
             own = int(np.searchsorted(begins, at, "right")) - 1
             low, high = int(begins[own]), int(begins[own + 1])
             if end <= high:
+                # A match may start and end inside tokens. These tokens are part of it.
                 tokens = np.searchsorted(offsets, [at, end - 1], "right") - 1 - found.offsets[own]
                 before, after = _around(whole, low, at, end, high)
                 ids = found.ids[found.offsets[own] : found.offsets[own + 1]]
@@ -162,6 +167,7 @@ def _around(whole: bytes, low: int, at: int, end: int, high: int) -> tuple[str, 
     """
     begin = max(low, at - _CHARACTER_BYTES * SNIPPET)
     stop = min(high, end + _CHARACTER_BYTES * SNIPPET)
+    # A snippet may be cut inside a character, so both cuts move to the edge of one.
     while begin > low and begin < at and whole[begin] & 0xC0 == 0x80:
         begin += 1
     while stop < high and stop > end and whole[stop] & 0xC0 == 0x80:
@@ -235,6 +241,7 @@ def _draw(page: Page, described: Mapping[str, Any]) -> None:
             .append(f" · {match['task']} · {origin}{use}"),
             indent=2,
         )
+        # An objective may move the tokens of a match to several places of the row.
         slots = ", ".join(
             f"{begin:,} … {end - 1:,}" if end > begin + 1 else f"{begin:,}"
             for begin, end in match["slots"]
@@ -248,6 +255,7 @@ def _draw(page: Page, described: Mapping[str, Any]) -> None:
         page.put(_snippet(page, match))
     if described["matches"]:
         page.put()
+    # The counts cover all matches, and --limit only the listed ones.
     left_out = found - len(described["matches"])
     if left_out:
         page.put(

@@ -131,14 +131,17 @@ def describe_manifest(directory: str, manifest: Manifest) -> dict[str, Any]:
 def _figures(directory: str, manifest: Manifest) -> dict[str, Any]:
     ledger, seq_length = manifest["ledger"], manifest["seq_length"]
     sources = ledger["sources"]
+    # The ledger counts by source. A count that is absent is 0.
     total = add_ledgers(sources.values())
     documents, slots = total["documents"], total["slots"]
     tokens = {APART: 0, HISTORY: 0} | total["tokens"]
     weights = sum(task["weight"] for task in manifest["tasks"])
     wanted_shares = _wanted_shares(manifest)
+    # Each shard fills its last row last, so few rows per shard lower the packing efficiency.
     padding, last_rows = ledger["row_padding"], ledger["last_rows"]
     content = ledger["row_slots"] - padding - slots["padding"]
     content_of_last_rows = last_rows * seq_length - ledger["last_row_padding"]
+    # Shares of tokens refer to the used tokens, because rejected and dropped tokens are in no row.
     return {
         "directory": directory,
         "kind": manifest.get("kind", "dataset"),
@@ -395,6 +398,7 @@ def _draw(page: Page, s: Mapping[str, Any]) -> None:
     page.put()
     page.facts(_totals(s))
     page.put()
+    # Only a summary that read shards has trained slots and lengths.
     trained = ("trained",) if "trained" in s else ()
     page.table(
         ("task", "objective", "drawn", "segments", "tokens", "share", "slots", *trained),
@@ -415,6 +419,7 @@ def _draw(page: Page, s: Mapping[str, Any]) -> None:
         text_columns=2,
     )
     page.put()
+    # Most recipes ask for no shares, so the column would be empty.
     wanted = ("wanted",) if any(source["wanted_share"] for source in s["sources"]) else ()
     page.table(
         ("source", "repeat", "documents", "segments", "tokens", "share", *wanted),
@@ -434,6 +439,7 @@ def _draw(page: Page, s: Mapping[str, Any]) -> None:
     )
     _draw_passes(page, s["sources"])
     for source in s["sources"]:
+        # Shares are planned from estimates, so only a large difference is worth a warning.
         got, asked = source["token_share"] or 0.0, source["wanted_share"]
         if asked is not None and abs(got - asked) > FAR:
             page.wrap(
@@ -484,6 +490,7 @@ def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:
     engine_name = (
         f"{engine.get('name')} {engine.get('version')}" if isinstance(engine, Mapping) else engine
     )
+    # Each of these texts is empty if its count is 0, so the lines of most datasets are short.
     left_out = _listed(", dropped: ", dropped) + (
         f", {tokens['truncated']:,} truncated" if tokens["truncated"] else ""
     )
@@ -501,6 +508,7 @@ def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:
     )
     of_media = f", including {slots[MEDIA]:,} of media" if slots[MEDIA] else ""
     filtered = f", {documents[FILTERED]:,} filtered" if documents[FILTERED] else ""
+    # With one row per shard, no row is left without the last ones.
     without = fill["without_last_rows"]
     last = "" if without is None else f"; {percent(without)} without each shard's last row"
     return [

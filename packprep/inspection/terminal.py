@@ -55,6 +55,7 @@ class Page:
         if not self.in_colour or text.cell_len <= self.width:
             self.put(text)
             return
+        # Only the first line has the full width, so the rest is joined and wrapped again.
         first, *others = text.wrap(self._console, self.width)
         self.put(_without_end(first))
         rest = Text(" ").join(map(_without_end, others))

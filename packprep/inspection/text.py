@@ -82,6 +82,8 @@ def units_of(pieces: Sequence[Mapping[str, Any]]) -> list[Unit]:
             mark = mark if mark == before.mark else IN_PART
             units[-1] = Unit(before.shown + shown, mark, kind, before.tokens + len(piece["ids"]))
             continue
+        # A combining character without a base would change the character before it, so its number
+        # is shown.
         if shown and not cell_len(shown[0]):
             shown = f"\\u{{{ord(shown[0]):x}}}{shown[1:]}"
         units.append(Unit(shown or special(""), mark, kind, len(piece["ids"])))

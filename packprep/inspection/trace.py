@@ -141,6 +141,7 @@ def documents_of_steps(
                 f" of the loader: {error}"
             ) from None
         for document in documents:
+            # The batches of all ranks were read as one batch, in the order of ranks.
             size = run.rows_per_rank(dataset, document["row"])
             own, position = divmod(document["position"], size)
             if rank is None or own == rank:
@@ -197,6 +198,7 @@ def describe_reads(
     first_row = more_files = 0
     datasets: tuple[Any, ...] = getattr(dataset, "datasets", (dataset,))
     names_of = [[entry["name"] for entry in one.manifest["sources"]] for one in datasets]
+    # Without a name, the source must be clear in each dataset.
     for one, names in zip(datasets, names_of, strict=True):
         if source is None and len(names) > 1:
             raise RecipeError(
@@ -205,10 +207,12 @@ def describe_reads(
             )
     any_has_source = any(source in names for names in names_of)
     for number, (one, names) in enumerate(zip(datasets, names_of, strict=True)):
+        # In a mixture, some datasets may not have the source.
         if any_has_source and source not in names:
             first_row += len(one)
             continue
         own = {"dataset": number} if len(datasets) > 1 else {}
+        # A dataset without the document is an error only if no dataset has it.
         try:
             found = describe_document(str(one.directory), source, place, {})
         except RecipeError as error:
@@ -222,6 +226,7 @@ def describe_reads(
                     why = {key: use[key] for key in ("outcome", "why")}
                     unread.append({**where, "repeat": use["use"], **why})
                 for segment in use["segments"]:
+                    # A row is read once per epoch, and each of its segments with it.
                     about = {key: segment[key] for key in ("segment", "tokens", "task")}
                     row = first_row + segment["row"]
                     for read in batches.reads_of_row(row, epochs):
@@ -275,6 +280,7 @@ def describe_losses(
         try:
             covered = lookup.documents([record for _, _, record in losses])
         except (ArgumentError, IndexError):
+            # The error of a chunk does not name a line, so its lines are looked up one by one.
             for where, _, record in losses:
                 try:
                     lookup.documents([record])
@@ -374,6 +380,7 @@ class _LossLookup:
     def __init__(self, dataset: Reader, run: TrainingRun):
         self._dataset, self._run = dataset, run
         self._batches = run.batches(dataset)
+        # Sample numbers count all samples of the order, so neither `skip` nor a state applies.
         whole = replace(run, options={**run.options, "skip": None}, state=None)
         if not isinstance(run.batch_size, Mapping):
             whole = replace(whole, batch_size=1, world_size=1)

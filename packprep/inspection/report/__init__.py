@@ -147,10 +147,12 @@ def _page(
     shards = len(manifest["shards"])
     notes: list[str] = []
     totals = None
+    # A damaged part of the dataset becomes a note, and the rest of the report is still written.
     try:
         totals = describe_manifest(str(local.out), manifest)
     except DatasetError as error:
         notes.append(f"The ledger cannot be shown: {error}")
+    # Figures come only from shards that were verified without a fault.
     looked = list(evenly(shards, MOST_SHARDS))
     sound = _sound(verification, looked)
     with _opened(local, moved, from_plan) as data:
@@ -166,6 +168,7 @@ def _page(
         anew = _anew(data, described, first, sound, notes)
         made, newest = _made(local, manifest, data, notes)
     total = first_rows(manifest)[-1]
+    # The page has these rows as data, and its script draws them.
     shown = {
         "rows": described,
         "first": first,
@@ -362,6 +365,7 @@ def _verdict(
             "title": "Not verified",
             "text": f"This dataset could not be verified: {verification}",
         }
+    # The text must not claim more than was checked.
     part = "All" if len(looked) == shards else f"{len(looked)} of {shards:,}"
     which = f"{part} shards" if shards > 1 else "Its one shard"
     counts = ", ".join(
@@ -381,6 +385,7 @@ def _verdict(
             "title": "Every invariant holds",
             "text": did,
         }
+    # Without a sound plan, verification checks no shard and says only that.
     if not verification["shards"] and shards:
         did = (
             "No shard was checked, because nothing can be recomputed without an intact plan and"
@@ -499,12 +504,15 @@ def chosen_rows(
         t: [with_task[i] for i in evenly(len(with_task), ROWS_OF_A_TASK)]
         for t, with_task in sorted(found.items())
     }
+    # Each task gets a row, even if this exceeds the usual number.
     for with_task in candidates.values():
         if not chosen.intersection(with_task):
             chosen.add(with_task[0])
+    # Half of the rows are evenly spaced, whatever their tasks are.
     chosen.update(
         every[evenly(len(every), max(most // 2, 1))].tolist()[: max(most - len(chosen), 0)]
     )
+    # The tasks then take turns, so that a frequent task does not take all rows.
     for turn in range(ROWS_OF_A_TASK):
         for with_task in candidates.values():
             if turn < len(with_task) and len(chosen) < most:

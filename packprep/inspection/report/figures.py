@@ -134,6 +134,7 @@ class Figures:
         self.documents += binned(_document_tokens(arrays))
         filled = np.bincount(found.row, found.slots, shard.rows) / length
         self.fill += np.bincount(np.searchsorted(FILLS, filled, "right") - 1, minlength=len(FILLS))
+        # Slots take the most time, so only the first rows are counted slot by slot.
         rows = min(shard.rows, max(most_slots // length, 1))
         step = max(_SLOTS_AT_ONCE // length, 1)
         self.slot_rows += rows
@@ -155,6 +156,7 @@ class Figures:
                 self._add_noise(t, task, c, which)
                 continue
             which = which[c.prefix[which] > 0]  # Other tasks have no spans.
+            # From here on, segments are numbered in the shard, as in `stored`.
             which += int(shard.arrays["row_offsets"][rows.start])
             if len(which := which[stored.first_trained[which] < 0]):
                 self._add_spans(shard, stored, t, which)
@@ -174,11 +176,13 @@ class Figures:
         restored = restore(self.plan, arrays, stored, chosen)
         n = np.diff(restored.offsets)
         slots = slots_of_tokens(self.plan, arrays, stored, chosen, restored.ids)
+        # A segment with a token in an unknown slot is left out completely.
         known = restored.fits & (np.add.reduceat(slots < 0, restored.offsets[:-1]) == 0)
         inputs_end = stored.first_slot[chosen] + stored.prefix[chosen]
         noise = np.append(slots >= np.repeat(inputs_end, n), False) & np.append(
             np.repeat(known, n), False
         )
+        # A span starts after a token of the prefix, and at the start of a segment.
         begins = noise.copy()
         begins[1:] &= ~noise[:-1]
         begins[restored.offsets[:-1]] = noise[restored.offsets[:-1]]
@@ -194,6 +198,7 @@ class Figures:
         parameters, copies = task.parameters, task.objective.copies
         any_token, has_blocks = SCHEDULES[task.objective.name].any_token(parameters), copies > 1
         before, half = self._before(task, c, which), c.slots[which] // copies
+        # Without trained ranges, only eos follows the tokens of a segment.
         count = half - before
         if not parameters.get("noise_eos", True) and c.trainable is None:
             count = np.minimum(count, c.n[which])
@@ -206,11 +211,14 @@ class Figures:
         if has_blocks and levels_by_block(parameters):
             bodies = before, before + count
             level, begins, ends = _levels_of_blocks(c, which, bodies)
+        # Only these slots could be noised when the noise was drawn.
         allowed = np.ones(len(c.tokens), np.uint8)
         if c.trainable is not None:
             allowed = c.trainable.copy()
         if not any_token:
             allowed &= originals != self.manifest["specials"].get("mask", -1)
+        # If noise writes only masks, exactly the noised slots are trained. Otherwise the tokens are
+        # compared.
         is_corrupted = c.loss
         if any_token or has_blocks:
             is_corrupted = (c.tokens != originals).view(np.uint8)
@@ -242,6 +250,7 @@ def _levels_of_blocks(
     assert c.block_level is not None and c.block_offsets is not None
     blocks = c.blocks.select(which)
     body_begin, body_end = (column[blocks.segment] for column in bodies)
+    # A block may start before the body and end after it, but its candidates are in the body.
     low, high = np.maximum(blocks.begin, body_begin), np.minimum(blocks.end, body_end)
     begins = c.at[which][blocks.segment] + low
     first_block = np.repeat(c.block_offsets[which], blocks.count)
@@ -288,6 +297,7 @@ def _columns(shard: Shard, manifest: Manifest, rows: range) -> Columns:
         arrays[f"segment_{name}"][chosen].astype(np.int64) for name in ("prefix", "tokens")
     )
     tokens = arrays["tokens"][first:end].reshape(-1)
+    # A compact shard omits the mask if the prefixes determine it (P9).
     if "loss_mask" in arrays:
         loss = arrays["loss_mask"][first:end].reshape(-1)
     else:
@@ -298,12 +308,14 @@ def _columns(shard: Shard, manifest: Manifest, rows: range) -> Columns:
             arrays["trained_offsets"][begin : last + 1],
             arrays["trained_ranges"].astype(np.int64),
         )
+        # Offsets count through the shard, and ranges from the start of their segment.
         many = np.diff(offsets)
         ranges = ranges[offsets[0] : offsets[-1]]
         begins = np.repeat(at, many) + ranges[:, 0]
         trainable = fill_slots(
             begins, ranges[:, 1] - ranges[:, 0], np.ones(len(ranges), np.uint8), 0, size
         )
+    # The blocks of these rows are numbered from 0 in the result.
     blocks = arrays["block_offsets"][begin : last + 1] if "block_offsets" in arrays else None
     return Columns(
         tokens,
@@ -394,6 +406,7 @@ def _lengths(title: str, note: str, counts: np.ndarray) -> Chart | None:
     if not len(filled):
         return None
     low, high = int(filled[0]), int(filled[-1]) + 1
+    # With fewer than eight bins, the bars would be too wide.
     while high - low < 8 and high < len(LENGTHS) - 1:
         low, high = max(low - 1, 0), high + 1
     shown = counts[low:high].tolist()
@@ -430,8 +443,10 @@ def _spans(figures: Figures) -> Iterator[Chart]:
         task, size, total = figures.tasks[t], len(counted), int(counted.sum())
         if not total:
             continue
+        # Rare long spans would make the other bars thin, so the last bin has all of them.
         shown = int(np.searchsorted(np.cumsum(counted), 0.997 * total)) + 1
         width = -(-shown // (SPAN_BINS - 1))
+        # Lengths count from 1, so bin i has the lengths 1 + i · width … (i + 1) · width.
         bins = np.minimum(np.maximum(np.arange(size) - 1, 0) // width, -(-shown // width))
         counts = np.bincount(bins, counted).tolist()
         names = [_range(1 + i * width, (i + 1) * width) for i in range(len(counts))]
@@ -456,9 +471,11 @@ def _noise(figures: Figures) -> Iterator[Chart]:
         thing = "blocks" if task.objective.copies > 1 else "segments"
         edges = np.linspace(low, high, LEVEL_BINS + 1)
         names = [f"{a:.3g} … {b:.3g}" for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        # A bin without candidates must not divide by 0.
         units, candidates = levels.units, np.maximum(levels.candidates, 1)
         shares = (levels.corrupted / candidates).tolist()
         count = int(units.sum())
+        # A task with a single level has no distribution of levels.
         if high > low:
             stratified = ", stratified per row" if task.parameters.get("stratified") else ""
             note = f"uniform over {low:g} … {high:g}{stratified}; {count:,} {thing}"
@@ -474,6 +491,7 @@ def _noise(figures: Figures) -> Iterator[Chart]:
             yield _counts(title, note, words, head, rows, counts, _unit_ticks(low, high))
         else:
             names, shares = [f"{low:g}"], shares[:1]
+        # The second chart shows whether noise follows its level.
         total = max(int(levels.candidates.sum()), 1)
         mean = levels.corrupted.sum() / total
         note = f"{mean:.2%} of {levels.candidates.sum():,} candidates corrupted"
@@ -556,11 +574,13 @@ def chart(
         says: Text of each bin, shown when the pointer is on it.
         log: Whether the scale is logarithmic. A bar of value ½ then has height 0.
     """
+    # Horizontal positions are percentages, because the chart has the width of the page.
     most = max([lines[-1][0], *values], default=0.0) or 1.0
     step = 100 / max(len(values), 1)
     gap = min(0.6, step * 0.15)
 
     def y(value: float) -> float:
+        # The factor 2 gives the value 1 a visible bar on a logarithmic scale.
         share = math.log(max(2 * value, 1)) / math.log(max(2 * most, 2)) if log else value / most
         return BOTTOM - share * (BOTTOM - TOP)
 
@@ -570,10 +590,12 @@ def chart(
         bar, height = Markup(""), BOTTOM - y(value)
         across = Markup('x="{:.2f}%" width="{:.2f}%"').format(i * step + gap / 2, step - gap)
         if value > 0:
+            # A value above 0 is always visible.
             height = max(height, 1.0)
             bar = Markup('<rect class="bar" {} y="{:.1f}" height="{:.1f}"/>').format(
                 across, BOTTOM - height, height
             )
+        # The ground fills the height of the chart, so the pointer need not be on a low bar.
         ground = Markup('<rect class="ground" {} y="{}" height="{}"/>').format(
             across, TOP, BOTTOM - TOP
         )
@@ -585,6 +607,7 @@ def chart(
     parts += [value_text.format(side, y(value) - 5, text) for value, text in lines]
     for position, text in ticks:
         x = position * step
+        # Labels near an edge stay inside the chart.
         anchor = "start" if x < 9 else "end" if x > 91 else "middle"
         place = 0.0 if x < 3 else 100.0 if x > 97 else x
         parts.append(

@@ -143,11 +143,13 @@ def _of_shard(
     ranges = {row: shard.segment_range(data.location(row)[1]) for row in rows}
     every = np.concatenate([np.arange(*bounds) for bounds in ranges.values()])
     plan = data.plan
+    # Each segment starts with the reason why it is not rebuilt, which a rebuild then replaces.
     verdicts = dict.fromkeys(
         every.tolist(),
         "not rebuilt: verification found faults in this shard, or did not check it",
     )
     stored: Segments | None = None
+    # Inverting needs a valid shard, and rebuilding reads source files up to a limit.
     if sound and isinstance(plan, Plan):
         chosen, read = _affordable(plan, shard.arrays, every, read)
         verdicts = dict.fromkeys(
@@ -162,6 +164,7 @@ def _of_shard(
     shown: list[dict[str, Any]] = []
     left, unshown = room
     for row, bounds in ranges.items():
+        # The bytes that are left are divided evenly among the rows that are left.
         budget = min(MOST_BYTES, (left - sum(map(_size, shown))) // (unshown - len(shown)))
         try:
             view = data.dataset.row(row)
@@ -195,11 +198,13 @@ def _affordable(
         source = plan.sources[s]
         size = 0 if source.prefix == UNREAD else int(source.files.sizes[file - source.first_file])
         read_for: tuple[int, ...] = (file, int(arrays["segment_repeat"][g]))
+        # A rebuild reads one split of a line file, or a whole file of another kind.
         if position_of(*source.formats[file - source.first_file]) == "byte":
             size, read_for = (
                 min(size, PIECE_BYTES),
                 (*read_for, int(arrays["segment_doc"][g]) // PIECE_BYTES),
             )
+        # Segments from the same part of a file share one reading.
         if read_for not in known:
             known[read_for] = read + size <= MOST_READ_BYTES
             read += size if known[read_for] else 0
@@ -222,6 +227,7 @@ def _fitted(
     If the JSON of the shortest form is still larger, that form is returned.
     """
     tasks, columns = data.dataset.tasks, view.segments
+    # The picture of the attention mask needs the bounds of more segments than the text shows.
     bounds = []
     for i in range(min(len(plain["segments"]), MOST_BOUNDS)):
         task = tasks[int(columns["task"][i])]
@@ -240,6 +246,7 @@ def _fitted(
         ),
     }
     row: dict[str, Any] = {}
+    # The sizes descend, so the first form that fits is the longest.
     for tokens, segments in _SIZES:
         row = {
             **head,
@@ -265,6 +272,7 @@ def _segment(
 ) -> dict[str, Any]:
     task = data.dataset.tasks[int(view.segments["task"][segment["number"] - 1])]
     begin, slots, in_place = segment["begin"], segment["slots"], is_in_place(task)
+    # Only same-position tasks change tokens in their slots.
     changed = np.zeros(slots, np.bool_)
     if in_place:
         labels = _labels(task, view, begin, slots)
