@@ -126,6 +126,7 @@ def whole_documents(
         (rows, number of divided documents in the batch), which is 0 or 1.
     """
     batches = read_ahead(data.batches())
+    # Only a stream that is divided by eos may have a document in two batches.
     if data.has_rows or not by_eos:
         for rows in batches:
             yield rows, 0
@@ -133,13 +134,16 @@ def whole_documents(
     rest: np.ndarray | None = None
     eos_is_first: bool | None = None
     for rows in batches:
+        # If eos comes before each document, a batch is cut before its last eos, otherwise after it.
         if eos_is_first is None and len(rows.ids):
             eos_is_first = int(rows.ids[0]) == special.eos
+        # A new file starts a new document.
         if rest is not None and not rows.continued:
             yield _stream(rest), 0
             rest = None
         ids = rows.ids if rest is None or not len(rest) else np.concatenate((rest, rows.ids))
         cut = max(last_after(ids, special.eos) - bool(eos_is_first), 0)
+        # With a wrong eos, the whole stream would become one document.
         if not cut and len(ids) >= MOST_UNFINISHED:
             yield _stream(ids), 1
             rest = ids[:0]
@@ -236,6 +240,7 @@ class Audit:
         reasons: dict[str, str] = {}
 
         def without(condition: bool, reason: str, *kinds: str) -> None:
+            # The first reason of a kind is the most general one, so it stays.
             if condition:
                 reasons.update(dict.fromkeys(kinds, reason) | reasons)
 
@@ -317,6 +322,7 @@ class Audit:
             self.rows += max(len(rows.row_offsets) - 1, 0)
             return
         rows = rows._replace(ids=_as_known_dtype(rows.ids))
+        # The figures of documents are computed once, and each check reads them.
         documents = self._documents(rows)
         figures, hashes, heads = self._figures(rows, documents)
         batch = _Batch(
@@ -328,6 +334,7 @@ class Audit:
         )
         least, most = self.ids or (int(rows.ids[0]), int(rows.ids[0]))
         self.ids = min(least, int(rows.ids.min())), max(most, int(rows.ids.max()))
+        # A dataset without any eos probably has another eos.
         ends = figures[:, found.INNER_EOS] + figures[:, found.ENDS_IN_EOS]
         self.eos_tokens += int(ends.sum()) + bool(self._eos_is_first)
         self._check_tokens(batch)
@@ -339,10 +346,13 @@ class Audit:
             self._check_loss(batch, loss)
         if rows.positions is not None:
             self._check_positions(batch, rows.positions)
+        # A search looks at texts, so it needs the loss by predicted token.
         by_token = None if loss is None else self._by_token(rows, loss)
         for kind, search in self._searches.items():
             if kind not in self.unchecked and by_token is not None:
                 self._add_documents(kind, batch, search(rows, documents, by_token))
+        # The totals grow last, because the checks take them as the numbers of earlier rows and
+        # documents.
         self.row_lengths.add(np.diff(rows.row_offsets))
         self.per_row.add(np.bincount(documents.row, minlength=len(rows.row_offsets) - 1))
         self.document_lengths.add(figures[:, found.TOKENS])
@@ -412,6 +422,7 @@ class Audit:
         content_end = documents.row_end[documents.row]
         at_row_start = documents.begin == documents.row_begin[documents.row]
         if "empty_documents" not in self.unchecked:
+            # A document is empty if it has at most one bos and one eos.
             specials = np.minimum(figures[:, found.BOS], 1) + figures[:, found.ENDS_IN_EOS]
             is_empty = tokens <= specials
             if self.data.has_rows:
@@ -419,12 +430,15 @@ class Audit:
             is_empty &= ~self._cut_by_rows(documents)
             self._add_documents("empty_documents", batch, is_empty)
         if "no_eos" not in self.unchecked:
+            # A chat template may end texts with another token than eos, and then write line feeds.
             lacks = figures[:, found.ENDS_IN_EOS] == 0
             if (self.end, self.after_end) != (self.special.eos, 0):
                 last = documents.end - 1 - self.after_end
                 is_inside = last >= documents.begin
                 ids = batch.rows.ids[np.where(is_inside, last, 0)]
                 lacks &= ~(is_inside & (ids == self.end))
+            # A full row may cut its last document. The length of a full row is known only at the
+            # end.
             at_end = lacks & (documents.end == content_end) & self.data.has_rows
             self._add_documents("no_eos", batch, lacks & ~at_end)
             length = content_end - batch.rows.row_offsets[documents.row]
@@ -438,6 +452,7 @@ class Audit:
             self._add_documents("two_bos", batch, figures[:, found.BOS] > 1)
         if self.heads is not None:
             chosen = np.flatnonzero(heads)
+            # A head has 64 bits, so the second half of its key is 0.
             keys = np.column_stack((heads[chosen], np.zeros_like(heads[chosen])))
             self.heads.add(keys, batch.row_numbers()[chosen], batch.positions()[chosen])
 
@@ -452,6 +467,7 @@ class Audit:
         figures, documents = batch.figures, batch.documents
         if "duplicate_documents" not in self.unchecked:
             is_long = figures[:, found.TOKENS] >= LEAST_COMPARED
+            # A comparison with a source also needs the short documents.
             chosen = slice(None) if self.heads is not None else np.flatnonzero(is_long)
             self.uncompared += int(len(is_long) - is_long.sum())
             self.of_documents.add(
@@ -473,6 +489,8 @@ class Audit:
         if loss is None:
             return None
         if self.labels_seem is None and rows.labels is not None and loss.any():
+            # The labels equal their own tokens or the next ones, and the first batch with loss
+            # shows which.
             same = int((loss & (rows.labels == rows.ids)).sum())
             following = int((loss[:-1] & (rows.labels[:-1] == rows.ids[1:])).sum())
             self.labels_seem = NEXT if following > same else SAME
@@ -483,6 +501,7 @@ class Audit:
         """Return which tokens are predicted with loss, bool[n]."""
         if self.labels_at != NEXT:
             return loss
+        # No position predicts the first token of a row.
         predicted = np.zeros_like(loss)
         predicted[1:] = loss[:-1]
         predicted[rows.row_offsets[:-1][np.diff(rows.row_offsets) > 0]] = False
@@ -490,6 +509,7 @@ class Audit:
 
     def _check_loss(self, batch: "_Batch", loss: np.ndarray) -> None:
         rows, documents = batch.rows, batch.documents
+        # A kernel cannot take None, so absent labels are an empty array.
         labels = np.empty(0, np.int64) if rows.labels is None else rows.labels
         is_next = self.labels_at == NEXT
         columns = LossColumns(
@@ -507,6 +527,7 @@ class Audit:
         if "crossing_labels" not in self.unchecked:
             self._add_documents("crossing_labels", batch, of_loss[:, found.CROSSING] > 0)
         if "trained_padding" not in self.unchecked:
+            # Loss on padding is outside of documents, or in a last position whose label is pad.
             outside = found.loss_outside(
                 read_only(loss), rows.row_offsets, documents.begin, documents.end
             )
@@ -577,6 +598,7 @@ class Audit:
 
     def finish(self) -> None:
         """Complete the counts that need the whole dataset."""
+        # Only a row of the full length can have cut its last document.
         full = self.data.row_length or self.row_lengths.most
         for length, tally in sorted(self._ends_without_eos.items()):
             if length >= full:

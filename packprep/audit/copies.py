@@ -60,6 +60,7 @@ class HashTable:
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="packprep-audit-")
         for block in self._blocks:
+            # The top byte of a hash chooses its file, so equal hashes are in the same file.
             number = (block["x"] >> np.uint64(56)).astype(np.int64)
             order = np.argsort(number, kind="stable")
             bounds = np.searchsorted(number[order], np.arange(_FILES + 1))
@@ -89,6 +90,7 @@ class HashTable:
 
     def divided_by(self, other: "HashTable") -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the records whose hashes are not in `other`, and those whose hashes are in it."""
+        # The groups of both tables must match, so both spill if one did.
         if self._folder is not None or other._folder is not None:
             self._spill()
             other._spill()
@@ -112,6 +114,7 @@ class HashTable:
             count += int(is_copy.sum())
             firsts = np.flatnonzero(~is_copy)
             found = np.flatnonzero(is_copy)
+            # The first copies of all groups are among the first copies of each group.
             order = np.lexsort((block["token"][found], block["row"][found]))[:most]
             for i in found[order].tolist():
                 first = block[firsts[np.searchsorted(firsts, i, "right") - 1]]

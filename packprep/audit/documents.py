@@ -75,6 +75,7 @@ def find_documents(
         is_stream: Whether the rows are batches of a stream. Padding is then only searched after the
             last document, because the borders of batches have no meaning.
     """
+    # A mask shows padding reliably. Without a mask, only the pad id can show it.
     attended = rows.attended
     if attended is None and rows.segments is not None:
         attended = rows.segments != 0
@@ -85,6 +86,7 @@ def find_documents(
     else:
         begin, is_padding = first, None
         end = last
+        # A stream has no rows to pad, so a pad that is also eos is taken for eos there.
         pad = special.own_pad if is_stream else special.pad
         if pad >= 0:
             is_bos = pad == special.bos
@@ -92,6 +94,7 @@ def find_documents(
                 read_only(rows.ids), rows.row_offsets, pad, special.eos, is_bos
             )
             begin, end = (first if is_stream else content[0]), content[1]
+    # A column with boundaries decides. Without such a column, eos decides.
     if rows.segments is not None:
         starts = _starts_of_segments(rows.segments, rows.row_offsets)
     elif rows.document_starts is not None:
@@ -100,12 +103,15 @@ def find_documents(
         starts = starts_by_eos(read_only(rows.ids), begin, end, special.eos)
     else:
         starts = begin[begin < end]
+    # A document ends before the next start, or at the end of its row's content.
     row = np.searchsorted(rows.row_offsets, starts, "right") - 1
     stops = np.append(starts[1:], len(rows.ids))[: len(starts)]
     stops = np.minimum(stops, end[row])
     starts = np.maximum(starts, begin[row])
+    # A mask may also mark padding between two documents.
     if is_padding is not None and len(starts):
         stops = ends_of_content(is_padding, starts, stops)
+    # A start in padding has no tokens, so it is not a document.
     is_filled = starts < stops
     return FoundDocuments(starts[is_filled], stops[is_filled], row[is_filled], begin, end)
 
@@ -158,11 +164,13 @@ def content_by_pad(ids, row_offsets, pad, eos, is_bos):
     begin, end = np.empty(n, np.int64), np.empty(n, np.int64)
     for r in range(n):
         a, b = row_offsets[r], row_offsets[r + 1]
+        # Runs of pad at both ends are removed first.
         while b > a and ids[b - 1] == pad:
             b -= 1
         content = a
         while content < b and ids[content] == pad:
             content += 1
+        # A pad that is also bos or eos then gets back the tokens that belong to documents.
         if is_bos and content > a:
             content -= 1
         if pad == eos and content < a + 2:
@@ -176,6 +184,7 @@ def content_by_pad(ids, row_offsets, pad, eos, is_bos):
 @kernel
 def starts_by_eos(ids, begin, end, eos):
     """Return the first tokens of documents that end with eos or with their row, int64[d]."""
+    # The first loop counts the documents, and the second one writes their starts.
     count = 0
     for r in range(begin.shape[0]):
         is_start = True
@@ -225,14 +234,18 @@ def document_figures(ids, begin, end, special, figures, hashes, heads):
     left, right = np.uint64(31), np.uint64(33)
     for d in range(begin.shape[0]):
         a, b = begin[d], end[d]
+        # One bos at the start and one eos at the end are not content, so they do not change the
+        # hash.
         first, last = a, b
         if first < last and ids[first] == bos:
             first += 1
         ends_in_eos = last > first and ids[last - 1] == eos
         if ends_in_eos:
             last -= 1
+        # If bos is eos, a single such token is the start and the end of its document.
         elif first == last and bos == eos:
             ends_in_eos = True
+        # The lanes differ in multiplier and rotation, so two documents rarely collide in both.
         bos_count, eos_count, unk_count, pad_count = first - a, 0, 0, 0
         x, y = np.uint64(0x243F6A8885A308D3), np.uint64(0x13198A2E03707344)
         heads[d] = 0
@@ -246,10 +259,13 @@ def document_figures(ids, begin, end, special, figures, hashes, heads):
             x = (x << left) | (x >> right)
             y = (y ^ np.uint64(t)) * other
             y = (y << right) | (y >> left)
+            # 0 means that a document is shorter than HEAD, so no head may be 0.
             if i - first == HEAD - 1:
                 heads[d] = x | np.uint64(1)
+        # Inner tokens count as eos then. Only a second one at the start counts as bos.
         if bos == eos:
             bos_count = (first - a) + (first < last and ids[first] == bos)
+        # Hashes are divided among files by their top byte, which must depend on all tokens.
         length = np.uint64(last - first)
         hashes[d, 0] = mixed(x ^ length)
         hashes[d, 1] = mixed(y ^ length)
@@ -268,6 +284,7 @@ def row_hashes(row, hashes, figures, rows):
     multiplier, other = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
     for d in range(row.shape[0]):
         r = row[d]
+        # The hash of a document leaves out bos and eos, so its number of tokens is mixed in.
         x = (out[r, 0] ^ hashes[d, 0] ^ np.uint64(figures[d, 0])) * multiplier
         y = (out[r, 1] ^ hashes[d, 1]) * other
         out[r, 0] = x ^ (x >> np.uint64(31))
@@ -317,6 +334,8 @@ def loss_figures(ids, columns, documents):
         r = documents.row[d]
         is_first = a == documents.row_begin[r]
         trained, wrong = 0, 0
+        # Inside the document, a label is the next token. The last position predicts a token outside
+        # of it.
         if columns.is_next:
             for i in range(a, b - 1):
                 if loss[i]:
@@ -334,6 +353,7 @@ def loss_figures(ids, columns, documents):
                     # A label of eos ends the document itself, if the document has no eos.
                     out[d, 2] = labels[b - 1] != columns.eos or ids[b - 1] == columns.eos
         else:
+            # The label of a token is the token itself. Nothing predicts the first token of a row.
             for i in range(a, b):
                 if loss[i]:
                     trained += i > a or not is_first

@@ -70,6 +70,7 @@ def prompt_search(source: str, vocabulary: Vocabulary) -> Search | str:
         return f"the chat template fails on a made-up conversation: {error}"
     if markup is None:
         return "the chat template does not show where its messages begin"
+    # Without markup before an answer, the end of the user's message starts the answer.
     answer = markup.prompt.strip() or markup.heads.get("assistant", "").strip()
     answer = answer or next((end.strip() for end in markup.ends.get("user", ()) if end.strip()), "")
     texts = {head.strip(): _PROMPT for role, head in markup.heads.items() if role != "assistant"}
@@ -136,6 +137,7 @@ def chat_specials(source: str, vocabulary: Vocabulary, eos: int, bos: int) -> Ch
     added = [id for _, id in added_tokens(vocabulary.tokenizer_json)]
     for ids, _ in _made_up(source, engine_of(vocabulary)):
         of_eos = np.flatnonzero(ids == eos)
+        # A template may end texts with another added token than eos.
         ends = of_eos if len(of_eos) else np.flatnonzero(np.isin(ids, added))
         after = len(ids) - 1 - int(ends[-1]) if len(ends) else len(ids)
         end, after = (int(ids[-1 - after]), after) if after <= _MOST_AFTER_END else (eos, 0)
@@ -158,6 +160,7 @@ def _marks(engine: Engine, texts: dict[str, int]) -> _Marks:
         alone = ids[offsets[2 * i] : offsets[2 * i + 1]].tolist()
         ended = ids[offsets[2 * i + 1] : offsets[2 * i + 2]].tolist()
         found[tuple(alone)] = role
+        # A tokenizer may join ">" with line feeds, so a mark has a second form.
         if text.startswith("<") and ended[: len(alone)] != alone:
             found[tuple(ended[: len(alone)])] = role
     sequences = sorted((one for one in found if one), key=len, reverse=True)
@@ -180,6 +183,7 @@ def _search(
 @kernel
 def mark_at(ids, i, end, marks):
     """Return the number of the first mark that stands at token i, or −1."""
+    # Longer marks come first, so the longest mark at a token is found.
     for m in range(marks.roles.shape[0]):
         first, length = marks.offsets[m], marks.offsets[m + 1] - marks.offsets[m]
         if i + length <= end:
@@ -226,10 +230,12 @@ def marked_documents(ids, trained, begin, end, marks, inside):
         i = begin[d]
         while i < end[d] and not out[d]:
             m = mark_at(ids, i, end[d], marks)
+            # Between marks, a trained token of a prompt is a finding.
             if m < 0:
                 out[d] = role == _PROMPT and trained[i] and not inside
                 i += 1
             else:
+                # A mark decides the role of the tokens up to the next mark.
                 stop = i + marks.offsets[m + 1] - marks.offsets[m]
                 role = marks.roles[m]
                 while i < stop:

@@ -70,6 +70,7 @@ def describe_audit(request: Request) -> dict[str, Any]:
 def _audited(request: Request) -> dict[str, Any]:
     """Audit the data of a request; see `describe_audit`."""
     data = open_packed(request.path, request.choices)
+    # The user's tokenizer wins over a tokenizer that is stored with the data.
     tokenizer = request.tokenizer or data.tokenizer
     vocabulary = None if tokenizer is None else read_vocabulary(tokenizer)
     chosen = ChosenIds(request.special_ids, data.special_ids, vocabulary)
@@ -83,8 +84,10 @@ def _audited(request: Request) -> dict[str, Any]:
     chat = None
     if template is not None and vocabulary is not None:
         chat = chat_specials(template, vocabulary, chosen.ids.eos, chosen.ids.bos)
+    # In chats, eos may end each turn. It then ends documents only if the user says so.
     ends = chat is None or not chat.inner_eos or "eos" in request.special_ids
     audit = Audit(data, chosen.ids, searches, heads, ends)
+    # A reason of the data wins over a missing option, because the option would not help.
     audit.unchecked = reasons | audit.unchecked
     notes = [*data.notes, *chosen.notes]
     if chat is not None:

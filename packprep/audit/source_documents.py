@@ -92,6 +92,7 @@ def compare_source(
         rejected += rejects
     documents = missing = cut = 0
     places: tuple[list[str], list[str]] = ([], [])
+    # A document without an equal hash may have been cut, so its head is looked up next.
     for absent, present in own.divided_by(packed):
         documents += len(absent) + len(present)
         keys = np.column_stack((absent["head"], np.zeros_like(absent["head"])))
@@ -114,6 +115,7 @@ def _hashes(
         for source, part in slices_of(plan, shard):
             for read in reader.read(source, part, None, xxhash.xxh3_128()):
                 offsets = read.tokens.offsets
+                # Documents that were rejected by the tokenizer have a position, but no tokens.
                 kept = np.delete(
                     np.arange(len(read.positions)), [i for i, *_ in read.tokens.rejected]
                 )
@@ -126,6 +128,7 @@ def _hashes(
                 )
                 positions = read.positions if len(read.positions) == count else read.positions[kept]
                 rejects = len(read.rejects) + len(read.tokens.rejected)
+                # A document without tokens cannot be missing from packed data.
                 is_filled = np.diff(offsets) > 0
                 yield (
                     part.file,

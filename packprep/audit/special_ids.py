@@ -51,6 +51,7 @@ class ChosenIds:
         """
         of_tokenizer: dict[str, tuple[int, str]] = {}
         if vocabulary is not None:
+            # Tokens that were added to the vocabulary here are not tokens of the data.
             added = {token["id"] for token in vocabulary.added_tokens}
             names = ("eos", "bos", "pad")
             ids = {n: i for n, i in vocabulary.roles.items() if n in names and i not in added}
@@ -58,6 +59,7 @@ class ChosenIds:
             ids |= {} if unknown is None else {"unk": unknown}
             ids["vocab_size"] = vocabulary.vocab_size - len(added)
             of_tokenizer = {name: (id, "the tokenizer") for name, id in ids.items()}
+        # In this order, a later place wins over an earlier one.
         options = {name: (id, _OPTIONS[name]) for name, id in given.items()}
         self.places: dict[str, tuple[int, str]] = {**of_tokenizer, **of_data, **options}
         others = {self.places[n][0] for n in ("eos", "bos", "pad") if n in self.places}

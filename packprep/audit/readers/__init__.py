@@ -76,6 +76,7 @@ def open_packed(path: Path, choices: Choices) -> PackedData:
             return data._replace(notes=(*_files_in_words(path, reader), *data.notes))
     if not path.exists():
         raise SourceError(f"{path}: no such file or directory\nhint: give a packed dataset")
+    # The data may be in a folder inside of the given one, which the hint then names.
     for folder in sorted(p for p in path.iterdir() if p.is_dir()) if path.is_dir() else ():
         if any(reader.recognizes(folder) for reader in READERS.values()):
             raise SourceError(f"{path}: it has no data of a known format\nhint: give {folder}")

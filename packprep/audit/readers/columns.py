@@ -184,8 +184,10 @@ def _form(stored: Iterator[StoredRows], names: Sequence[str]) -> Form:
     trained = tuple(name for name in FLAGS if name in names)
     is_llamafactory = any(name in names for name in MEDIA)
     boundaries = next((name for name in (SEGMENTS, *PER_DOCUMENT) if name in names), None)
+    # These columns always have all boundaries, so no row must be read.
     if boundaries is not None:
         return Form(ids, boundaries, False, 0, trained)
+    # Masks and positions may show no boundary in the first rows, so more rows are read.
     numbered = changes = restarts = False
     lengths = np.empty(0, np.int64)
     for rows in stored:
@@ -195,18 +197,23 @@ def _form(stored: Iterator[StoredRows], names: Sequence[str]) -> Form:
         if mask is not None:
             numbered |= bool(mask.max(initial=0) > 1)
             if mask.min(initial=1) < 1:
+                # More runs of attended tokens than rows mean that padding separates documents.
                 changes |= len(_starts_by_mask(rows.offsets, mask)) > _filled(rows, mask)
         if positions is not None:
+            # Each row starts at position 0, so only the other positions show a restart.
             inner = np.delete(positions, rows.offsets[:-1][np.diff(rows.offsets) > 0])
             restarts |= bool((inner == 0).any())
+        # Reading stops when further rows cannot change the form.
         is_open = mask is not None or (positions is not None and not restarts)
         if numbered or (not is_open and len(lengths) > 1):
             break
+    # LLaMA-Factory pads positions with zeros. Elsewhere, one 0 at the end may be a short document.
     trailing_zeros = (1 if is_llamafactory else 2) if restarts and not numbered else 0
     if numbered or changes:
         boundaries = ATTENTION
     elif restarts:
         boundaries = POSITIONS
+    # Without boundaries, a row is a document or a part of a stream. Equal lengths show parts.
     elif any(name in names for name in ROW_LENGTHS) or not _are_parts(lengths):
         boundaries = ""
     return Form(ids, boundaries, numbered, trailing_zeros, trained)
@@ -256,6 +263,7 @@ def _origins(form: Form, names: Sequence[str]) -> dict[str, str]:
 def _packed(form: Form, rows: StoredRows) -> PackedRows:
     values, offsets = rows.values, rows.offsets
     positions, mask = values.get(POSITIONS), values.get(ATTENTION)
+    # Several columns may mark padding. A token is attended if none of them marks it.
     segments = values.get(SEGMENTS, mask if form.numbered else None)
     attended = None if mask is None else mask > 0
     starts = None
@@ -276,6 +284,7 @@ def _packed(form: Form, rows: StoredRows) -> PackedRows:
     elif form.boundaries == POSITIONS:
         assert positions is not None
         is_inside = np.ones(len(positions), np.bool_) if attended is None else attended
+        # Content after padding starts a document, even if its position is not 0.
         is_start = np.equal(positions, 0)
         is_start[_starts_by_mask(offsets, is_inside)] = True
         starts = np.flatnonzero(is_start & is_inside)
@@ -285,9 +294,11 @@ def _packed(form: Form, rows: StoredRows) -> PackedRows:
     for name in form.trained:
         trained = values[name] != 0 if trained is None else trained & (values[name] != 0)
     labels = values.get(LABELS)
+    # TRL ignores the label of a document's first token.
     if form.boundaries == LENGTHS and labels is not None and form.ids == "input_ids":
         labels = labels.copy()
         labels[starts] = IGNORED
+    # NeMo and Megatron-Bridge drop the mask of a document's last token.
     if starts is not None and form.boundaries == STARTS and labels is None and trained is not None:
         trained[np.append(starts, len(trained))[1:] - 1] = False
     return PackedRows(
@@ -322,6 +333,7 @@ def _starts_by_lengths(rows: StoredRows) -> tuple[np.ndarray, np.ndarray]:
             f" has {rows.offsets[row + 1] - rows.offsets[row]} tokens\n"
             "hint: pack the dataset again"
         )
+    # The running sum of lengths leaves out padding, so each row's starts move to its first token.
     shift = np.repeat(rows.offsets[:-1] - ends[by_row[:-1]], np.diff(by_row))
     starts = ends[:-1] + shift
     is_inside = np.ones(int(rows.offsets[-1]), np.bool_)
@@ -355,6 +367,7 @@ def _trailing_zeros(positions: np.ndarray, offsets: np.ndarray, least: int) -> n
     A run with fewer than `least` zeros is not padding.
     """
     is_padding = np.zeros(len(positions), np.bool_)
+    # Index −1 is the result of the search if no position before a row's end differs from 0.
     others = np.append(np.flatnonzero(positions), -1)
     last = others[np.searchsorted(others[:-1], offsets[1:]) - 1]
     begins = np.maximum(last + 1, offsets[:-1])

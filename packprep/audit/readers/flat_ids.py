@@ -81,6 +81,7 @@ def open_npy(path: Path, choices: Choices) -> PackedData:
         return PackedData(
             "ids in .npy files", lambda: _stream_batches(files, choices), {}, has_rows=False
         )
+    # Either all files are streams, or all have rows of one length.
     lengths = {shape[1] if shape else None: file for file, shape in shapes.items()}
     if len(lengths) > 1:
         (one, first), (other, second), *_ = lengths.items()

@@ -75,6 +75,7 @@ def open_folder(path: Path, choices: Choices) -> PackedData:
         SourceError: If the index or a shard is damaged, or has no column of token ids.
     """
     shards = _shards(path)
+    # The columns of the first shard apply to all shards. `stored` checks this.
     names, stored_as, sizes = shards[0].columns
     dtype = np.dtype(choices.dtype or _BYTES_DTYPE).newbyteorder("<")
     encodings = {
@@ -91,6 +92,7 @@ def open_folder(path: Path, choices: Choices) -> PackedData:
         )
     ignored = [name for name in names if name in COLUMNS and name not in encodings]
     notes = tuple(f"The column {name} was not read, because it has no array." for name in ignored)
+    # Bytes have no dtype, so the report names the dtype that was assumed.
     if encodings[ids].kind == "bytes":
         notes += (f"{ids} are bytes, read as {dtype.name}: --token-dtype sets another dtype.",)
     reader = _Reader(path, names, sizes, encodings, ids, choices.batch_tokens)
@@ -104,6 +106,7 @@ def open_folder(path: Path, choices: Choices) -> PackedData:
                 )
             yield from _rows(reader, shard)
 
+    # If the size of a value is fixed, all rows have the same length.
     fixed = encodings[ids]
     length = None
     if fixed.size is not None and fixed.dtype is not None:
@@ -195,6 +198,7 @@ def _rows(reader: _Reader, shard: Shard) -> Iterator[StoredRows]:
             raise SourceError(
                 f"{path}: its head does not fit index.json\nhint: fetch the file again"
             )
+        # The JSON of the columns is skipped, because index.json has it too.
         _read(file, path, int(offsets[0]) - head)
         first, tokens = 0, 0
         found: dict[str, list[np.ndarray]] = {name: [] for name in reader.encodings}
@@ -264,6 +268,7 @@ def _sample(reader: _Reader, path: Path, row: int, data: bytes) -> dict[str, np.
     """Return the values of the columns to read in a sample."""
     own = [size for size in reader.sizes if size is None]
     try:
+        # A sample starts with the sizes of its columns that have no fixed size.
         given = iter(np.frombuffer(data, "<u4", len(own)).tolist())
         at, found = 4 * len(own), {}
         for name, size in zip(reader.names, reader.sizes, strict=True):
@@ -288,6 +293,7 @@ def _value(encoding: Encoding, data: bytes) -> np.ndarray:
         dimensions, power = data[at] >> 2, data[at] & 3
         if dimensions != 1:
             raise ValueError(f"an array with {dimensions} dimensions")
+        # The length of a single dimension follows from the number of bytes.
         at += 1 + (1 << power)
     return np.frombuffer(data, dtype, offset=at)
 

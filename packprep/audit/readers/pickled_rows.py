@@ -49,6 +49,7 @@ def numbers_at(data, at, decoded):
     count, floats = 0, 0
     while count < decoded.shape[0] and at < data.shape[0]:
         code = data[at]
+        # These operations may be between two numbers, and have no value.
         if code == _FRAME and at + 9 <= data.shape[0]:
             at += 9
             continue
@@ -66,11 +67,13 @@ def numbers_at(data, at, decoded):
             size = 8
         elif code != _TRUE and code != _FALSE:
             break
+        # The last number may not be complete yet.
         if at + 1 + size > data.shape[0]:
             break
         value = np.int64(0)
         if code == _FLOAT:
             floats += 1
+            # A float is 0 if all bits except the sign are 0.
             value = np.int64(data[at + 1] & 127)  # without the sign, since -0.0 is 0
             for i in range(2, 9):
                 value |= np.int64(data[at + i])
@@ -78,6 +81,7 @@ def numbers_at(data, at, decoded):
         elif size == 0:
             value = np.int64(code == _TRUE)
         else:
+            # Integers are little-endian. Only integers of four bytes have a sign.
             for i in range(size):
                 value |= np.int64(data[at + 1 + i]) << np.int64(8 * i)
             if size == 4 and value >= 1 << 31:
@@ -173,6 +177,7 @@ class _Operations:
                 row[key] = np.concatenate(values) if values else np.zeros(0, np.int64)
             values = key = None
 
+        # A row is pickled as keys, each followed by a list of numbers. Nothing is executed.
         while (operation := self._take(1)) != b".":
             code = operation[0]
             if values is not None and code in b"KMJG\x88\x89":
@@ -183,6 +188,7 @@ class _Operations:
                 text = key = self._take(min(size, 1 << 10)).decode()
             elif code in b"hj":  # BINGET, LONG_BINGET
                 number = int.from_bytes(self._take(1 if code == 104 else 4), "little")
+                # Pickle writes each key once, and later refers to it.
                 if number in self._texts:
                     ended()
                     key = self._texts[number]
@@ -209,6 +215,7 @@ class _Operations:
                 self._take(1)
             elif code == 0x95:  # FRAME
                 self._take(8)
+            # Until the first row, the operations describe the NumPy array. They are skipped.
             elif row is None and code in b"c":  # GLOBAL
                 self._line()
                 self._line()

@@ -126,6 +126,7 @@ def _kinds(file: Path, schema: pa.Schema) -> dict[str, pa.DataType]:
         ):
             continue
         whole = pa.types.is_integer(kind.value_type)
+        # Masks may be bools or floats. Ids and lengths must be integers.
         flag = name not in (*IDS, *PER_DOCUMENT) and (
             pa.types.is_boolean(kind.value_type) or pa.types.is_floating(kind.value_type)
         )
