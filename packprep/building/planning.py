@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep.building.plan import id_stream, ids_of
-from packprep.building.plan_form import LATER, MOST_SHARDS
+from packprep.building.plan_form import LATER, MOST_SHARDS, MOST_USES
 from packprep.building.removal import encode_removed
 from packprep.building.stores import (
     check_tokenizer,
@@ -299,8 +299,6 @@ def token_dtype(recipe: Recipe, vocab_size: int) -> np.dtype:
 
 
 MIB = 1 << 20
-MOST_REPEAT = 100_000
-"""Maximum repeat that a share may require. Each pass over a source has its own order."""
 EVEN_SHARDS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of shards that 2, 4, … workers finish at the same time.
 
@@ -771,7 +769,7 @@ def repeats(recipe: Recipe, once: Sequence[int], tokens_per_byte: Sequence[float
         tokens_per_byte: For each source, the estimated tokens per text byte.
 
     Raises:
-        RecipeError: If a source has a share but no tokens, or needs more than `MOST_REPEAT` passes.
+        RecipeError: If a source has a share but no tokens, or needs more than `MOST_USES` passes.
     """
     shares = [source.share for source in recipe.sources]
     if shares[0] is None:
@@ -795,10 +793,10 @@ def repeats(recipe: Recipe, once: Sequence[int], tokens_per_byte: Sequence[float
         max(1e-6, float(f"{total * part / t:.6g}")) for t, part in zip(tokens, parts, strict=True)
     ]
     for source, repeat in zip(recipe.sources, found, strict=True):
-        if repeat > MOST_REPEAT:
+        if repeat > MOST_USES:
             raise RecipeError(
                 f"source {source.name!r}: its share of total_tokens = {recipe.total_tokens} would"
-                f" use each of its documents {repeat:g} times, but the maximum is {MOST_REPEAT}\n"
+                f" use each of its documents {repeat:g} times, but the maximum is {MOST_USES}\n"
                 "hint: ask for fewer tokens, or give the source more text"
             )
     return found

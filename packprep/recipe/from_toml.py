@@ -957,8 +957,18 @@ def set_value(table: dict[str, Any], assignment: str) -> KeyPath:
     # A text needs no quotes, so that a shell command can omit them.
     try:
         value = tomllib.loads(f"value = {text}")["value"]
+        _refuse_wide_integers(value)
     except tomllib.TOMLDecodeError:
         value = text.strip()
+    except ValueError:
+        raise RecipeError(
+            f"--set {assignment:.500}: an integer has more than 64 bits\n"
+            "hint: give a number below 2**63"
+        ) from None
+    except RecursionError:
+        raise RecipeError(
+            f"--set {assignment:.500}: its value is nested too deeply for a recipe"
+        ) from None
     place: Any = table
     key: list[str | int] = []
     # Follow the key to its table. An entry of a list is searched by name before its index.

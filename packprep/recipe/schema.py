@@ -25,6 +25,7 @@ MOST = {"sources": 65_535, "tasks": 65_535}
 MOST_DRAWS = 1 << 22  # Maximum number of (source, task) pairs. Each pair has a threshold.
 MOST_SENTINELS = 1 << 20
 _LARGEST = 2**63 - 1  # the largest integer in TOML
+_MOST_BYTES = 2**62 - 1  # A plan stores sizes below 2**62 only.
 
 
 # The msgspec types of recipe values follow. A `title` describes the accepted values in words. If
@@ -36,16 +37,19 @@ def parse_size(value: int | str) -> int:
     """Return the number of bytes that a size such as 1048576, "1MiB" or "64 MB" names.
 
     Raises:
-        ValueError: If the value is not a size.
+        ValueError: If the value is not a size, or is 4 EiB or more.
     """
-    if type(value) is int and 0 < value < 2**63:
+    if type(value) is int and 0 < value <= _MOST_BYTES:
         return value
     match = (
         re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value) if type(value) is str else None
     )
-    if not match or match[2].upper() not in _UNITS or not 0 < float(match[1]) < 2**63:
+    if not match or match[2].upper() not in _UNITS:
         raise ValueError
-    return max(1, round(float(match[1]) * _UNITS[match[2].upper()]))
+    size = float(match[1]) * _UNITS[match[2].upper()]
+    if not 0 < size <= _MOST_BYTES:
+        raise ValueError
+    return max(1, round(size))
 
 
 _UNITS = {
@@ -188,10 +192,10 @@ Interval = Annotated[
 Size = Annotated[
     int | str,
     Meta(
-        title='a size such as "64MiB", or "auto"',
+        title='a size below 4 EiB such as "64MiB", or "auto"',
         extra={
             "given": (
-                Annotated[int, Meta(ge=1, le=_LARGEST)]
+                Annotated[int, Meta(ge=1, le=_MOST_BYTES)]
                 | Annotated[
                     str,
                     Meta(

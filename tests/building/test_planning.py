@@ -16,12 +16,13 @@ from packprep.building.planning import (
     make_plan,
     token_dtype,
 )
-from packprep.errors import PlanError, RecipeError
+from packprep.errors import PackprepError, PlanError, RecipeError
 from packprep.format.digests import own_digest
 from packprep.format.json_files import as_stored, decode, encode
-from packprep.recipe import read_recipe
+from packprep.recipe import KEYS, read_recipe
 from packprep.sources.slices import step_bytes
 from tests import made
+from tests.recipe.values_made import in_section
 
 
 def inputs_of(folder, sources="*.jsonl", **changes):
@@ -186,6 +187,32 @@ def test_a_share_of_a_source_without_text_is_refused(folder):
     ]
     with pytest.raises(RecipeError, match="source 'b' has a share of 0.6, but no tokens"):
         make_plan(inputs_of(folder, sources))
+
+
+def test_a_plan_takes_the_largest_number_that_each_key_of_a_recipe_takes(tmp_path):
+    made.write_lines(tmp_path / "a.jsonl", ["abc"])
+    # A total of 2**18 would need 87 381 passes, which are more than a plan may have.
+    numbers = [2**63 - 1, *(2**k - 1 for k in range(62, 0, -1))]
+
+    def is_planned(section, key, value):
+        table = in_section(section, key, value)
+        table["sources"][0] |= {"paths": ["a.jsonl"]}
+        table["sources"][0] |= {"share": 1.0} if key == "total_tokens" else {}
+        try:
+            plan = make_plan(look_up(read_recipe(table, tmp_path), {}))
+        except PackprepError:
+            return False
+        check_plan(plan, "plan.json")
+        return True
+
+    most = {
+        key: next((value for value in numbers if is_planned(section, key, value)), None)
+        for section, keys in KEYS.items()
+        for key in keys
+        if section != "specials"  # ids, which the vocabulary limits
+    }
+    assert (most["seed"], most["max_tokens"]) == (2**63 - 1, 2**63 - 1)
+    assert most["shard_text_bytes"] == 2**62 - 1 and most["total_tokens"] == 2**17 - 1
 
 
 def test_fault_25_the_token_dtype_fits_the_vocabulary_and_is_stored(folder):

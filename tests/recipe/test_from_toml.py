@@ -308,7 +308,9 @@ def test_sizes_are_bytes():
         (9, 9),
     ]:
         assert parse_size(text) == expected
-    for bad in ("", "x", "1 XB", "-1", "1e3", "0", 0, -1, 1.5, True, None):
+    assert parse_size(2**62 - 1) == 2**62 - 1
+    beyond = (2**62, "4611686018427387904", "4294967296GiB", "9000000000000000000GiB")
+    for bad in ("", "x", "1 XB", "-1", "1e3", "0", 0, -1, 1.5, True, None, *beyond):
         with pytest.raises(ValueError):
             parse_size(bad)
 
@@ -453,13 +455,16 @@ def test_set_value_goes_by_key_number_or_name(assignment, path, value):
         ("sources.0=2", "'sources.0' is not a key\nhint: name a key"),
         ("seed.x=2", "'seed.x' is not a key"),
         ("seed.x.y=2", "'x' is inside a value that is not a table"),
+        ("specials.pad=18446744073709551616", "an integer has more than 64 bits"),
+        ("specials.pad=" + "9" * 5000, "an integer has more than 64 bits"),
+        ("specials.sentinels=" + "[" * 5000, "its value is nested too deeply"),
     ],
 )
-def test_set_value_refuses_what_names_no_key(assignment, said):
+def test_set_value_refuses_what_names_no_key_or_is_beyond_all_bounds(assignment, said):
     table = {"seed": 1, "sources": [{"paths": ["x"]}, {"name": "web", "paths": ["y"]}]}
     with pytest.raises(RecipeError) as caught:
         set_value(table, assignment)
-    assert said in str(caught.value) and assignment in str(caught.value)
+    assert said in str(caught.value) and assignment[:500] in str(caught.value)
 
 
 # Normalised and fingerprint
@@ -655,6 +660,7 @@ def test_a_hostile_recipe_file_is_refused_by_name(tmp_path, text, words):
 @pytest.mark.parametrize("section, key, value", [
     ("output", "shard_text_bytes", "9" * 400 + "GB"),
     ("output", "shard_text_bytes", 10**400),
+    ("output", "shard_text_bytes", 2**62),
     ("documents", "max_bad_fraction", 10**400),
     ("documents", "max_bad_fraction", float("nan")),
     ("documents", "max_bad_fraction", float("inf")),
