@@ -22,7 +22,7 @@ from packprep.building.plan import Plan, open_plan
 from packprep.building.render import render_shard
 from packprep.building.segments import Cuts, cut, segments_of_cuts
 from packprep.building.work import documents_builder, text_reader
-from packprep.dataset.boundaries import offsets_of, owners, ranks, starts_of
+from packprep.dataset.boundaries import descents, offsets_of, owners, ranks, starts_of
 from packprep.dataset.manifest import read_manifest
 from packprep.dataset.segments import Arrays, Segments, TrainedRanges, header_columns, records_of
 from packprep.dataset.shard import Shard, shard_in
@@ -246,9 +246,14 @@ def sound_segments(plan: Plan, shard: Shard) -> Segments:
         raise _damaged(shard, damaged, "segment_tokens is out of range")
     if "trained_offsets" in arrays:
         offsets, ranges = arrays["trained_offsets"], arrays["trained_ranges"]
-        if offsets[0] != 0 or (np.diff(offsets) < 0).any() or offsets[-1] != len(ranges):
-            damaged = int(np.argmax(np.diff(offsets) < 0))
-            raise _damaged(shard, damaged, "trained_offsets does not match trained_ranges")
+        if offsets[0] != 0 or offsets[-1] != len(ranges):
+            raise DatasetError(
+                f"{shard.path}: trained_offsets is {offsets[0]} … {offsets[-1]}, but should be 0 …"
+                f" {len(ranges)}. {_FIND_DAMAGE}"
+            )
+        falls = descents(offsets)
+        if falls.any():
+            raise _damaged(shard, int(np.argmax(falls)), "trained_offsets descends")
     segments = stored_segments(plan, arrays)
     # With other counts, the slots cannot follow from the length formula. Compute the rest.
     holds = (segments.eos >= 0) & (segments.eos <= 1) & (segments.repeated >= 0)
@@ -265,10 +270,12 @@ def sound_segments(plan: Plan, shard: Shard) -> Segments:
     return segments
 
 
+_FIND_DAMAGE = "The file is damaged\nhint: find all damage with `packprep verify`"
+
+
 def _damaged(shard: Shard, segment: int, what: str) -> DatasetError:
     return DatasetError(
-        f"{shard.path}: segment {segment} cannot be inverted: {what}. The file is damaged\n"
-        "hint: find all damage with `packprep verify`"
+        f"{shard.path}: segment {segment} cannot be inverted: {what}. {_FIND_DAMAGE}"
     )
 
 

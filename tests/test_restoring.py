@@ -1,14 +1,17 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from packprep.building.plan import open_plan
 from packprep.building.work import make_shard
-from packprep.errors import SourceError
+from packprep.errors import DatasetError, SourceError
 from packprep.restoring import (
     documents_at,
     replay_segments,
     restore,
     slots_of_tokens,
+    sound_segments,
     stored_segments,
 )
 from tests import made
@@ -56,6 +59,24 @@ def test_slots_of_tokens_are_known_where_cuts_keep_characters_whole(tmp_path, ep
         and (slots >= 0).all()
         and np.array_equal(arrays["tokens"][row, slots], found.ids)
     )
+
+
+def test_damaged_offsets_of_trained_ranges_are_refused_by_name(plan):
+    for offsets, said in (
+        ([5], "trained_offsets is 5 … 5, but should be 0 … 2"),
+        ([1, 1, 2], "trained_offsets is 1 … 2, but should be 0 … 2"),
+        ([0, 1, 3], "trained_offsets is 0 … 3, but should be 0 … 2"),
+        ([0, 2, 1, 2], "segment 1 cannot be inverted: trained_offsets descends"),
+        ([0, 2**63 - 1, -2, 2], "segment 1 cannot be inverted: trained_offsets descends"),
+    ):
+        arrays = {
+            "segment_tokens": np.zeros(len(offsets) - 1, np.int32),
+            "trained_offsets": np.array(offsets, np.int64),
+            "trained_ranges": np.zeros((2, 2), np.int32),
+        }
+        shard = SimpleNamespace(arrays=arrays, path="a.safetensors", seq_length=512)
+        with pytest.raises(DatasetError, match=f"^a.safetensors: {said}.*\nhint: find all damage"):
+            sound_segments(plan, shard)
 
 
 def writable(plan, shard):

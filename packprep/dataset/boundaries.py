@@ -59,6 +59,15 @@ def starts_of(lengths: np.ndarray) -> np.ndarray:
     return np.cumsum(lengths) - lengths
 
 
+def descents(bounds: np.ndarray) -> np.ndarray:
+    """Return which of the n ranges between n + 1 bounds end before they begin, bool[n].
+
+    Bounds of a damaged file may be any integers. The differences of such bounds can overflow, so
+    this function compares them.
+    """
+    return bounds[1:] < bounds[:-1]
+
+
 def owners(counts: np.ndarray) -> np.ndarray:
     """Repeat each index i counts[i] times: [2, 3] → 0 0 1 1 1, int64[Σ counts]."""
     return np.repeat(np.arange(len(counts)), counts)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from packprep.dataset.boundaries import owners, ranks
+from packprep.dataset.boundaries import descents, owners, ranks
 from packprep.errors import DatasetError
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _of_row(shard: "Shard", row: int, names: tuple[str, ...]) -> Media:
     own = shard.part("media_offsets", row, begin, end + 1)
     # The offsets are checked first, because they decide which spans are read.
     first, last, most = int(own[0]), int(own[-1]), shard.layout["media_slot"][1][0]
-    good = 0 <= first <= last <= most and not (np.diff(own) < 0).any()
+    good = 0 <= first <= last <= most and not descents(own).any()
     if good:
         slot, tokens, kind = (
             shard.part(f"media_{name}", row, first, last) for name in ("slot", "tokens", "kind")
@@ -152,7 +152,7 @@ def _of_row(shard: "Shard", row: int, names: tuple[str, ...]) -> Media:
         # The references must be inside media_ref, because the bounds select its bytes.
         good &= (
             bounds[0] >= 0
-            and not (np.diff(bounds) < 0).any()
+            and not descents(bounds).any()
             and bounds[-1] <= shard.layout["media_ref"][1][0]
         )
     if not good:

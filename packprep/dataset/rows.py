@@ -30,6 +30,7 @@ from packprep.dataset.blocks import (
 )
 from packprep.dataset.boundaries import (
     boundaries,
+    descents,
     fill_slots,
     next_token_loss_mask,
     owners,
@@ -488,7 +489,7 @@ class RowSegments:
             zip(self.places, self.parts("trained_offsets", 1), strict=True)
         ):
             stored = shard.layout["trained_ranges"][1][0]
-            if offsets[0] < 0 or (offsets[1:] < offsets[:-1]).any() or offsets[-1] > stored:
+            if offsets[0] < 0 or descents(offsets).any() or offsets[-1] > stored:
                 raise self.fault(i, "trained_offsets are not ascending")
             many.append(np.diff(offsets))
             parts.append((int(offsets[0]), int(offsets[-1])))

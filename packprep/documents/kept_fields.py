@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.dataset.boundaries import offsets_of
+from packprep.dataset.boundaries import descents, offsets_of
 from packprep.dataset.segments import Arrays
 from packprep.recipe import Source
 from packprep.sources.passes import FieldColumns, ReadFields
@@ -274,7 +274,7 @@ def wrong_fields(
     ):
         return [("P4", "the documents of a part do not have all fields")]
     is_sound = len(texts) and texts[0] == 0 and texts[-1] == len(arrays["field_texts"])
-    if not is_sound or (np.diff(texts) < 0).any():
+    if not is_sound or descents(texts).any():
         return [("P4", "field_text_offsets does not ascend to the end of field_texts")]
     numbers = bits[kinds == TEXT]
     if (kinds > UNREADABLE).any() or ((numbers < 0) | (numbers >= len(texts) - 1)).any():

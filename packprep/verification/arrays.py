@@ -22,6 +22,7 @@ from packprep.dataset.blocks import (
     put_by_block,
 )
 from packprep.dataset.boundaries import (
+    descents,
     fill_slots,
     next_token_loss_mask,
     put_block_labels,
@@ -548,7 +549,7 @@ def check_parts(check: ShardCheck) -> bool:
         if name not in arrays:
             continue
         bounds = arrays[name]
-        if bounds[0] != 0 or bounds[-1] != len(arrays[values]) or (np.diff(bounds) < 0).any():
+        if bounds[0] != 0 or bounds[-1] != len(arrays[values]) or descents(bounds).any():
             message = f"{name} does not ascend from 0 to the number of {values}"
             check.add(promise, message, value=int(bounds[-1]))
             return False

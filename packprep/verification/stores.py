@@ -7,7 +7,7 @@ import numpy as np
 from packprep.building.commit import Receipt
 from packprep.building.plan import Plan
 from packprep.building.work import make_store_shard
-from packprep.dataset.boundaries import owners
+from packprep.dataset.boundaries import descents, owners
 from packprep.dataset.segments import Arrays
 from packprep.documents.kept_fields import wrong_fields
 from packprep.documents.store import fields_of_parts, open_arrays
@@ -116,7 +116,7 @@ def _check_form(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> None:
     # Later checks use the offsets as bounds, so their form is checked first.
     for name, (count, end) in sizes.items():
         offsets = arrays[name]
-        does_ascend = len(offsets) == count + 1 and not (np.diff(offsets) < 0).any()
+        does_ascend = len(offsets) == count + 1 and not descents(offsets).any()
         if not does_ascend or offsets[0] != 0 or offsets[-1] != end:
             faults.add("P4", file, f"{name} does not ascend from 0 to {end} in {count} steps")
     # These arrays are optional, and describe the supervised documents only.
@@ -142,7 +142,8 @@ def _check_contents(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> No
     # Only the documents of one part have an order, because parts may be from different files.
     part_of_document = owners(np.diff(arrays["part_offsets"]))
     is_same_part = part_of_document[1:] == part_of_document[:-1]
-    if (np.diff(arrays["position"])[is_same_part] <= 0).any():
+    position = arrays["position"]
+    if (position[1:] <= position[:-1])[is_same_part].any():
         message = "the documents of a part are not in file order without duplicates"
         faults.add("P21", file, message)
     removed = _removed(plan, arrays)

@@ -1142,7 +1142,9 @@ def test_p16_weights_that_the_ledger_does_not_count(mixed_directory):
     )
 
 
-@pytest.mark.parametrize("at, value", [(0, 1), (-1, 10**9), (5, -1), (5, 2**62)])
+@pytest.mark.parametrize(
+    "at, value", [(slice(5, 7), [2**63 - 1, -2]), (0, 1), (-1, 10**9), (5, -1), (5, 2**62)]
+)
 def test_p19_offsets_of_ranges_that_do_not_ascend(mixed_directory, at, value):
     with resigned(mixed_directory) as arrays:
         arrays["trained_offsets"][at] = value

@@ -20,7 +20,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from packprep.dataset.boundaries import offsets_of
+from packprep.dataset.boundaries import descents, offsets_of
 from packprep.errors import SourceError
 from packprep.sources.formats.batch import (
     PIECE_BYTES,
@@ -141,7 +141,7 @@ def read(
         chosen_from, first, end = numbers.start, numbers.start + low, numbers.start + high
         # The sequences of document first + i are bounds[i] … bounds[i + 1] − 1.
         bounds = array_at(index_file, path, index.documents_at + 8 * first, "<i8", end - first + 1)
-        falls = np.flatnonzero(np.diff(bounds) < 0)
+        falls = np.flatnonzero(descents(bounds))
         if len(falls) or bounds[0] < 0 or bounds[-1] > index.sequences:
             at = int(falls[0]) if len(falls) else 0
             raise _damaged(
