@@ -10,6 +10,7 @@ again to resume the copy.
 
 import json
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -365,9 +366,12 @@ class _Lost:
         # A listed document without content may be in the rejects. Messages name both cases
         # separately.
         numbers = {own[:2]: file for file, own in self._of_file.items()}
+        rejected = defaultdict[int, list[int]](list)
         for record in _records(folder / rejects_name(b)):
             if (number := numbers.get((record["source"], record["file"]))) is not None:
-                self._rejected[number] |= self._of_file[number][2] == record["position"]
+                rejected[number].append(record["position"])
+        for number, of_file in rejected.items():
+            self._rejected[number] |= np.isin(self._of_file[number][2], of_file)
 
     def _refuse_later_records(self, arrays: Arrays) -> None:
         """Check that each listed record of a shard is the first record of its document.
