@@ -198,7 +198,7 @@ def without(
     # The ledger counted these segments while they had tokens. Subtract their added slots and
     # answers.
     media_slots, eos = segments.media_slots()[removed], _eos(plan, segments, removed)
-    trained = None if segments.trained is None else segments.trained.within(removed)
+    trained = None if segments.trained is None else segments.trained.select(removed)
     counted = gone.replace(eos=eos, repeated=gone.eos + gone.repeated - eos, trained=trained)
     names = [source.name for source in plan.sources]
     ledger = without_counts(ledger, segment_counts(names, plan.tasks, counted, plan.recipe))

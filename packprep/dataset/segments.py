@@ -71,8 +71,8 @@ class TrainedRanges(NamedTuple):
         """The index of each range's segment, int64[k]."""
         return owners(np.diff(self.offsets))
 
-    def within(self, chosen: np.ndarray) -> "TrainedRanges":
-        """Return the ranges of the chosen segments alone, which are numbered again.
+    def select(self, chosen: np.ndarray) -> "TrainedRanges":
+        """Return the ranges of the chosen segments. The result has only these segments.
 
         `chosen` is bool[m].
         """
@@ -181,9 +181,10 @@ class Records(NamedTuple):
         ]
 
     def within(self, chosen: np.ndarray) -> "Records":
-        """Return the same segments or documents, of which only the chosen ones have records.
+        """Return only the records of chosen segments or documents.
 
-        `chosen` is bool[m].
+        `chosen` is bool[m]. The result still has m segments or documents. Those that are not chosen
+        have no records in the result.
         """
         counts = np.where(chosen, np.diff(self.offsets), 0)
         kept = np.repeat(chosen, np.diff(self.offsets))
