@@ -135,6 +135,17 @@ def read_beside(name: str, base: Path, file: str) -> bytes | None:
     if path.exists() or path.is_symlink():
         beside = (path if path.is_dir() else path.parent) / file
         return _read(beside) if beside.is_file() else None
+    return _fetched(name, file)
+
+
+def _fetched(name: str, file: str) -> bytes | None:
+    """Return the bytes of a file on the Hugging Face Hub, or None if it does not exist.
+
+    `name` is the name of the repository. A file in the Hub's local cache is not fetched again.
+
+    Raises:
+        VocabularyError: If the file cannot be fetched or read.
+    """
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -145,13 +156,16 @@ def read_beside(name: str, base: Path, file: str) -> bytes | None:
     except VocabularyError:
         raise
     except Exception as error:  # `_from_hub` explains why this is a broad `except`.
-        first_line = (str(error).strip().splitlines() or ["no message"])[0]
         raise VocabularyError(
-            f"tokenizer = {name!r}: the Hugging Face Hub gave no {file} ({type(error).__name__}:"
-            f" {first_line})\n"
+            f"tokenizer = {name!r}: the Hugging Face Hub gave no {file} ({_reason(error)})\n"
             "hint: check the network, or download the tokenizer's files once and give their"
             " folder"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """Return the type of an error and the first line of its message."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"
 
 
 def _read(path: Path) -> bytes:
@@ -172,34 +186,27 @@ def _read(path: Path) -> bytes:
 def _from_hub(name: str, path: Path) -> tuple[bytes, list[dict[str, Any]]]:
     """Return the result of `load_tokenizer_json` for a name on the Hugging Face Hub.
 
-    Files in the Hub's local cache are not fetched again. The error message names `path`, where no
-    local file or folder was found.
+    If there is no tokenizer.json, the error message names `path`, where no local file or folder
+    was found.
     """
     say(f"fetching tokenizer {name} from the Hugging Face Hub, unless it is cached", once=True)
     import huggingface_hub
-    from huggingface_hub.errors import EntryNotFoundError
-
-    def optional(file: str) -> bytes | None:
-        try:
-            return _read(Path(huggingface_hub.hf_hub_download(name, file)))
-        except EntryNotFoundError:
-            return None
 
     try:
         data = _read(Path(huggingface_hub.hf_hub_download(name, "tokenizer.json")))
-        _refuse_unlisted(data, name, name, optional)
-        return data, _beside(optional)
     except VocabularyError:
         raise
     except (
         Exception
     ) as error:  # The Hub's client raises the errors of its HTTP library, which vary.
-        first_line = (str(error).strip().splitlines() or ["no message"])[0]
         raise VocabularyError(
             f"tokenizer = {name!r}: no such file or folder ({path}), and the Hugging Face Hub"
-            f" gave no tokenizer.json for that name ({type(error).__name__}: {first_line})\n"
+            f" gave no tokenizer.json for that name ({_reason(error)})\n"
             "hint: check the name and the network, or download the file once and give its path"
         ) from error
+    beside_it = functools.partial(_fetched, name)
+    _refuse_unlisted(data, name, name, beside_it)
+    return data, _beside(beside_it)
 
 
 def hints_in(name: str, data: bytes) -> Mapping[str, Any]:

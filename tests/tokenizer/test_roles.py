@@ -725,6 +725,22 @@ def test_a_hub_that_does_not_answer_says_what_was_tried(tmp_path, monkeypatch, e
     assert "give its path" in message
 
 
+def test_a_hub_that_gives_only_the_tokenizer_names_the_other_file(tmp_path, monkeypatch):
+    folder = made.write(tmp_path / "hub", made.gpt2_like())
+
+    def download(repo: str, file: str) -> str:
+        if file != "tokenizer.json":
+            raise ConnectionError("no route\nmore")
+        return str(folder / file)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    expected = (
+        r"gave no tokenizer_config\.json \(ConnectionError: no route\)\nhint: check the network"
+    )
+    with pytest.raises(VocabularyError, match=expected):
+        load_tokenizer_json("somebody/model", tmp_path)
+
+
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_a_tokenizer_that_is_no_regular_file_is_refused_and_not_looked_up_on_the_hub(
     tmp_path, monkeypatch, kind
