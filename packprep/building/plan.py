@@ -562,7 +562,8 @@ def moved_prefixes(stored: Mapping[str, Any], moved: Mapping[str, str]) -> list[
         if name not in names:
             raise RecipeError(
                 f"--source {name}=…: the dataset has no source of that name, only"
-                f" {', '.join(names)}"
+                f" {', '.join(names)}\n"
+                f"hint: give the name of a source, as in --source {names[0]}=…"
             )
     return [prefix_of(moved.get(source["name"], source["prefix"])) for source in stored["sources"]]
 

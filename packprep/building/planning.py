@@ -197,7 +197,9 @@ def look_up(recipe: Recipe, moved: Mapping[str, str], is_store: bool = False) ->
     for name in moved:
         if name not in names:
             raise RecipeError(
-                f"--source {name}=…: the recipe has no source of that name, only {', '.join(names)}"
+                f"--source {name}=…: the recipe has no source of that name, only"
+                f" {', '.join(names)}\n"
+                f"hint: give the name of a source, as in --source {names[0]}=…"
             )
     # Files of a token store are the files that it was made from, so both ways give the same splits.
     found = []

@@ -97,7 +97,9 @@ def arguments_of(command: str, inputs: Sequence[str], flags: Mapping[str, Any]) 
         if value is None or value == []:
             continue
         if flag not in _FLAGS[command]:
-            raise RecipeError(f"{flag} cannot be used with --command {command}")
+            raise RecipeError(
+                f"{flag} cannot be used with --command {command}\nhint: leave {flag} out"
+            )
         for one in value if isinstance(value, list) else [value]:
             text = str(one)
             if flag == "--tokenizer" and os.path.exists(text):
@@ -152,7 +154,8 @@ def slurm_folder(out: str | os.PathLike) -> Path:
     if not whole.name:
         raise RecipeError(
             f"--out {out}: the scripts are written next to the output folder, and this folder has"
-            " no parent"
+            " no parent\n"
+            "hint: give another folder as --out"
         )
     return whole.with_name(whole.name + ".slurm")
 
@@ -219,7 +222,8 @@ def print_prepared(result: Mapping[str, Any]) -> None:
 def _check_size(job: ArrayJob, say: Callable[[str], None]) -> None:
     if job.at_once is not None and job.at_once > job.count:
         raise RecipeError(
-            f"--at-once {job.at_once} is more than the {job.count} tasks of --array {job.count}"
+            f"--at-once {job.at_once} is more than the {job.count} tasks of --array {job.count}\n"
+            "hint: leave --at-once out"
         )
     limit = max_array_size()
     fewer = "a task makes many shards, so fewer tasks do the same work"

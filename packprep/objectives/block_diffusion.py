@@ -50,7 +50,8 @@ def check(parameters: Mapping[str, Any], where: str) -> None:
     if low < SCHEDULE.least:
         raise RecipeError(
             f"{where}.noise_range = [{low:g}, {high:g}]: it must start above 0, because weights"
-            " are 1/level"
+            " are 1/level\n"
+            "hint: give a start above 0, as in [0.001, 1]"
         )
     if kind == "all" and parameters["noise_range"] != _DEFAULTS["noise_range"]:
         raise RecipeError(
@@ -104,7 +105,9 @@ def check(parameters: Mapping[str, Any], where: str) -> None:
         )
     if parameters["eos_fill"] == "block" and parameters["block_length"] > 1 << 16:
         raise RecipeError(
-            f'{where}: eos_fill = "block" supports blocks of up to {1 << 16:,} positions'
+            f'{where}: eos_fill = "block" supports blocks of up to {1 << 16:,} positions, but'
+            f" block_length is {parameters['block_length']:,}\n"
+            "hint: reduce block_length"
         )
     if parameters["complementary"] and low == 1:
         raise RecipeError(
@@ -133,7 +136,8 @@ def resolve(parameters: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
     """
     if parameters["canvas"] == "uniform" and len(ids.for_noise.ordinary) < 2:
         raise RecipeError(
-            'canvas = "uniform" draws ordinary tokens, but the vocabulary has fewer than two'
+            'canvas = "uniform" draws ordinary tokens, but the vocabulary has fewer than two\n'
+            "hint: leave canvas out"
         )
     return {}
 

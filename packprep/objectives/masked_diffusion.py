@@ -43,7 +43,8 @@ def check(parameters: Mapping[str, Any], where: str) -> None:
     if high == 0:
         raise RecipeError(
             f"{where}.noise_range = [{low:g}, {high:g}]: nothing would be masked, so its end must"
-            " be above 0"
+            " be above 0\n"
+            "hint: give an end above 0, as in [0, 1]"
         )
     if parameters["exact_count"] and low == 0:
         raise RecipeError(

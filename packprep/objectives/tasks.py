@@ -265,7 +265,8 @@ def _check_capacity(recipe: Recipe, task: Task) -> None:
     if 0 < documents.max_tokens < needed:
         raise RecipeError(
             f"documents.max_tokens = {documents.max_tokens}: with documents.min_tokens ="
-            f" {documents.min_tokens}, cutting a document needs at least {needed}"
+            f" {documents.min_tokens}, cutting a document needs at least {needed}\n"
+            f"hint: raise documents.max_tokens to {needed}"
         )
     row, key = f"seq_length = {shortest.seq_length}", "seq_length"
     if sides is not None:

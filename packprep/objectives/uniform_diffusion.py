@@ -132,7 +132,8 @@ def resolve(parameters: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
     if len(ids.for_noise.ordinary) < 2:
         raise RecipeError(
             "uniform_diffusion replaces tokens with other ordinary tokens, but the vocabulary"
-            " has fewer than two"
+            " has fewer than two\n"
+            "hint: use a tokenizer with more tokens"
         )
     low, high = parameters["noise_range"]
     v, steps = ids.for_noise.drawable, noise.FLIP_STEPS
@@ -164,7 +165,8 @@ def check(parameters: Mapping[str, Any], where: str) -> None:
     if high == 0:
         raise RecipeError(
             f"{where}.noise_range = [{low:g}, {high:g}]: nothing would be replaced, so its end"
-            " must be above 0"
+            " must be above 0\n"
+            "hint: give an end above 0, as in [0, 1]"
         )
 
 

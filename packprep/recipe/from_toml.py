@@ -404,8 +404,9 @@ def check_together(recipe: Recipe) -> None:
         )
     if recipe.specials.media and recipe.documents.loss_spans == "ignore":
         raise RecipeError(
-            'specials.media requires documents.loss_spans = "use", because media are not'
-            " trained, which loss spans express",
+            'specials.media requires documents.loss_spans = "use", but it is "ignore". Media are'
+            " not trained, which loss spans express\n"
+            "hint: leave loss_spans out",
             ("documents", "loss_spans"),
         )
     # Check the shares, groups and task names of the sources.

@@ -686,7 +686,8 @@ def _sentinels(
         twice = Counter(present).most_common(1)[0][0]
         raise VocabularyError(
             f"[specials] sentinels: {tokens.texts[twice]} (id {twice}) occurs twice, but each"
-            " span needs its own sentinel"
+            " span needs its own sentinel\n"
+            "hint: list each sentinel once"
         )
     if needs.sentinels and not present:
         return (), [Missing("sentinels", "the list is empty", (), needs.sentinels)], []

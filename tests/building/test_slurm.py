@@ -226,7 +226,9 @@ def test_arguments_are_passed_on_and_paths_made_absolute(tmp_path, monkeypatch):
         "--tokenizer",
         "bytes",
     )
-    with pytest.raises(RecipeError, match="--replay cannot be used with --command build"):
+    with pytest.raises(
+        RecipeError, match="--replay cannot be used with --command build\nhint: leave --replay out"
+    ):
         arguments_of("build", ["r.toml"], {"--replay": "all"})
 
 
@@ -247,14 +249,16 @@ def test_an_array_that_cannot_be_is_refused(tmp_path, monkeypatch):
         match="--array 51 is more than this site's MaxArraySize of 50\nhint: use a smaller N; a task makes",
     ):
         prepare(job(tmp_path / "out", count=51), False, print)
-    with pytest.raises(RecipeError, match="--at-once 5 is more than the 4 tasks of --array 4"):
+    with pytest.raises(
+        RecipeError, match="--at-once 5 is more than the 4 tasks of --array 4\nhint: leave"
+    ):
         prepare(job(tmp_path / "out", at_once=5), False, print)
     for word in ("--array=3", "-a3"):
         with pytest.raises(RecipeError, match="set the array's size with --array N before the --"):
             prepare(job(tmp_path / "out", options=(word,)), False, print)
     with pytest.raises(RecipeError, match="an sbatch option in a script must be one line"):
         prepare(job(tmp_path / "out", options=("--comment", "a\nb")), False, print)
-    with pytest.raises(RecipeError, match="this folder has no parent"):
+    with pytest.raises(RecipeError, match="this folder has no parent\nhint: give another"):
         prepare(job(Path("/")), False, print)
 
 

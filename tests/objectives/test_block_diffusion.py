@@ -390,7 +390,7 @@ def _apart(one, other, level):
         ({"block_origin": "answer", "noise_eos": False}, "noises all trained tokens"),
         (
             {"eos_fill": "block", "block_origin": "answer", "block_length": 1 << 17},
-            "up to 65,536 positions",
+            "up to 65,536 positions, but block_length is 131,072\nhint: reduce",
         ),
     ],
 )

@@ -147,7 +147,8 @@ def test_a_row_too_short_to_cut_is_refused_with_what_to_do():
     ):
         made.mix({"seq_length": 8, **span(noise_density=0.5, mean_span_length=1)})
     with pytest.raises(
-        RecipeError, match=r"documents.max_tokens = 4: .*cutting a document needs at least 5"
+        RecipeError,
+        match=r"documents.max_tokens = 4: .*cutting a document needs at least 5\nhint: raise .* to 5",
     ):
         made.mix({"documents": {"max_tokens": 4}})
     with pytest.raises(

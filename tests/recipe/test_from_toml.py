@@ -191,6 +191,10 @@ def test_a_missing_or_misshaped_part_is_named(table, said):
         ),
         ({"total_tokens": 5}, "total_tokens requires share"),
         (
+            {"specials": {"media": {"image": "<i>"}}, "documents": {"loss_spans": "ignore"}},
+            "which loss spans express\nhint: leave loss_spans out",
+        ),
+        (
             {"sources": [{"paths": ["x"]}, {"name": "source0", "paths": ["y"]}]},
             "sources[1].name = 'source0' is already taken",
         ),

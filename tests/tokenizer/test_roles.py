@@ -351,6 +351,7 @@ def test_a_sentinel_twice_is_refused(tmp_path):
         specials=Specials(sentinels=[330, 331, "<|reserved_special_token_6|>"]),
     )
     assert "<|reserved_special_token_6|> (id 330) occurs twice" in message
+    assert message.endswith("\nhint: list each sentinel once")
 
 
 def test_a_pattern_without_a_place_for_the_number_is_refused(tmp_path):

@@ -159,7 +159,8 @@ def candidates(requested: str, vocabulary: Vocabulary, text_bytes: float = math.
     """
     if requested != "auto" and requested not in ENGINES:
         raise RecipeError(
-            f"unknown engine = {requested!r}; the engines are auto, {', '.join(ENGINES)}"
+            f"unknown engine = {requested!r}; the engines are auto, {', '.join(ENGINES)}\n"
+            'hint: use engine = "auto"'
         )
     if requested == "auto":
         return [name for name in suitable(vocabulary, text_bytes) if ENGINES[name].version()]

@@ -125,7 +125,7 @@ def test_an_unknown_engine_is_refused_with_the_known_ones(llama):
         RecipeError,
         match=(
             "unknown engine = 'quick'; the engines are auto, bytes, nanotoken, gigatoken,"
-            " fastokens, reference"
+            " fastokens, reference\nhint: use engine ="
         ),
     ):
         candidates("quick", llama)
