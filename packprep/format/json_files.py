@@ -92,7 +92,7 @@ def _each(
 
 
 def unknown_key(key: str, made_with: Any) -> str:
-    """Return a message that this version of packprep does not know a key of a file.
+    """Return a message, with a hint, that this version of packprep does not know a key of a file.
 
     The caller puts the name of the file before the message. `made_with` has the versions of the
     packages that wrote the file.
@@ -100,31 +100,36 @@ def unknown_key(key: str, made_with: Any) -> str:
     here, there = _version(), _maker(made_with)
     if there in (here, None):
         return (
-            f"unknown key {key!r}: put the file back as it was, or use the packprep that wrote it"
+            f"unknown key {key!r}\n"
+            "hint: put the file back as it was, or use the packprep that wrote it"
         )
     return (
-        f"key {key!r} is unknown to packprep {here}; packprep {there} wrote it: use that version or"
-        " a newer one"
+        f"key {key!r} is unknown to packprep {here}; packprep {there} wrote it\n"
+        "hint: use that version or a newer one"
     )
 
 
 def other_law(law: int, made_with: Any) -> str:
-    """Return a message that a file has another law_version.
+    """Return a message, with a hint, that a file has another law_version.
 
     The caller puts the name of the file before the message. `made_with` has the versions of the
     packages that wrote the file.
     """
     if law < LAW_VERSION:
-        return f"was built by a pre-release version of packprep (law_version {law}): build it again"
+        return (
+            f"was built by a pre-release version of packprep (law_version {law})\n"
+            "hint: build it again"
+        )
     there = _maker(made_with)
     which = f"packprep {there}" if there else "another packprep"
     return (
-        f"has law_version {law} and this packprep makes {LAW_VERSION}: use {which}, which made it"
+        f"has law_version {law} and this packprep makes {LAW_VERSION}\nhint: use {which}, which"
+        " made it"
     )
 
 
 def newer_version(key: str) -> str:
-    """Return a message that a newer version of packprep wrote a key of a file.
+    """Return a message, with a hint, that a newer version of packprep wrote a key of a file.
 
     The caller puts the name of the file before the message. The file does not say which version
     wrote it.

@@ -278,8 +278,14 @@ def test_a_plan_refuses_another_law_tokenizer_or_engine(folder):
     inputs = inputs_of(folder)
     plan, data = make_plan(inputs), inputs.vocabulary.tokenizer_json
     for law, words in (
-        (99, "plan.json has law_version 99 and this packprep makes 3: use packprep .*, which made"),
-        (2, "plan.json was built by a pre-release version of packprep .law_version 2.: build it"),
+        (
+            99,
+            "plan.json has law_version 99 and this packprep makes 3\nhint: use packprep .*, which made",
+        ),
+        (
+            2,
+            "plan.json was built by a pre-release version of packprep .law_version 2.\nhint: build it",
+        ),
     ):
         with pytest.raises(PlanError, match=words):
             check_plan({**plan, "law_version": law}, "plan.json")
@@ -297,7 +303,7 @@ def test_a_plan_s_key_of_a_newer_version_is_refused_with_it_and_a_later_one_may_
     plan["made_with"] = {"packprep": "7.0"}
     mine = re.escape(version("packprep"))
     newer = (
-        rf"key 'colour' is unknown to packprep {mine}; packprep 7.0 wrote it: use that version or a"
+        rf"key 'colour' is unknown to packprep {mine}; packprep 7.0 wrote it\nhint: use that version or a"
         r" newer one"
     )
     for part in (plan, plan["vocabulary"], plan["sources"][0], plan["files"][0]):

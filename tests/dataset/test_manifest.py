@@ -99,7 +99,7 @@ def test_a_key_of_a_newer_version_is_refused_with_it(tmp_path, changes):
     replace_in_manifest(tmp_path, **value)
     with pytest.raises(
         DatasetError,
-        match=r"key 'colour' is unknown to packprep \S+; packprep 7.0 wrote it: use that",
+        match=r"key 'colour' is unknown to packprep \S+; packprep 7.0 wrote it\nhint: use that",
     ):
         manifest.read_manifest(tmp_path)
 
@@ -123,7 +123,7 @@ def test_a_newer_law_is_refused_with_both(tmp_path):
     replace_in_manifest(tmp_path, law_version=9, colour=1, made_with={"packprep": "7.0"})
     with pytest.raises(
         DatasetError,
-        match="law_version 9 and this packprep makes 3: use packprep 7.0, which made it",
+        match="law_version 9 and this packprep makes 3\nhint: use packprep 7.0, which made it",
     ):
         manifest.read_manifest(tmp_path)
 

@@ -642,7 +642,7 @@ def test_an_unknown_parameter_is_refused_with_the_version_that_can(datasets, tmp
     replace_in_manifest(tmp_path / "d", **value)
     dataset = open_dataset(tmp_path / "d")
     dataset.batch([0])
-    words = "key 'tempo' is unknown to packprep .*; packprep 7.0 wrote it: use that version"
+    words = "key 'tempo' is unknown to packprep .*; packprep 7.0 wrote it\nhint: use that version"
     with pytest.raises((ArgumentError, DatasetError), match=words):
         dataset.batches(2, redraw=True)
 

@@ -18,7 +18,7 @@ from tests import made
 from tests.golden import datasets
 from tests.golden.datasets import LAW3, build_again, moved, refusal, verified
 
-PRE_RELEASE = "was built by a pre-release version of packprep (law_version 2): build it again"
+PRE_RELEASE = "was built by a pre-release version of packprep (law_version 2)\nhint: build it again"
 
 
 @pytest.mark.parametrize("name", datasets.FINISHED)
@@ -152,6 +152,6 @@ def test_a_law_newer_than_ours_is_refused_everywhere(tmp_path):
     ):
         with pytest.raises(
             error,
-            match="law_version 9 and this packprep makes 3: use packprep 7.0, which made it",
+            match="law_version 9 and this packprep makes 3\nhint: use packprep 7.0, which made it",
         ):
             call()

@@ -139,14 +139,14 @@ def test_defaults_of_later_keys_are_filled_in_and_left_out_at_each_place():
 
 def test_an_unknown_key_names_the_version_that_wrote_it():
     said = (
-        r"key 'k' is unknown to packprep \S+; packprep 7.0 wrote it: use that version or a"
+        r"key 'k' is unknown to packprep \S+; packprep 7.0 wrote it\nhint: use that version or a"
         r" newer one"
     )
     assert re.search(said, unknown_key("k", {"packprep": "7.0"}))
     for made_with in ({}, None, "3", {"packprep": 3}):
         assert (
             unknown_key("k", made_with)
-            == "unknown key 'k': put the file back as it was, or use the packprep that wrote it"
+            == "unknown key 'k'\nhint: put the file back as it was, or use the packprep that wrote it"
         )
 
 
