@@ -442,8 +442,8 @@ packprep() {
 """ % shlex.quote(sys.executable)  # noqa: UP031  (braces are the shell's)
 
 _REQUEUE = """\
-# 75: stopped by a signal at a safe point, so it is queued again; not where the job was cancelled \
-and is no longer running.
+# Status 75 means that a signal stopped packprep at a safe point, so the job is queued again. A \
+cancelled job is no longer running and is not queued again.
 if [ "$status" = 75 ] && [ "$(squeue --noheader --jobs="$job" --format=%T)" = RUNNING ]; then
   scontrol requeue "$job"
 fi
@@ -459,7 +459,8 @@ def _array_part(job: ArrayJob) -> str:
 def _finish_part(job: ArrayJob) -> str:
     verify = shlex.join(["verify", os.fspath(job.out), *_workers(job)])
     return (
-        "# Makes what is missing (nothing, after the whole array), publishes, verifies.\n"
+        "# Make missing shards, publish the output and verify it. No shard is missing if all tasks"
+        " of the array have finished.\n"
         f"status=0\npackprep {_command(job)} &&\n  packprep {verify} || status=$?\n{_REQUEUE}"
     )
 

@@ -2,6 +2,7 @@
 that tell what they got."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -158,6 +159,12 @@ def test_status_75_of_a_running_job_is_queued_again(tmp_path, status, state, req
     assert (tmp_path / "said").exists() == requeued
     if requeued:
         assert (tmp_path / "said").read_text() == "requeue 12_3\n"
+
+
+def test_comments_of_scripts_are_full_sentences(tmp_path):
+    for text in scripts(job(tmp_path / "out"), tmp_path).values():
+        comments = re.findall("^# (.*)", text, re.MULTILINE)
+        assert comments and all(re.match("([A-Z]|srun ).*[.]$", comment) for comment in comments)
 
 
 def test_the_last_job_builds_what_is_missing_and_verifies_if_that_went_well(tmp_path):
