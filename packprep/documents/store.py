@@ -803,6 +803,8 @@ class TokenStore:
             # A Choice counts the documents of the split before the work range.
             seen = slice(0 if isinstance(keep, Choice) else low, high)
             read_fields = reader_of_part(arrays, k, self.kept_fields(source.name), seen)
+            # If the work range has no documents here, all documents that were passed are before it.
+            wanted_from = int(positions[low]) if low < high else np.iinfo(np.int64).max
             # Documents before the work range were passed only for counting, so cut them off.
             wanted = kept(
                 keep,
@@ -810,7 +812,7 @@ class TokenStore:
                 positions[seen],
                 partial(sizes[seen].astype, np.int64),
                 read_fields,
-                int(positions[low]) if low < high else 0,
+                wanted_from,
             )[low - seen.start :]
             if wanted.any():
                 chosen = by_fields(keep)

@@ -70,7 +70,7 @@ def recipe(sources, **changes):
 
 def of_store(table, store="store"):
     """The recipe with its sources in a store."""
-    use = ("name", "repeat", "share", "sample", "tasks")
+    use = ("name", "repeat", "share", "sample", "tasks", "where")
     sources = [{key: source[key] for key in use if key in source} for source in table["sources"]]
     return {
         **table,
@@ -115,6 +115,22 @@ def test_fractions_samples_and_shares_choose_the_same_documents(corpus, tmp_path
         for source, use in zip(sources, uses, strict=True)
     ]
     same(folder, recipe(own), at=tmp_path)
+
+
+def test_a_part_of_a_pass_counts_filtered_documents_of_a_divided_split_once(tmp_path):
+    rows = [{"text": f"document {i} " + "word " * (i % 30), "score": i % 5} for i in range(150)]
+    made.write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)).encode())
+    for store_bytes, shard_bytes in ((4000, 4000), (3000, 7000), (4000, 1500)):
+        store, at = f"store{store_bytes}", f"{store_bytes}-{shard_bytes}"
+        own = {"name": "w", "paths": ["a.jsonl"]}
+        kept = made.table([{**own, "keep": ["score"]}], output={"shard_text_bytes": store_bytes})
+        if not (tmp_path / store).exists():
+            made.build(kept, tmp_path, tmp_path / store, is_store=True)
+        own |= {"where": "score > 1", "repeat": 0.5}
+        table = made.table([own], seq_length=128, output={"shard_text_bytes": shard_bytes})
+        same(tmp_path, table, store, at)
+    # The ledger of the last dataset is also equal to the one that the text gives again.
+    assert verified(tmp_path / at / "of-store", -1, {"w": str(tmp_path)})["faults"] == 0
 
 
 def test_one_source_of_a_store_beside_files_and_without_a_name(corpus, tmp_path):
