@@ -122,9 +122,8 @@ def find_columns(
     """
     if fields is None:
         return {text_key: _text_column(path, schema, text_key, sizes_of)}
-    spans, messages = (
-        _column(path, schema, key, text_key) for key in (LOSS_SPANS, fields.messages_key)
-    )
+    spans = _column(path, schema, LOSS_SPANS, text_key)
+    _column(path, schema, fields.messages_key, text_key)  # Refuse several columns of this name.
     found = {LOSS_SPANS: spans} if spans else {}
     text = fields.format == "auto" and _place(schema, text_key)
 

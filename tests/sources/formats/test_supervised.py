@@ -212,6 +212,11 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
     with pytest.raises(SourceError, match="2 columns named 'loss_spans'"):
         read_all(part_of(path), fields=Fields())
     assert read_all(part_of(path)) == ([(0, "a")], [])
+    # Columns of messages are refused too, even if the file has another layout.
+    names = ["prompt", "completion", "messages", "messages"]
+    path = arrow(tmp_path / "b.arrow", pa.Table.from_arrays([columns[0], *columns], names))
+    with pytest.raises(SourceError, match="2 columns named 'messages'"):
+        read_all(part_of(path), fields=Fields(format="prompt_completion"))
 
 
 def test_messages_of_a_parquet_file_that_are_not_utf_8_are_rejects(tmp_path):
