@@ -81,7 +81,8 @@ class SampleNotes:
                 continue
             self.spans += len(conversations[i].spans)
             self.split_starts += of_text.split_starts
-            if not conversations[i].chat:
+            # A window may start anywhere in its conversation, so its start and end mean nothing.
+            if not conversations[i].chat or not conversations[i].spans:
                 continue
             self.conversations += 1
             self.two_bos += bool(settings.prepend_bos and ids[0] == vocabulary.roles.get("bos", -1))

@@ -2,11 +2,13 @@
 it."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 
+from packprep.documents import sample as sampling
 from packprep.documents.sample_notes import SampleNotes
 from tests import made
 from tests.command_line import inside, refused
@@ -76,6 +78,22 @@ def test_a_second_bos_stops_the_build(folder, tmp_path):
     assert "3 of 3 sampled conversations start with the bos" in message
     assert "documents.prepend_bos = false" in message and message.count("source0") == 1
     assert inside(*arguments_of(folder, tmp_path, [TALK] * 3, template=with_bos)).status == 0
+
+
+def test_windows_of_long_conversations_are_not_counted_as_conversations(
+    folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(sampling, "WHOLE_BYTES", 1 << 16)
+    # Only a window of the longer conversations is tokenized, which does not show how they start.
+    records = [
+        {"messages": [TALK["messages"][0], {"role": "assistant", "content": "lamp " * words}]}
+        for words in [500, 2000] * 10
+    ]
+    arguments = arguments_of(
+        folder, tmp_path, records, "documents.prepend_bos=true", template="<s>" + CHATML
+    )
+    counts = re.search(r"(\d+) of (\d+) sampled conversations", refused(*arguments))
+    assert counts[1] == counts[2]
 
 
 def test_answers_without_an_end_are_said(folder, tmp_path):
