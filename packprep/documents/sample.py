@@ -997,7 +997,7 @@ class _TokenPiece(NamedTuple):
     documents: int
     is_whole: bool  # whether the whole split was read
     is_supervised: bool  # whether the weights differ between the tokens of a document
-    in_lines: bool  # whether the split is part of a line file
+    in_lines: bool  # whether the split is part of a line file or a token stream
 
 
 def look_at_tokens(sampling: Sampling, settings: DocumentKeys, vocabulary: Vocabulary) -> Looked:
@@ -1020,7 +1020,7 @@ def look_at_tokens(sampling: Sampling, settings: DocumentKeys, vocabulary: Vocab
         looks.append(_read_tokens(sampling, settings, vocabulary, piece, room))
         room -= looks[-1].documents
     looked_at = [look.held for look in looks]
-    # If each line is longer than a start, only whole splits contain a line.
+    # If each line, or document of a stream, is longer than a start, only whole splits contain one.
     if not precise and not any(looked_at) and looks and looks[-1].in_lines:
         return look_at_tokens(sampling._replace(precise=True), settings, vocabulary)
     is_all_read = len(looks) == len(pieces) and all(look.is_whole for look in looks)
