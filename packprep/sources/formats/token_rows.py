@@ -59,9 +59,11 @@ def batch_of_rows(file: int, positions: np.ndarray, rows: TokenRows) -> Batch:
             refused.setdefault(int(numbers[i]), problem)
         # A build multiplies the weights of a token and its document, so check the product.
         for i, weight in rows.weights.items():
+            if not used[i]:
+                continue  # The row has no document, so `numbers` does not contain it.
             k = int(np.searchsorted(numbers, i))
             highest = token_weights[slice(*offsets[k : k + 2].tolist())].max(initial=0)
-            if used[i] and weight * float(highest) > float(np.finfo(np.float32).max):
+            if weight * float(highest) > float(np.finfo(np.float32).max):
                 problem = BAD_MASK, "a token's weight times the document's is not finite in float32"
                 refused.setdefault(i, problem)
     # From here on, refused rows lose their tokens, as padding does.
