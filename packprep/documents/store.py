@@ -941,7 +941,7 @@ def _documents(
             rejects.append(Reject(file, int(positions[i]), reason, detail))
     used = wanted & ~is_bad
     if not used.all():
-        ids, text_bytes = ids[np.repeat(used, lengths)], text_bytes[wanted]
+        ids, text_bytes = ids[np.repeat(used, lengths)], text_bytes[used]
     # Rejected documents have no tokens, so `ids` needs no change for them.
     used[rejected] = False
     # `number[d]` is the number of document d among the documents that are returned.

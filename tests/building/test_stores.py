@@ -133,6 +133,26 @@ def test_a_part_of_a_pass_counts_filtered_documents_of_a_divided_split_once(tmp_
     assert verified(tmp_path / at / "of-store", -1, {"w": str(tmp_path)})["faults"] == 0
 
 
+def test_documents_that_an_expression_cannot_judge_add_no_text(tmp_path):
+    rows = [
+        {"text": f"document {i} " + "word " * i, "score": i if i % 3 else "x"} for i in range(9)
+    ]
+    made.write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)).encode())
+    own = {"name": "w", "paths": ["a.jsonl"]}
+    made.build(
+        made.table([{**own, "keep": ["score"]}]), tmp_path, tmp_path / "store", is_store=True
+    )
+    table = recipe([{**own, "where": "score > 1"}], seq_length=128)
+    same(tmp_path, table)
+    counts = {"of-store": [], "text": []}
+    for name, numbers in counts.items():
+        plan = open_plan(tmp_path / "out" / name)
+        make_shard(plan, 0, progress=lambda *own, numbers=numbers: numbers.append(own))
+    text_bytes = sum(len(row["text"]) for row in rows if row["score"] != "x" and row["score"] > 1)
+    assert [numbers[1] for numbers in counts["of-store"]] == [text_bytes]
+    assert counts["of-store"] == counts["text"]
+
+
 def test_one_source_of_a_store_beside_files_and_without_a_name(corpus, tmp_path):
     folder, sources = corpus
     made.write_lines(tmp_path / "more.jsonl", made.texts(60, seed=9))
