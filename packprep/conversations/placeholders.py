@@ -768,7 +768,9 @@ def find_markup(render: Render, source: str) -> Markup | None:
             of_role = ends.setdefault(boundary.before, [])
             of_role += [literal[:begin]] if literal[:begin] not in of_role else []
             heads.setdefault(boundary.role, literal[begin:])
-    # Without a certain prompt, no answer can be found.
+    # Without a certain prompt, no answer can be found. The first conversation that the template
+    # accepts gives the prompt. Other conversations may have another prompt, so `Markup.asks` must
+    # confirm it for each conversation.
     if not prompts or prompts[0] is None:
         return None
     markup = Markup(ends, heads, prompts[0], last_ends)

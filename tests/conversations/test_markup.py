@@ -188,6 +188,24 @@ def test_a_prompt_that_the_conversation_changes_is_found_by_renderings(condition
         assert results_of(*given, True) == results_of(*given, False)
 
 
+def test_a_prompt_that_only_other_conversations_have_is_not_used():
+    # The template refuses all made-up conversations with two users, so the prompt is from the only
+    # one with a system message. Without a system message, the template has another prompt.
+    template = (
+        "{% if messages|selectattr('role', 'eq', 'user')|list|length > 1 %}{{ fail() }}{% endif %}"
+        "{% set own = THEN if messages[0].role == 'system' else OTHERWISE %}"
+        "{% for m in messages %}{% if m.role == 'user' %}<u>{% elif m.role == 'system' %}<s>"
+        "{% else %}{{ own or '<a>' }}{% endif %}{{ m.content }}<e>{% endfor %}"
+        "{% if add_generation_prompt %}{{ own }}{% endif %}"
+    )
+    for then, other in (("", "<a>"), ("<a>", "<a>ok:"), ("<a>ok:", "<a>")):
+        own = template.replace("THEN", repr(then)).replace("OTHERWISE", repr(other))
+        assert markup_of(own).prompt == then
+        text, trained, _ = found = results_of(own, chats.turns("q", "a"), None, True)
+        assert found == results_of(own, chats.turns("q", "a"), None, False)
+        assert [text[begin:end] for begin, end, _ in trained] == ["a<e>"]
+
+
 def test_a_text_after_the_last_answer_is_not_part_of_it():
     template = chats.CHATML.replace(
         "{%- if add_generation_prompt %}",
