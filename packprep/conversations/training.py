@@ -617,12 +617,19 @@ def _trained_parts(
 
 
 def history_tokens(training: Training) -> np.ndarray:
-    """Return how many tokens of each document only repeat its earlier texts, int64[D]."""
+    """Return how many tokens of each document only repeat its earlier texts, int64[D].
+
+    A text counts 0 if it has no history, or if none of its tokens starts after its history.
+    """
     tokens = np.zeros(len(training.supervised), np.int64)
     document = np.repeat(np.arange(len(tokens)), np.diff(training.cut_offsets))
     begins_text = training.ranks == NEW_TEXT
     ends_history = training.ranks >= END_OF_HISTORY
-    np.subtract.at(tokens, document[begins_text], training.cuts[begins_text])
+    # Such a text has no END_OF_HISTORY, so its start does not count either.
+    marks = np.flatnonzero(begins_text | ends_history)
+    is_paired = ends_history[marks[1:]] & (document[marks[1:]] == document[marks[:-1]])
+    starts = marks[:-1][begins_text[marks[:-1]] & is_paired]
+    np.subtract.at(tokens, document[starts], training.cuts[starts])
     np.add.at(tokens, document[ends_history], training.cuts[ends_history])
     return tokens
 

@@ -1,5 +1,6 @@
 """`trained_turns = "each"`: each trained turn stands behind the history that its template gives it."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
 
 from packprep.conversations.chat_template import compile_template
 from packprep.conversations.supervision import Conversation, conversation
@@ -19,10 +21,10 @@ from packprep.conversations.training import (
 )
 from packprep.recipe import DocumentKeys, Specials
 from packprep.sources.formats.batch import Supervision
-from packprep.tokenizer.engines import load_engine
+from packprep.tokenizer.engines import candidates, engine_facts, load_engine
 from packprep.tokenizer.roles import resolve_vocabulary
 from tests.conversations import chats_made as chats
-from tests.tokenizer.test_roles import needs
+from tests.tokenizer.test_roles import needs, resolve
 
 EACH = replace(DocumentKeys(), trained_turns="each")
 
@@ -137,6 +139,24 @@ def test_tokens_of_several_texts_are_cut_apart_and_trained_once():
     text = tokens.ids[len("plain") :].astype(np.uint8).tobytes().decode()
     spans = [text[a:b] for a, b in one.spans.tolist()]
     assert spans == [part.text[a:b] for part in found.parts for a, b in part.spans]
+
+
+def test_a_text_without_history_or_of_one_token_counts_no_history(tmp_path):
+    template = "{% for m in messages %}{{ m.content }}{{ m.thinking if loop.last }}{% endfor %}"
+    silent = {"role": "user", "content": ""}
+    thoughts = [{"role": "assistant", "content": "", "thinking": thought} for thought in "tu"]
+    without = read(template, [silent, thoughts[0], silent, thoughts[1]])
+    # The only token of the second text has both history and new text.
+    joined = read("{{ messages|length }}" + template, chats.turns("q", "a", "r", "b"))
+    assert [part.text for part in (*without.parts, *joined.parts)] == ["t", "u", "2qa", "4qarb"]
+    assert [part.history for part in (*without.parts, *joined.parts)] == [0, 0, 0, 3]
+    words = Tokenizer(models.WordLevel({"<unk>": 0}, "<unk>"))
+    vocabulary = resolve(tmp_path, json.loads(words.to_str()), needs(), Specials(missing="add"))
+    engine = load_engine(engine_facts(candidates("auto", vocabulary)[0]), vocabulary, "text")
+    found = {0: without, 1: joined}
+    texts = [each.text for each in found.values()]
+    _, trained = tokenize_supervised(engine, texts, found, "text", vocabulary)
+    assert history_tokens(training_columns(trained, 2)).tolist() == [0, 0]
 
 
 @pytest.mark.long
