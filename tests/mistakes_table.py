@@ -904,7 +904,7 @@ TOKENIZERS = [
         "a template with a mistake of syntax",
         "the chat template cannot be used: line 1: unexpected '}'",
         "documents.chat_template",
-        "mend it",
+        "correct it, or give another",
         before=both(
             writes("data/c.jsonl", MESSAGES * 20),
             writes("chat.jinja", "{% for m in messages %}{{ m.content }"),

@@ -374,8 +374,8 @@ def compile_template(source: str, date: str = "") -> ChatTemplate:
         template = environment.from_string(with_counters(tree))
     except jinja2.TemplateSyntaxError as error:
         raise RecipeError(
-            f"the chat template cannot be used: line {error.lineno}: {error.message}; "
-            "mend it, or give another in documents.chat_template"
+            f"the chat template cannot be used: line {error.lineno}: {error.message}\n"
+            "hint: correct it, or give another in documents.chat_template"
         ) from None
     except (RecursionError, SyntaxError, MemoryError):  # Python cannot compile the template's code.
         raise RecipeError(

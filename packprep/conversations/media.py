@@ -175,7 +175,7 @@ def slots_of(places: Sequence[MediaPlace]) -> int:
     return sum([place.tokens for place in places])
 
 
-def ranges_beside(
+def ranges_outside(
     places: Sequence[MediaPlaces], lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (ranges, offsets): the token ranges of n documents outside of media spans.

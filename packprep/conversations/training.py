@@ -24,7 +24,7 @@ from packprep.conversations.media import (
     pieces_of,
     put_in,
     put_in_chats,
-    ranges_beside,
+    ranges_outside,
     refuse_other_beginnings,
     refuse_strays,
 )
@@ -283,7 +283,7 @@ def _all_trained(
     conversations: Sequence[Conversation], lengths: np.ndarray, places: Sequence[MediaPlaces]
 ) -> list[Trained]:
     """Return the trained tokens of documents in which only media spans are untrained."""
-    ranges, offsets = ranges_beside(places, lengths)
+    ranges, offsets = ranges_outside(places, lengths)
     of_document = np.array(
         [one.weights[0] if one.weights else 1.0 for one in conversations], np.float32
     )
