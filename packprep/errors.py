@@ -13,7 +13,7 @@ PackprepError                 2   could not run, or the build stopped
 ├── StateError                    a loader state of another dataset, seed, order or redraw
 ├── Exhausted                     a dataset of a mixture that reached its max_epochs
 ├── ArgumentError                 a Python call's argument that cannot be used (a ValueError too)
-└── Stopped                  75   stopped by a signal at a safe point; the same command resumes
+└── Stopped                  75   stopped by a signal at a safe point; run the same command again
 ```
 
 A message names the problem, its place (file, row, key, values), and the action to take.
@@ -109,6 +109,6 @@ class ArgumentError(PackprepError, ValueError):
 
 
 class Stopped(PackprepError):
-    """A signal stopped the work at a safe point. The same command resumes it."""
+    """A signal stopped the work at a safe point. A build then resumes with the same command."""
 
     exit_status = 75

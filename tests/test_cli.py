@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from packprep import cli
 from packprep.building.array_tasks import share_of
-from packprep.building.processes import STOP_SIGNALS
+from packprep.building.processes import STOP_SIGNALS, STOPPED
 from packprep.cli.application import app
 from packprep.cli.arguments import PRESETS
 from packprep.errors import Stopped
@@ -1044,12 +1044,12 @@ def test_a_signal_while_modules_are_imported_is_one_line_and_exit_status_75(
     assert done.returncode == 75 and done.stdout == "", done
     assert (
         done.stderr
-        == "packprep: stopped: by a signal; no work is lost. Run the same command again to"
-        " resume\n"
+        == "packprep: stopped: by a signal; committed work is kept. Run the same command again\n"
     )
 
 
 def test_the_command_line_heeds_the_signals_that_a_build_does():
+    assert cli._STOPPED.decode() == f"packprep: stopped: {STOPPED}\n"
     assert cli._SIGNALS == STOP_SIGNALS and Stopped.exit_status == cli._STOPPED_STATUS
 
 

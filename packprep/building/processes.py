@@ -40,7 +40,7 @@ It may take the next item before it yields the result of the previous item.
 """
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-STOPPED = "by a signal; committed work is kept, and the same command resumes it"
+STOPPED = "by a signal; committed work is kept. Run the same command again"
 STOP_S = 5.0
 COLLECTED_OBJECTS = 100_000
 """Number of new objects after which a worker collects garbage. Python's default is 700."""

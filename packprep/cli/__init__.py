@@ -19,9 +19,7 @@ __all__ = ["entry", "main"]
 
 # Import nothing more here, because Python itself handles a signal before `entry`.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-_STOPPED = (
-    b"packprep: stopped: by a signal; no work is lost. Run the same command again to resume\n"
-)
+_STOPPED = b"packprep: stopped: by a signal; committed work is kept. Run the same command again\n"
 _STOPPED_STATUS = 75
 _STAY_S = 2.0
 

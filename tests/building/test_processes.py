@@ -279,7 +279,7 @@ def test_a_signal_ends_the_work_soon_no_process_is_left_and_the_handlers_are_tho
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
     threading.Timer(1, os.kill, (os.getpid(), number)).start()
     with pytest.raises(
-        Stopped, match="committed work is kept, and the same command resumes it"
+        Stopped, match="committed work is kept. Run the same command again"
     ) as caught:
         list(in_processes(waits, (), list(range(4)), 2, nothing))
     assert caught.value.exit_status == 75 and multiprocessing.active_children() == []
@@ -295,7 +295,7 @@ def signalled():
 
 
 def test_a_signal_that_a_worker_hears_first_is_a_stop_and_no_fault():
-    with pytest.raises(Stopped, match="the same command resumes it"):
+    with pytest.raises(Stopped, match="Run the same command again"):
         list(in_processes(signalled, (), [0, 1], 2, nothing))
 
 
