@@ -27,6 +27,15 @@ from packprep.format.json_files import PLAN_NAME, TOKENIZER_NAME
 from packprep.storage import folder_at
 
 TEXTS = 1000
+# Names of the formats with ids in `sources.formats.FORMATS`, which adapters may not import.
+TOKEN_FORMATS = {
+    "megatron",
+    "datatrove",
+    "token_stream",
+    "parquet_tokens",
+    "arrow_tokens",
+    "jsonl_tokens",
+}
 PIECES = (  # Normalizers and pre-tokenizers differ in these strings.
     " ",
     "  ",
@@ -207,10 +216,11 @@ def _check_origin(dataset: Dataset) -> None:
         DatasetError: If documents of a source were read as ids.
     """
     sources = json.loads(_read(dataset, PLAN_NAME))["sources"]
+    # The keys of `ratios` are names of formats, some with a compression, such as jsonl_tokens.gzip.
     tokens = [
         source["name"]
         for source in sources
-        if {"megatron", "parquet_tokens", "arrow_tokens"} & {*source["ratios"]}
+        if TOKEN_FORMATS & {format.split(".")[0] for format in source["ratios"]}
     ]
     if tokens:
         raise DatasetError(

@@ -11,6 +11,7 @@ from packprep import open_dataset
 from packprep.adapters import tokenizer_match
 from packprep.adapters.tokenizer_match import TEXTS, check_tokenizer
 from packprep.errors import ArgumentError, DatasetError, TokenizerMismatch
+from packprep.sources.formats import FORMATS
 from tests import made, tokens_made
 from tests.tokenizer import tokenizers_made
 
@@ -177,10 +178,25 @@ def test_the_texts_are_as_many_and_hold_every_token(built):
 
 def test_ids_of_an_unknown_tokenizer_are_refused_by_name(tmp_path):
     lists = tokens_made.ids_of(made.texts(40, 3))
-    tokens_made.write_megatron(tmp_path / "a.bin", lists)
-    recipe = made.table([{"paths": ["a.bin"], "name": "theirs"}], tasks=[{"preset": "causal"}])
+    files = {
+        "megatron": tokens_made.write_megatron(tmp_path / "a.bin", lists),
+        "datatrove": tokens_made.write_datatrove(tmp_path / "b.ds", lists),
+        "token_stream": tokens_made.write_stream(tmp_path / "c.npy", sum(lists, []), head="numpy"),
+        "jsonl_tokens": tokens_made.write_lines(tmp_path / "d.jsonl.gz", lists),
+        "parquet_tokens": tokens_made.write_parquet(tmp_path / "e.parquet", lists),
+        "arrow_tokens": tokens_made.write_arrow(tmp_path / "f.arrow", lists),
+    }
+    assert {*files} == {name for name, format in FORMATS.items() if format.holds == "tokens"}
+    sources = [
+        {"paths": [path.name], "name": f"of_{name}", "format": FORMATS[name].asked or "auto"}
+        for name, path in files.items()
+    ]
+    made.write_lines(tmp_path / "texts.jsonl", made.texts(40, 3))
+    sources.append({"paths": ["texts.jsonl"], "name": "of_texts"})
+    recipe = made.table(sources, tasks=[{"preset": "causal"}])
     made.build(recipe, tmp_path, tmp_path / "packed")
-    with pytest.raises(DatasetError, match="the documents of theirs were read as ids"):
+    names = ", ".join(f"of_{name}" for name in files)
+    with pytest.raises(DatasetError, match=f"the documents of {names} were read as ids"):
         check_tokenizer(tmp_path / "packed", tmp_path / "packed")
 
 
