@@ -334,27 +334,14 @@ def _row_of(shard: Shard, name: str, at: int, slot: int) -> tuple[int, int, int]
         # cu_seqlens has one more entry per row than the row has segments.
         row = int(np.searchsorted(offsets + np.arange(len(offsets)), at, "right")) - 1
         return row, max(at - int(offsets[row]) - row - 1, 0), at
-    # Blocks, ranges and media spans belong to the segment whose offsets contain their index.
+    # Blocks, ranges, media spans and records belong to the segment whose offsets contain their
+    # index. A byte of a media reference belongs to a media span in the same way.
     segment = at
-    if name.startswith(("block_", "trained_")):
-        own = shard.arrays["block_offsets" if name.startswith("block_") else "trained_offsets"]
-        segment = (
-            max(at - 1, 0)
-            if name.endswith("_offsets")
-            else int(np.searchsorted(own, at, "right")) - 1
-        )
-    if name.startswith("media_"):
-        place = at
-        if name == "media_ref":
-            place = int(np.searchsorted(shard.arrays["media_ref_offsets"], at, "right")) - 1
-        elif name == "media_ref_offsets":
-            place = max(at - 1, 0)
-        own = shard.arrays["media_offsets"]
-        segment = (
-            max(at - 1, 0)
-            if name == "media_offsets"
-            else int(np.searchsorted(own, place, "right")) - 1
-        )
+    for own in ("media_ref_offsets", f"{name.split('_')[0]}_offsets"):
+        if own == name:
+            segment = max(segment - 1, 0)
+        elif own in shard.arrays and (own != "media_ref_offsets" or name == "media_ref"):
+            segment = int(np.searchsorted(shard.arrays[own], segment, "right")) - 1
     row = int(np.searchsorted(offsets, segment, "right")) - 1
     return row, segment - int(offsets[row]), at
 

@@ -1,14 +1,15 @@
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from packprep import open_dataset
-from packprep.dataset.shard import encode, open_shard
+from packprep.dataset.shard import NAMES, encode, layout, open_shard
 from packprep.errors import ArgumentError, DatasetError
 from packprep.format.json_files import encode as encode_json
-from packprep.inspection.difference import describe_difference, print_difference
+from packprep.inspection.difference import _row_of, describe_difference, print_difference
 from tests import command_line
 from tests.inspection.conftest import built, write_corpus
 
@@ -106,6 +107,51 @@ def test_one_changed_value_is_found_where_it_is(two, tmp_path, array):
     )
     assert each["here"] == pytest.approx(before) and each["there"] != each["here"]
     assert (each["slot"], each["segment"]) == ((200, None) if array == "tokens" else (None, 1))
+
+
+def test_each_array_tells_the_row_and_the_segment_of_a_value():
+    """The segments of two rows have different numbers of blocks, ranges, media spans and records.
+    `parts` has the row, the segment and these numbers."""
+    parts = [(0, 0, (2, 0, 1, 3)), (0, 1, (0, 2, 3, 0)), (1, 0, (1, 1, 0, 2)), (1, 1, (3, 2, 2, 1))]
+    refs = [2, 0, 3, 1, 4, 2]  # the bytes of each media span's reference
+    owners = {
+        kind: [i for i, (_, _, counts) in enumerate(parts) for _ in range(counts[k])]
+        for k, kind in enumerate(("block", "trained", "media", "record"))
+    }
+    spans = [i for i, count in enumerate(refs) for _ in range(count)]
+    arrays = {
+        name: np.zeros(shape, dtype)
+        for name, (dtype, shape) in layout(
+            2, 4, 8, "u2", labels=True, padded=True, filled=True, weighted=True,
+            blocks=len(owners["block"]), trained=len(owners["trained"]),
+            media=(len(refs), len(spans)), records=len(owners["record"]),
+        ).items()
+    }  # fmt: skip
+    assert arrays.keys() == NAMES
+    arrays["row_offsets"][:] = [0, 2, 4]
+    arrays["media_ref_offsets"][:] = np.append(0, np.cumsum(refs))
+    for kind, owner in owners.items():
+        arrays[f"{kind}_offsets"][:] = np.append(0, np.cumsum(np.bincount(owner, minlength=4)))
+    shard = SimpleNamespace(arrays=arrays, rows=2, seq_length=8)
+
+    def expected(name, at):
+        kind = name.split("_")[0]
+        if arrays[name].shape == (2, 8):
+            return at, 3
+        if name == "row_offsets":
+            return max(at - 1, 0), 0
+        if kind == "cu":
+            return [(0, 0), (0, 0), (0, 1), (1, 0), (1, 0), (1, 1)][at]
+        if name in ("media_ref", "media_ref_offsets"):
+            span = spans[at] if name == "media_ref" else max(at - 1, 0)
+            return parts[owners["media"][span]][:2]
+        if name.endswith("_offsets"):
+            return parts[max(at - 1, 0)][:2]
+        return parts[at if kind == "segment" else owners[kind][at]][:2]
+
+    for name, values in arrays.items():
+        for at in range(len(values)):
+            assert _row_of(shard, name, at, 3) == (*expected(name, at), at), (name, at)
 
 
 def test_mixes_and_files_are_compared_by_name(two, capsys):
