@@ -249,33 +249,39 @@ def flex_block_mask(
     ranges = key_ranges(batch, prefix_bidirectional, part)
     n_rows, length = ranges.begin.shape
     n = -(-ranges.n_keys // block_size)
-    # A query block touches the key blocks that a query's range overlaps. `whole` marks those
-    # that the same range of all queries covers.
-    touched = torch.zeros(
-        n_rows, -(-length // block_size), n, dtype=torch.bool, device=ranges.begin.device
+    # A query block touches the key blocks that a query's range overlaps. A key block is whole if
+    # each query of the query block has a range that covers it.
+    size = n_rows, -(-length // block_size), n
+    overlaps, covers = (
+        torch.zeros(size, dtype=torch.int64, device=ranges.begin.device) for _ in range(2)
     )
-    whole = torch.zeros_like(touched)
-    pairs = [(ranges.begin, ranges.end)]
-    if ranges.more_begin is not None and ranges.more_end is not None:
-        pairs.append((ranges.more_begin, ranges.more_end))
-    for begin, end in pairs:
-        touched |= (
-            _counts(
-                begin // block_size,
-                torch.where(end > begin, -(-end // block_size), 0),
-                block_size,
-                n,
-            )
-            > 0
-        )
-        whole |= _counts(-(-begin // block_size), end // block_size, block_size, n) == block_size
+    for begin, end in _disjoint(ranges):
+        touched_end = torch.where(end > begin, -(-end // block_size), 0)
+        overlaps += _counts(begin // block_size, touched_end, block_size, n)
+        covers += _counts(-(-begin // block_size), end // block_size, block_size, n)
+    whole = covers == block_size
     return BlockMask.from_kv_blocks(
-        *_table(touched & ~whole),
+        *_table((overlaps > 0) & ~whole),
         *_table(whole),
         BLOCK_SIZE=block_size,
         mask_mod=_mask_mod(ranges),
         seq_lengths=(length, ranges.n_keys),
     )
+
+
+def _disjoint(ranges: KeyRanges) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the (begin, end) of each range, where two ranges that touch are joined to the first.
+
+    At most one range of a query then covers a key block.
+    """
+    if ranges.more_begin is None or ranges.more_end is None:
+        return [(ranges.begin, ranges.end)]
+    # In block diffusion, the last block of x_t ends where x_0 begins.
+    is_joined = ranges.more_begin == ranges.end
+    return [
+        (ranges.begin, torch.where(is_joined, ranges.more_end, ranges.end)),
+        (torch.where(is_joined, ranges.more_end, ranges.more_begin), ranges.more_end),
+    ]
 
 
 def _table(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

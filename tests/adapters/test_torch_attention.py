@@ -88,18 +88,22 @@ def test_masks_are_each_document_s_own_rule(segments, block_size):
 def test_the_block_mask_is_that_of_create_block_mask():
     from torch.nn.attention.flex_attention import create_block_mask
 
-    batch = tensors(
-        rows_made.batch([[Segment("prefix", 300, 150), Segment("blocks", 500, 32)], []], 1000)
-    )
-    mine = torch_attention.flex_block_mask(batch)
-    theirs = create_block_mask(
-        torch_attention.flex_mask_mod(batch), 2, None, 1000, 1000, device="cpu"
-    )
-    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
-        assert torch.equal(getattr(mine, name), getattr(theirs, name)), name
-    assert (
-        torch.equal(mine.to_dense(), theirs.to_dense()) and mine.seq_lengths == theirs.seq_lengths
-    )
+    # In the second batch, x_t is 4 … 35 and x_0 is 36 … 67. Queries 32 … 39 see the keys 40 … 47 by
+    # different ranges, and queries 24 … 31 see the keys 32 … 39 by two ranges that touch.
+    for segments, length, block_size in (
+        ([[Segment("prefix", 300, 150), Segment("blocks", 500, 32)], []], 1000, 128),
+        ([[Segment("causal", 4), Segment("blocks", 64, 16)]], 72, 8),
+    ):
+        batch = tensors(rows_made.batch(segments, length))
+        mine = torch_attention.flex_block_mask(batch, block_size)
+        theirs = create_block_mask(
+            torch_attention.flex_mask_mod(batch),
+            len(segments), None, length, length, device="cpu", BLOCK_SIZE=block_size,
+        )  # fmt: skip
+        for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
+            assert torch.equal(getattr(mine, name), getattr(theirs, name)), name
+        assert torch.equal(mine.to_dense(), theirs.to_dense())
+        assert mine.seq_lengths == theirs.seq_lengths
 
 
 @pytest.mark.parametrize("name", ["causal", "prefix", "both_ways", "gaps"])
