@@ -162,13 +162,7 @@ class Form:
             }
         if self.layout == "bshd":
             return {**batch, **sums}
-        # `flatten` would turn −1 into a slot of the flat row, so −1 is written again after it.
-        blocks = batch.get("prefix_ends", np.zeros(0)) < 0
-        flat, cu_seqlens, max_seqlen = attention.flatten(
-            _without_negative(batch, blocks), self.tail, self.max_segments
-        )
-        if blocks.any():
-            flat["prefix_ends"][attention.in_blocks(flat)] = -1
+        flat, cu_seqlens, max_seqlen = attention.flatten(batch, self.tail, self.max_segments)
         rows = {
             name: values[None] if isinstance(values, np.ndarray) else values
             for name, values in flat.items()
@@ -197,19 +191,6 @@ def _is_split(
         )
     check_length(dataset.encoder_length)
     return True
-
-
-def _without_negative(batch: dict[str, np.ndarray], negative: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the batch with prefix_ends set to 0 where `negative` is true.
-
-    Block diffusion has prefix_ends −1. `attention.flatten` adds each row's offset to prefix_ends,
-    which is wrong for −1.
-    """
-    return (
-        {**batch, "prefix_ends": np.where(negative, 0, batch["prefix_ends"])}
-        if negative.any()
-        else batch
-    )
 
 
 def _filled(batch: Mapping[str, Any], n_rows: int, pad_id: int) -> dict[str, Any]:

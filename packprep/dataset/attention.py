@@ -739,9 +739,9 @@ def flatten(
     """Join a batch of B rows into one flat row, the THD layout.
 
     In the result, segment_ids count through all rows. They are int32, with 0 on padding. If the
-    batch has the column prefix_ends, its values become slots of the flat row. If the batch has the
-    column seq_idx, its values become indices of sequences in cu_seqlens. Columns with one number
-    per row, [B], are not changed.
+    batch has the column prefix_ends, its values become slots of the flat row, except −1, which
+    stands for block diffusion. If the batch has the column seq_idx, its values become indices of
+    sequences in cu_seqlens. Columns with one number per row, [B], are not changed.
 
     Args:
         batch: name → [B, T, …], with segment_ids.
@@ -791,8 +791,11 @@ def flatten(
     before = np.append(0, np.cumsum(flat_kept))
     if "prefix_ends" in batch:
         # The end of a prefix becomes the number of kept slots before it in the flat row.
-        ends = np.arange(n_rows)[:, None] * length + np.asarray(batch["prefix_ends"], np.int64)
-        columns["prefix_ends"] = np.where(ids != 0, before[ends], 0)[kept].astype(np.int32)
+        row_ends = np.asarray(batch["prefix_ends"], np.int64)
+        flat_ends = before[np.arange(n_rows)[:, None] * length + row_ends]
+        # The −1 of block diffusion is not a slot.
+        flat_ends = np.where(row_ends < 0, -1, flat_ends)
+        columns["prefix_ends"] = np.where(ids != 0, flat_ends, 0)[kept].astype(np.int32)
     # The last boundary is the number of kept slots, so the sequences cover the flat row.
     boundaries = np.append(before[np.flatnonzero(starts & kept)], before[-1])
     if max_segments is not None:

@@ -690,6 +690,17 @@ def test_flatten_makes_one_row_in_which_rows_stay_apart(rows, tail):
     assert np.array_equal(mask[real], expected[real])
 
 
+def test_flatten_keeps_the_prefix_ends_of_block_diffusion():
+    ids = np.array([[0, 1, 1, 2, 2], [1, 1, 2, 2, 0]])
+    ends = np.array([[0, 2, 2, -1, -1], [-1, -1, 3, 3, 0]])
+    for tail, expected in (
+        ("segment", [0, 2, 2, -1, -1, -1, -1, 8, 8, 0]),
+        ("drop", [1, 1, -1, -1, -1, -1, 7, 7]),
+    ):
+        columns, _, _ = attention.flatten({"segment_ids": ids, "prefix_ends": ends}, tail)
+        assert columns["prefix_ends"].tolist() == expected
+
+
 def test_flatten_to_a_fixed_number_of_segments():
     ids = np.array([[1, 1, 2, 0], [1, 0, 2, 0], [0, 0, 0, 0]])
     for tail, starts in (("segment", [0, 2, 3, 4, 5, 6, 7, 8]), ("drop", [0, 2, 3, 4])):
