@@ -433,8 +433,6 @@ def _varlen(batch: Mapping[str, Any], prefix_bidirectional: bool) -> tuple[torch
     # slot.
     starts = (begin == _slots(segment_ids)).flatten().nonzero()[:, 0]
     cu_seqlens = torch.cat((starts, starts.new_tensor([segment_ids.numel()]))).int()
-    if segment_ids.numel() == 0:
-        cu_seqlens = cu_seqlens[:1]
     return cu_seqlens, int(cu_seqlens.diff().max()) if len(cu_seqlens) > 1 else 0, causal
 
 

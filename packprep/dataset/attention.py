@@ -800,10 +800,7 @@ def flatten(
     boundaries = np.append(before[np.flatnonzero(starts & kept)], before[-1])
     if max_segments is not None:
         return columns, pad_cu_seqlens(boundaries, n_rows * max_segments + 1), length
-    max_seqlen = int(np.diff(boundaries).max(initial=0))
-    if before[-1] == 0:
-        boundaries = boundaries[:1]
-    return columns, boundaries.astype(np.int32), max_seqlen
+    return columns, boundaries.astype(np.int32), int(np.diff(boundaries).max(initial=0))
 
 
 def label_counts(loss_mask, cu_seqlens, cu_seqlens_padded=None) -> np.ndarray:
