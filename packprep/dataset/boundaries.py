@@ -382,7 +382,7 @@ def thd_pair(
     # Causal attention allows no key after its query, even if the window does.
     left, right = (-1, -1) if window is None else window
     if causal:
-        right = 0 if right < 0 else min(right, 0)
+        right = 0
     # If the past is unlimited, the first key and the last query of a segment decide about all
     # pairs.
     if left < 0:
