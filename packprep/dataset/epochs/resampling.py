@@ -178,7 +178,6 @@ def _moved_task(task: StoredTask, manifest: Manifest, special: SpecialIds) -> Mo
     if layout is None:
         return None
     has_sides = manifest["recipe"].get("packing", {}).get("encoder_length")
-    # With a prefix of another length, the row might exceed the encoder's or the decoder's length.
     if has_sides and not layout.keeps_prefix:
         return None
     parameters = _read_parameters(layout, task, manifest["made_with"])
