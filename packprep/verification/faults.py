@@ -37,9 +37,8 @@ class Faults:
             slot: Slot in the row, or None.
             value: The wrong value, of a plain type.
         """
-        key = f"{promise} {file}"
-        self.counts[key] = self.counts.get(key, 0) + 1
-        if self.counts[key] <= MAX_LISTED:
+        self.count(promise, file, 1)
+        if self.counts[f"{promise} {file}"] <= MAX_LISTED:
             fault = {
                 "promise": promise,
                 "file": file,
@@ -49,6 +48,11 @@ class Faults:
                 "message": message,
             }
             self.listed.append(fault)
+
+    def count(self, promise: str, file: str, number: int) -> None:
+        """Count violations of an invariant without listing them."""
+        key = f"{promise} {file}"
+        self.counts[key] = self.counts.get(key, 0) + number
 
     def join(self, other: "Faults") -> None:
         """Add all faults of `other`."""

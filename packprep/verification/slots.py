@@ -303,10 +303,11 @@ def check_slots(check: ShardCheck) -> None:
     found = Found(np.zeros((_CODES, MAX_LISTED, 3), np.int64), np.zeros(_CODES, np.int64))
     _check_slots(rows, bounds, roles["pad"], check.plan.vocabulary.vocab_size, found)
     for code, (promise, message) in _SLOT_FAULTS.items():
-        for i in range(int(found.counts[code])):
-            # `Faults` only counts faults beyond its limit, so their location does not matter.
-            row, slot, value = (int(v) for v in found.where[code, min(i, MAX_LISTED - 1)])
+        for row, slot, value in found.where[code, : found.counts[code]].tolist():
             check.add(promise, message, row, slot, value)
+        # A damaged shard may have a fault in each slot, so the other faults are only counted.
+        if found.counts[code] > MAX_LISTED:
+            check.faults.count(promise, check.file, int(found.counts[code]) - MAX_LISTED)
 
 
 def check_removed(check: ShardCheck) -> None:

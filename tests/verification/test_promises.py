@@ -15,7 +15,7 @@ from packprep.randomness import segment_key, text_key
 from packprep.restoring import stored_segments
 from packprep.verification import PROMISES
 from packprep.verification.arrays import check_arrays, check_layout
-from packprep.verification.faults import Faults
+from packprep.verification.faults import MAX_LISTED, Faults
 from tests import made as builds
 from tests import media_made
 from tests.golden.datasets import LAW3
@@ -503,6 +503,22 @@ def test_p7_and_p8_hold_for_labels_too(plain):
     _, row, begin, _ = long_segment(plain, arrays, "causal")
     arrays["labels"][row, begin] = VOCAB_SIZE
     assert promises_of(faults_of_arrays(plan, arrays)) == {"P8", "P10"}
+
+
+def test_faults_of_many_slots_are_counted_at_once(plain, monkeypatch):
+    plan, arrays = open_plan(plain), arrays_of(plain)
+    arrays["loss_mask"] = 1 - arrays["loss_mask"]
+    n_padding = int((arrays["segment_ids"] == 0).sum())
+    added = []
+    add = Faults.add
+    monkeypatch.setattr(Faults, "add", lambda self, *fault: added.append(add(self, *fault)))
+    faults = Faults()
+    check_arrays(plan, arrays, SHARD, faults)
+    assert faults.counts == {
+        f"P7 {SHARD}": n_padding,
+        f"P9 {SHARD}": arrays["loss_mask"].size - n_padding,
+    }
+    assert min(faults.counts.values()) > MAX_LISTED == len(added) / 2 == len(faults.listed) / 2
 
 
 def test_p3_labels_belong_to_recipes_that_predict_in_place(plain):
