@@ -19,7 +19,7 @@ from packprep.dataset.loader import Dataset, Shares, default_max_open
 from packprep.dataset.manifest import Manifest, ShardEntry, read_manifest
 from packprep.dataset.mixture import Mixture, split_bound
 from packprep.dataset.order import dealing_of, integer
-from packprep.dataset.shard import IO
+from packprep.dataset.shard import IO, check_io
 from packprep.errors import ArgumentError, DatasetError
 from packprep.format.digests import digest_of, digest_of_buffers
 from packprep.format.json_files import MANIFEST_NAME
@@ -265,8 +265,7 @@ def open_remote(
         raise ArgumentError(
             f"max_bytes is {max_bytes!r} and should be a positive number of bytes, or None"
         )
-    if io not in ("mmap", "pread"):
-        raise ArgumentError(f"io is {io!r} and should be 'mmap' or 'pread'")
+    check_io(io)
     urls = [url] if isinstance(url, str) else list(url)
     mixing = not (shares is None and interpolate is None and max_epochs is None)
     if not urls or mixing == isinstance(url, str):

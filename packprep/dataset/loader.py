@@ -49,7 +49,7 @@ from packprep.dataset.row import Row
 from packprep.dataset.row_media import Media, kinds_of, media_of
 from packprep.dataset.rows import COLUMNS, Facts, Place, RowSegments, gather
 from packprep.dataset.segments import records_of_document
-from packprep.dataset.shard import CAN_PREAD, IO, Shard, shard_of
+from packprep.dataset.shard import IO, Shard, check_io, shard_of
 from packprep.errors import ArgumentError, DatasetError
 from packprep.forking import lazy
 from packprep.format.json_files import (
@@ -677,12 +677,7 @@ def open_dataset(
         (8, 2048)
         >>> mixed = packprep.open_dataset(["packed_web", "packed_code"], shares=[0.7, 0.3])
     """
-    if io not in ("mmap", "pread"):
-        raise ArgumentError(f"io is {io!r} and should be 'mmap' or 'pread'")
-    if io == "pread" and not CAN_PREAD:
-        raise ArgumentError(
-            "io = 'pread' requires preadv, which this system does not have\nhint: use 'mmap'"
-        )
+    check_io(io)
     limit = default_max_open() if max_open is None else integer("max_open", max_open, 1, 1 << 31)
     # A path may be a dataset, a mixture.json, or a folder with a mixture.json and no manifest.
     if isinstance(directory, str | os.PathLike):

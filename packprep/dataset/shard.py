@@ -34,12 +34,26 @@ import numpy as np
 
 from packprep.dataset.manifest import Manifest, stored_columns
 from packprep.dataset.segments import HEADER, Arrays
-from packprep.errors import DatasetError
+from packprep.errors import ArgumentError, DatasetError
 from packprep.forking import lazy
 from packprep.format import open_file
 from packprep.format.json_files import FORMAT, VERSION, no_duplicates, shard_name
 
 CAN_PREAD = hasattr(os, "preadv")  # Windows does not have it.
+
+
+def check_io(io: str) -> None:
+    """Check the `io` of an opened dataset.
+
+    Raises:
+        ArgumentError: If `io` is unknown, or if this system does not support it.
+    """
+    if io not in ("mmap", "pread"):
+        raise ArgumentError(f"io is {io!r} and should be 'mmap' or 'pread'")
+    if io == "pread" and not CAN_PREAD:
+        raise ArgumentError(
+            "io = 'pread' requires preadv, which this system does not have\nhint: use 'mmap'"
+        )
 
 
 class _Descriptor:

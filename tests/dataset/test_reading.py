@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import packprep
+from packprep.adapters.remote import open_remote
 from packprep.dataset import shard
 from packprep.dataset.rows import COLUMNS, MORE_COLUMNS
 from packprep.dataset.shard import ShardBytes
@@ -258,8 +259,12 @@ def test_damage_is_refused_by_file_and_row(tmp_path):
 
 def test_another_io_is_refused(tmp_path, monkeypatch):
     make_dataset(tmp_path)
-    with pytest.raises(ArgumentError, match="io is 'read'"):
-        packprep.open_dataset(tmp_path, io="read")
-    monkeypatch.setattr("packprep.dataset.loader.CAN_PREAD", False)
-    with pytest.raises(ArgumentError, match="preadv"):
-        packprep.open_dataset(tmp_path, io="pread")
+    monkeypatch.setattr(shard, "CAN_PREAD", False)
+    for opening in (
+        lambda io: packprep.open_dataset(tmp_path, io=io),
+        lambda io: open_remote(f"memory://{tmp_path}", cache=tmp_path / "cache", io=io),
+    ):
+        with pytest.raises(ArgumentError, match="io is 'read'"):
+            opening("read")
+        with pytest.raises(ArgumentError, match="requires preadv"):
+            opening("pread")
