@@ -45,7 +45,7 @@ _ARROW = TableFormat("Arrow", arrow.schema_of, arrow.record_batches)
 def recognizes(path: Path) -> bool:
     """Return whether a path is a table, a folder of tables, or a folder of splits of tables."""
     if path.is_file():
-        return path.suffix in (*PARQUET, *ARROW)
+        return path.suffix.lower() in (*PARQUET, *ARROW)
     return (path / STATE).exists() or bool(_files(path) or _splits(path))
 
 
@@ -64,7 +64,7 @@ def open_table(path: Path, choices: Choices) -> PackedData:
         )
     folder = splits[0] if splits else path
     files = [folder] if folder.is_file() else _files(folder)
-    table = _PARQUET if files[0].suffix in PARQUET else _ARROW
+    table = _PARQUET if files[0].suffix.lower() in PARQUET else _ARROW
     schema = table.schema_of(str(files[0]))
     kinds = _kinds(files[0], schema)
     ignored = sorted(name for name in set(schema.names) & set(COLUMNS) if name not in kinds)
@@ -97,7 +97,7 @@ def _files(folder: Path) -> list[Path]:
     except OSError:
         return []
     for suffixes in (PARQUET, ARROW):
-        if found := [path for path in paths if path.suffix in suffixes]:
+        if found := [path for path in paths if path.suffix.lower() in suffixes]:
             return found
     return []
 

@@ -64,6 +64,18 @@ def test_parquet_and_arrow_give_the_same_rows(tmp_path):
             np.testing.assert_array_equal(*flat, err_msg=f"{name}: {column}")
 
 
+def test_a_suffix_may_have_capital_letters(tmp_path):
+    columns = trl(made.clean())
+    once, twice = (
+        sum(len(rows.ids) for rows in open_packed(path, Choices()).batches())
+        for path in (
+            write_parquet(tmp_path / "A.PARQUET", columns),
+            write_parquet(tmp_path / "b.parquet", columns).parent,
+        )
+    )
+    assert twice == 2 * once > 0
+
+
 def _with_bases(data):
     base = 0
     for rows in data.batches():
