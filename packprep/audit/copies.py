@@ -71,13 +71,20 @@ class HashTable:
         self._blocks, self._count = [], 0
 
     def groups(self) -> Iterator[np.ndarray]:
-        """Yield all records as arrays, sorted by `x`. Equal hashes are in the same array, by place.
+        """Yield all records as arrays, sorted by hash, then by place.
 
-        Tables that both spilled, or both did not, have their groups in the same order.
+        Equal hashes are in the same array. Tables that both spilled, or both did not, have their
+        groups in the same order.
         """
         for block in self._unsorted():
             # Records are added in the order of their places, so a stable sort keeps this order.
-            yield block[np.argsort(np.ascontiguousarray(block["x"]), kind="stable")]
+            ordered = block[np.argsort(np.ascontiguousarray(block["x"]), kind="stable")]
+            x, y = ordered["x"], ordered["y"]
+            # Sorting by one half takes a third of the time. It is enough, unless different hashes
+            # have the same `x`, which almost never happens.
+            if ((x[1:] == x[:-1]) & (y[1:] != y[:-1])).any():
+                ordered = block[np.lexsort((block["y"], block["x"]))]
+            yield ordered
 
     def _unsorted(self) -> Iterator[np.ndarray]:
         if self._folder is None:
@@ -99,7 +106,10 @@ class HashTable:
                 yield own, own[:0]
                 continue
             at = np.minimum(np.searchsorted(others["x"], own["x"]), len(others) - 1)
-            is_in = (others["x"][at] == own["x"]) & (others["y"][at] == own["y"])
+            is_in = others["x"][at] == own["x"]
+            # Another hash with the same `x` may come first, which almost never happens.
+            for i in np.flatnonzero(is_in & (others["y"][at] != own["y"])):
+                is_in[i] = own["y"][i] in others["y"][others["x"] == own["x"][i]]
             yield own[~is_in], own[is_in]
 
     def copies(self, most: int) -> Copies:
