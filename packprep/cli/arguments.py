@@ -78,7 +78,7 @@ Replay = Annotated[
     str | None,
     typer.Option(
         metavar="N|all",
-        help="Rebuild N segments, or all shards, and compare them.",
+        help="Rebuild N segments (per array task), or all shards, and compare them.",
         show_default=False,
     ),
 ]

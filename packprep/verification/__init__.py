@@ -240,8 +240,8 @@ def verify_dataset(
 
     Args:
         directory: Directory or URL of the dataset or token store.
-        replay: Number of segments to rebuild from their sources. `ALL` (-1) rebuilds whole shards,
-            and None rebuilds nothing.
+        replay: Number of segments that this array task rebuilds from their sources. `ALL` (-1)
+            rebuilds whole shards, and None rebuilds nothing.
         moved: Source name → current location of the source.
         array: Index and count of this array task.
         workers: Number of processes. 0 runs in this process.
