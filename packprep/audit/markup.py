@@ -182,7 +182,7 @@ def _search(
 
 @kernel
 def mark_at(ids, i, end, marks):
-    """Return the number of the first mark that stands at token i, or −1."""
+    """Return the number of the first mark that starts at token i, or −1."""
     # Longer marks come first, so the longest mark at a token is found.
     for m in range(marks.roles.shape[0]):
         first, length = marks.offsets[m], marks.offsets[m + 1] - marks.offsets[m]

@@ -74,7 +74,7 @@ class TrainedRanges(NamedTuple):
     def select(self, chosen: np.ndarray) -> "TrainedRanges":
         """Return the ranges of the chosen segments. The result has only these segments.
 
-        `chosen` is bool[m].
+        `chosen` is bool[m]. The segments of the result are numbered from 0.
         """
         counts = np.diff(self.offsets)
         kept = np.repeat(chosen, counts)
