@@ -29,6 +29,7 @@ from packprep.conversations.media import (
     read_slots,
     refuse_many,
 )
+from packprep.conversations.placeholders import THOUGHTS
 from packprep.recipe.schema import OF_PACKPREP
 from packprep.sources.formats.batch import LOSS_SPANS, MEDIA, SURROGATE, Supervision, large_text
 from packprep.sources.formats.fields import REFUSED_FIELDS
@@ -396,7 +397,7 @@ def _from_sharegpt(message: Mapping[str, Any], what: str) -> dict[str, Any]:
         raise _Bad(f"{what} is from {shown}; known are {', '.join(ROLES)}")
     if not isinstance(value, str | None):
         raise _Bad(f"{what}: value is {_kind(value)}; a text is wanted")
-    calls = _calls(value) if sender.lower() == "function_call" and value else None
+    calls = _calls(value, what) if sender.lower() == "function_call" and value else None
     return (
         {"role": role, "content": None, "tool_calls": calls, **own}
         if calls
@@ -404,26 +405,32 @@ def _from_sharegpt(message: Mapping[str, Any], what: str) -> dict[str, Any]:
     )
 
 
-def _calls(value: str) -> list[dict[str, Any]] | None:
+def _calls(value: str, what: str) -> list[dict[str, Any]] | None:
     """Parse a text that is the JSON of one or several calls, and return them as `tool_calls`.
 
-    Return None for any other text.
+    A call is an object with a name and arguments, or such an object at the key `function`. Return
+    None for any other text.
     """
     try:
         found = parsed_json(value)
     except ValueError:
         return None
     calls = found if isinstance(found, list) else [found]
-    if not calls or not all(
-        isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls
+    functions = [call.get("function", call) if isinstance(call, dict) else call for call in calls]
+    if not functions or not all(
+        isinstance(function, dict) and isinstance(function.get("name"), str)
+        for function in functions
     ):
         return None
+    for function in functions:
+        if unread := sorted(function.keys() - {"name", "arguments", "id", "type"}):
+            raise _Bad(f"{what}: a call has {unread[0]!r}; only its name and arguments are read")
     return [
         {
             "type": "function",
-            "function": {"name": call["name"], "arguments": call.get("arguments", {})},
+            "function": {"name": function["name"], "arguments": function.get("arguments", {})},
         }
-        for call in calls
+        for function in functions
     ]
 
 
@@ -431,9 +438,12 @@ def _check(message: dict[str, Any], what: str, kinds: Sequence[str]) -> None:
     """Raise _Bad if a message has a wrong type in a field that templates read."""
     if not isinstance(message.get("role"), str) or not message["role"]:
         raise _Bad(f"{what}: role is {_kind(message.get('role'))}; a text is wanted")
-    for key in ("name", "tool_call_id", "reasoning_content", "thinking"):
+    for key in ("name", "tool_call_id", *THOUGHTS):
         if not isinstance(message.get(key, ""), str):
             raise _Bad(f"{what}: {key} is {_kind(message[key])}; a text is wanted")
+    thoughts = {key: message[key].strip() for key in THOUGHTS if message.get(key, "").strip()}
+    if len(set(thoughts.values())) > 1:
+        raise _Bad(f"{what}: {' and '.join(thoughts)} contradict each other")
     if message.get("tool_calls") == []:
         del message["tool_calls"]  # An empty list means the same as no list.
     _check_calls(message.get("tool_calls", []), what)
@@ -441,7 +451,7 @@ def _check(message: dict[str, Any], what: str, kinds: Sequence[str]) -> None:
     if isinstance(content, str):
         return
     # Without a content, another field such as tool_calls has to be written.
-    if content is None and not message.keys() - {"role", "content", "name", "tool_call_id"}:
+    if content is None and not message.keys() - {"role", "content", "name", "tool_call_id", "id"}:
         raise _Bad(f"{what} has no content; a text, a list of text parts, or tool_calls are wanted")
     if not isinstance(content, list | None):
         raise _Bad(f"{what}: content is {_kind(content)}; a text or a list of text parts is wanted")
@@ -464,6 +474,12 @@ def _check_calls(calls: Any, what: str) -> None:
         function = call.get("function", call) if isinstance(call, dict) else call
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise _Bad(f"{what}: tool call {j} has no function with a name that is a text")
+        if "arguments" not in function and (other := _ARGUMENTS & function.keys()):
+            raise _Bad(f"{what}: tool call {j} has {min(other)!r} instead of 'arguments'")
+
+
+_ARGUMENTS = {"parameters", "args", "input", "kwargs"}
+"""Other names for the arguments of a call, which templates do not read."""
 
 
 def _tools(record: Mapping[str, Any]) -> list[Any] | None:

@@ -1,11 +1,12 @@
 """Check that a template writes all parts of a record."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
 from packprep.conversations.chat_template import ChatTemplate, LeftOut, TemplateRefusal
+from packprep.conversations.layouts import ROLES, Dialogue, parsed_json
 from packprep.conversations.placeholders import (
     TAGS,
     THOUGHTS,
@@ -21,11 +22,13 @@ def check_written(
     messages: Sequence[dict[str, Any]],
     tools: Sequence[Any] | None,
     text: str,
+    without_content: Set[int],
 ) -> None:
     """Raise LeftOut if the template leaves a part of the record out of `text`.
 
-    The checked parts are the tools, the tool calls, the reasoning, and the content of each message.
-    A model must not be trained without such a part.
+    The checked parts are the tools, the tool calls, the reasoning, the content of each message, and
+    the fields that a template may read instead of a content. A model must not be trained without
+    such a part. `without_content` has the numbers of messages whose record has no content.
     """
 
     def leaves_out(what: str, others: Sequence[dict[str, Any]], **more: Any) -> None:
@@ -47,14 +50,142 @@ def check_written(
         str(message.get(key, "")).strip() for message in messages for key in THOUGHTS
     ):
         leaves_out("reasoning_content", [_without(message, THOUGHTS) for message in messages])
+    uncertain = _uncertain_messages(messages, text)
     for k, message in enumerate(messages):
+        if unread := _unread_fields(message, template.words, k in without_content):
+            others = [*messages[:k], _without(message, unread), *messages[k + 1 :]]
+            leaves_out(f"{ascii(unread[0][:40])} of message {k}", others)
         said = [part.strip() for part in texts_of(message) if part.strip()]
-        if said and not writes_any(text, said):
+        if said and (k in uncertain or not writes_any(text, said)):
             role, in_parts = ascii(message["role"][:40]), isinstance(message["content"], list)
             # The content is replaced and not removed, because some templates need a content.
             other = {**message, "content": [{"type": "text", "text": "x"}] if in_parts else "x"}
             with_other = [*messages[:k], other, *messages[k + 1 :]]
             leaves_out(f"the content of message {k}, of role {role}", with_other)
+
+
+_INSTEAD_OF_CONTENT = {
+    *("function_call", "function_calls", "functions", "tools", "tool_plan", "tool_responses"),
+    *("refusal", "image", "images", "video", "videos", "audio", "audios"),
+}
+"""Fields of a message that a model reads or writes, although they are not in the content."""
+_CHECKED_ALONE = {"role", "content", "tool_calls", *THOUGHTS}
+
+
+def _unread_fields(message: Mapping[str, Any], words: Set[str], lacks_content: bool) -> list[str]:
+    """Return the fields of a message that a model needs, but that are not among a template's words.
+
+    If a message has neither content nor tool calls, all its texts, lists and objects are such
+    fields.
+    """
+    if message.keys() <= _CHECKED_ALONE:
+        return []
+    lacks_content &= "tool_calls" not in message
+    return [
+        key
+        for key, value in message.items()
+        if value
+        and key not in words
+        and key not in _CHECKED_ALONE
+        and (key in _INSTEAD_OF_CONTENT or (lacks_content and type(value) in (str, list, dict)))
+    ]
+
+
+def _uncertain_messages(messages: Sequence[Mapping[str, Any]], text: str) -> set[int]:
+    """Return the numbers of messages whose content may be in `text` only as part of another string.
+
+    For example, an answer often quotes the result of a tool. The messages are the ones with the
+    longest content of each role, because a template usually drops all messages of a role.
+    """
+    longest: dict[str, tuple[str, int]] = {}
+    for k, message in enumerate(messages):
+        for part in texts_of(message):
+            if len(part.strip()) > len(longest.get(message["role"], ("", k))[0]):
+                longest[message["role"]] = part.strip(), k
+    uncertain = set()
+    for role, (part, k) in longest.items():
+        others = sum(
+            other.count(part)
+            for j, message in enumerate(messages)
+            if j != k
+            for other in strings_of(message)
+        )
+        is_short = len(part) < _LONG_TEXT and role not in ("system", "user", "assistant")
+        if is_short or 0 < others >= text.count(part):
+            uncertain.add(k)
+    return uncertain
+
+
+_KNOWN_FIELDS = {
+    *_CHECKED_ALONE,
+    *("id", "index", "model", "name", "timestamp", "tool_call_id", "type"),
+}
+"""Fields of a message that are read, or that say nothing about training."""
+_SPEAKERS = {"ai", "bot", "tool_call"} | {
+    name for name, role in ROLES.items() if role == "assistant"
+}
+"""Names of an assistant in other tools."""
+
+
+def ignored_parts(
+    template: ChatTemplate,
+    dialogue: Dialogue,
+    variables: Mapping[str, Any],
+    trained: Sequence[str],
+    text: str,
+) -> list[str]:
+    """Describe the parts of a conversation that are probably not read or trained as intended.
+
+    Args:
+        template: The template of the conversation.
+        dialogue: The conversation.
+        variables: The variables of the template, except messages and tools.
+        trained: The trained roles.
+        text: The text of the conversation.
+    """
+    fields = {
+        key: value
+        for message in dialogue.messages
+        for key, value in message.items()
+        if key not in _KNOWN_FIELDS and value not in (None, "", [], {})
+    }
+    # A template that writes whole messages as JSON writes their keys.
+    unread = [key for key in fields if key not in template.words and json.dumps(key) not in text]
+    parts = [f"{ascii(key[:40])} of a message, which is not read" for key in unread]
+    parts += [
+        f"{ascii(name[:40])} of chat_template_kwargs, which is not read"
+        for name, value in variables.items()
+        if name not in template.words and value is not None
+    ]
+    marks = dialogue.train or (None,) * len(dialogue.messages)
+    roles = {
+        message["role"]: None
+        for message, mark in zip(dialogue.messages, marks, strict=True)
+        if mark is None and message["role"].lower() in _SPEAKERS - {*trained}
+    }
+    parts += [f"the role {ascii(role)}, which is not trained" for role in roles]
+    if variables.get("enable_thinking") is False and any(map(_has_reasoning, dialogue.messages)):
+        parts.append("reasoning, although enable_thinking is false")
+    calls = [call for message in dialogue.messages for call in message.get("tool_calls", ())]
+    if any(_is_no_object(function_of(call).get("arguments")) for call in calls):
+        parts.append("arguments of a tool call that are a text, but not the JSON of an object")
+    return parts
+
+
+def _has_reasoning(message: Mapping[str, Any]) -> bool:
+    return any(message.get(key, "").strip() for key in THOUGHTS) or any(
+        thought.strip() for part in texts_of(message) for thought in TAGS.split(part)[:-1:2]
+    )
+
+
+def _is_no_object(arguments: Any) -> bool:
+    """Return whether the arguments of a call are a text that is not the JSON of an object."""
+    if not isinstance(arguments, str) or not arguments.strip():
+        return False
+    try:
+        return not isinstance(parsed_json(arguments), dict)
+    except ValueError:
+        return True
 
 
 def writes_any(text: str, said: Sequence[str]) -> bool:

@@ -26,7 +26,7 @@ from packprep.conversations.chat_template import (
     compile_template,
 )
 from packprep.conversations.layouts import Dialogue, Problem, read_layout
-from packprep.conversations.left_out import strings_of
+from packprep.conversations.left_out import ignored_parts, strings_of
 from packprep.conversations.media import (
     BAD_MEDIA,
     BadMedia,
@@ -79,6 +79,7 @@ class Conversation:
             any task.
         whole: None, or a function that returns the conversation with boundaries, roles and
             system_end. They take time to find and are needed only if the document is cut.
+        ignored: A function that describes the parts of the record that are not read or trained.
         history: Number of leading characters that repeat an earlier text of the same document.
         parts: One conversation per text, if the document has several texts, otherwise (). With
             parts, `spans` has the spans of all parts, each relative to the text of its part, and
@@ -98,6 +99,7 @@ class Conversation:
     places: tuple[MediaPlace, ...] = ()
     limited: bool = True
     whole: Callable[[], "Conversation"] | None = field(default=None, compare=False)
+    ignored: Callable[[], Sequence[str]] = field(default=tuple, compare=False)
     history: int = 0
     parts: tuple["Conversation", ...] = ()
 
@@ -275,7 +277,8 @@ def conversation(
         return too_large
     spans = tuple(span for part in parts for span in part.spans)
     weight = parts[0].weight
-    return Conversation(text, spans, weight=weight, chat=True, parts=tuple(parts))
+    ignored = parts[-1].ignored
+    return Conversation(text, spans, weight=weight, chat=True, ignored=ignored, parts=tuple(parts))
 
 
 def _of_dialogue(
@@ -298,8 +301,8 @@ def _of_dialogue(
     if not isinstance(turns, Turns):
         return turns
     assert template is not None
-    has_blocks = compile_template(template, settings.template_date).marks_generation
-    rendered = _rendered(turns, dialogue, settings, has_blocks)
+    compiled = compile_template(template, settings.template_date)
+    rendered = _rendered(turns, dialogue, settings, compiled)
     if not isinstance(rendered, Conversation):
         return rendered
     if known:
@@ -316,7 +319,7 @@ def _of_dialogue(
         with_begins = rendered_turns(dialogue, template, settings)
         if not isinstance(with_begins, Turns):  # The starts of messages are not certain.
             return replace(rendered, whole=None)
-        again = _rendered(with_begins, dialogue, settings, has_blocks)
+        again = _rendered(with_begins, dialogue, settings, compiled)
         return again if isinstance(again, Conversation) else replace(rendered, whole=None)
 
     return replace(rendered, whole=whole)
@@ -499,7 +502,7 @@ def _variables(dialogue: Dialogue, settings: DocumentKeys) -> dict[str, Any]:
 
 
 def _rendered(
-    turns: Turns, dialogue: Dialogue, settings: DocumentKeys, has_blocks: bool
+    turns: Turns, dialogue: Dialogue, settings: DocumentKeys, template: ChatTemplate
 ) -> Conversation | Problem:
     text, trained, begins, system_end, changes = turns
     if found := SURROGATE.search(text):
@@ -520,20 +523,22 @@ def _rendered(
     blocks = (
         begin
         for begin, _, k in trained
-        if has_blocks and dialogue.messages[k]["role"] == "assistant"
+        if template.marks_generation and dialogue.messages[k]["role"] == "assistant"
         if begin in trained_begins
     )
+    variables = _variables(dialogue, settings)
     return weighted(
         text,
         ranges,
         weight=dialogue.weight,
+        ignored=partial(
+            ignored_parts, template, dialogue, variables, tuple(settings.trained_roles), text
+        ),
         boundaries=boundaries,
         roles=_roles(dialogue.messages, begins, boundaries),
         system_end=system_end,
         chat=True,
-        strings=tuple(
-            strings_of([dialogue.messages, dialogue.tools, _variables(dialogue, settings)])
-        ),
+        strings=tuple(strings_of([dialogue.messages, dialogue.tools, variables])),
         blocks=tuple(blocks),
         places=dialogue.media,
     )

@@ -39,6 +39,7 @@ from packprep.conversations.markup import Markup, Span
 from packprep.conversations.parts import Change, Rendered, find_changes
 from packprep.conversations.placeholders import (
     SYSTEM,
+    THOUGHTS,
     Placeholders,
     Remember,
     attempted,
@@ -238,16 +239,24 @@ def _rendered_messages(
         tried = None if as_objects is None else attempted(partial(rendered, render, as_objects))
         if as_objects is not None and tried is not None:
             messages, (text, blocks) = as_objects, tried
-        elif isinstance(error, TemplateRefusal) or all("content" in each for each in messages):
+        elif isinstance(error, TemplateRefusal):
+            raise
+        elif attempted(partial(rendered, render, _with_joined_parts(messages))) is not None:
+            raise TemplateRefusal(
+                "it accepts only a text as the content of a message, not a list of parts; write one"
+                " text instead"
+            ) from None
+        elif all("content" in each for each in messages):
             raise
         else:
             messages, text, blocks = _with_contents(partial(rendered, render), messages)
     # Quoted arguments show that the template expects objects.
-    if _quotes_arguments(messages, text):
+    if _quotes_arguments(render, messages, text):
         messages = _with_objects(messages) or messages
         text, blocks = rendered(render, messages)
     check_parts(render, messages, text)
-    check_written(template, render, messages, tools, text)
+    without_content = {k for k, m in enumerate(dialogue.messages) if m.get("content") is None}
+    check_written(template, render, messages, tools, text, without_content)
     wanted = trained_messages(dialogue, settings)
     return _Chat(template, render, messages, tools, wanted, text, dialogue), blocks
 
@@ -302,31 +311,59 @@ def _with_objects(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | 
 
 
 def _object_of(text: Any) -> dict[str, Any] | None:
-    """Return the object in a JSON text, or None if `text` is not the JSON of an object."""
-    if not isinstance(text, str) or not text.lstrip().startswith("{"):
+    """Return the object in a JSON text, or None if `text` is not the JSON of an object.
+
+    A blank text is an empty object, because some APIs return it for a call without arguments.
+    """
+    if not isinstance(text, str) or text.lstrip()[:1] not in ("", "{"):
         return None
     try:
-        value = parsed_json(text)
+        value = parsed_json(text) if text.strip() else {}
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
 
 
-def _quotes_arguments(messages: Sequence[dict[str, Any]], text: str) -> bool:
+def _quotes_arguments(render: Render, messages: Sequence[dict[str, Any]], text: str) -> bool:
     """Return whether the text has the arguments of a tool call as a JSON string in quotes.
 
     This happens if the messages have the arguments as a string and the template expects an object.
     Transformers would write the quotes into the text, and a model would learn them.
     """
+    is_blank = False
     for message in messages:
         for call in message.get("tool_calls", ()):
             arguments = function_of(call).get("arguments")
-            if _object_of(arguments) is not None and any(
+            if not isinstance(arguments, str) or _object_of(arguments) is None:
+                continue
+            is_blank |= not arguments.strip()
+            if arguments.strip() and any(
                 json.dumps(arguments, ensure_ascii=ascii_only) in text
                 for ascii_only in (False, True)
             ):
                 return True
-    return False
+    if not is_blank:
+        return False
+    # Two quotes may occur anywhere in the text. Quotes around a new character are certain.
+    (mark,) = free_characters(strings_of(messages), 1)
+    marked = [
+        {**message, "tool_calls": [_with_blank(call, mark) for call in message["tool_calls"]]}
+        if "tool_calls" in message
+        else message
+        for message in messages
+    ]
+    with_marks = attempted(partial(render, marked)) or ""
+    return f'"{mark}"' in with_marks or json.dumps(mark) in with_marks
+
+
+def _with_blank(call: dict[str, Any], mark: str) -> dict[str, Any]:
+    """Return a tool call with `mark` as its arguments, if its arguments are a blank text."""
+    function = function_of(call)
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str) or arguments.strip():
+        return call
+    marked = {**function, "arguments": mark}
+    return {**call, "function": marked} if "function" in call else marked
 
 
 def _with_contents(
@@ -362,8 +399,13 @@ def _as_read(message: Mapping[str, Any]) -> dict[str, Any]:
     The message has no nulls, and has its reasoning as both "thinking" and "reasoning_content".
     """
     given = {key: value for key, value in message.items() if value is not None}
-    said = [given[key] for key in ("reasoning_content", "thinking", "reasoning") if key in given]
-    return {"thinking": said[0], **given, "reasoning_content": said[0]} if said else given
+    said = [given[key] for key in THOUGHTS if key in given]
+    if not said:
+        return given
+    if not given.get("thinking", "").strip():
+        given.pop("thinking", None)
+    thought = next((text for text in said if text.strip()), said[0])
+    return {"thinking": thought, **given, "reasoning_content": thought}
 
 
 def trained_messages(dialogue: Dialogue, settings: DocumentKeys) -> list[bool]:

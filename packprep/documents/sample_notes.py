@@ -1,7 +1,8 @@
 """Find problems in a calibration sample that would harm training, and report them."""
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from packprep.conversations.supervision import Conversation
 from packprep.conversations.training import Trained
 from packprep.documents.sampled_passes import FEW_KEPT, SampledPasses
+from packprep.messages import NEAREST
 from packprep.recipe import DocumentKeys
 from packprep.tokenizer.encoding import Tokens
 from packprep.tokenizer.file import unknown_id
@@ -30,6 +32,8 @@ class SampleNotes:
     split_starts: int = 0  # spans that start inside a token, so that this token is not trained
     answers: int = 0  # trained spans of conversations
     open_ends: int = 0  # answers without a special token among their last tokens
+    # description of a part that is not read or trained → conversations with such a part
+    ignored: Counter[str] = field(default_factory=Counter)
     judged: int = 0  # documents that the source's expressions judged
     kept: int = 0  # documents that they keep
     unjudged: int = 0  # documents with fields that the expressions do not accept
@@ -85,6 +89,7 @@ class SampleNotes:
             if not conversations[i].chat or not conversations[i].spans:
                 continue
             self.conversations += 1
+            self.ignored.update(conversations[i].ignored())
             self.two_bos += bool(settings.prepend_bos and ids[0] == vocabulary.roles.get("bos", -1))
             # The end of an answer may be followed by a line feed, so its last three tokens count.
             last_ones = [ids[max(end - 3, 0) : end] for end in of_text.spans[:, 1].tolist()]
@@ -139,6 +144,14 @@ class SampleNotes:
                 f"{self.split_starts} of {self.spans} sampled trained spans start inside a token"
                 " that starts in the prompt, so this token is not trained. If a prompt ends in a"
                 " space, move the space to the start of its completion"
+            )
+        if self.ignored:
+            ordered = sorted(self.ignored.items(), key=lambda item: (-item[1], item[0]))
+            parts = "; ".join(f"{part} ({n:,})" for part, n in ordered[:NEAREST])
+            more = f"; and {len(ordered) - NEAREST:,} more" if len(ordered) > NEAREST else ""
+            warnings.append(
+                f"its {self.conversations:,} sampled conversations have {parts}{more}. Check whether"
+                " they should be read or trained"
             )
         if self.open_ends > self.answers / 2:
             warnings.append(

@@ -255,7 +255,7 @@ def test_fault_26_special_text_in_a_message_rejects_the_conversation(chatml, spe
     ]
     assert np.diff(tokens.offsets).tolist()[1:] == [0, 0] and set(trained) == {0}
     in_a_key = [
-        {"role": "user", "content": "q", "tools": [{bad: 1}]},
+        {"role": "user", "content": "q", "notes": [{bad: 1}]},
         {"role": "assistant", "content": "a"},
     ]
     tokens, _ = marked(
