@@ -424,7 +424,8 @@ def _calls(value: str, what: str) -> list[dict[str, Any]] | None:
         return None
     for function in functions:
         if unread := sorted(function.keys() - {"name", "arguments", "id", "type"}):
-            raise _Bad(f"{what}: a call has {unread[0]!r}; only its name and arguments are read")
+            shown = ascii(unread[0][:40])
+            raise _Bad(f"{what}: a call has {shown}; only its name and arguments are read")
     return [
         {
             "type": "function",

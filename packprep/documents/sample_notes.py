@@ -150,8 +150,8 @@ class SampleNotes:
             parts = "; ".join(f"{part} ({n:,})" for part, n in ordered[:NEAREST])
             more = f"; and {len(ordered) - NEAREST:,} more" if len(ordered) > NEAREST else ""
             warnings.append(
-                f"its {self.conversations:,} sampled conversations have {parts}{more}. Check whether"
-                " they should be read or trained"
+                f"its {self.conversations:,} sampled conversations have {parts}{more}. Check"
+                " whether they should be read or trained"
             )
         if self.open_ends > self.answers / 2:
             warnings.append(

@@ -8,6 +8,7 @@ folder.
 """
 
 import codecs
+import contextlib
 import json
 import os
 from collections import Counter
@@ -38,6 +39,7 @@ from packprep.sources.formats.fields import (
 from packprep.sources.formats.jsonl import BOM
 from packprep.sources.formats.token_masks import MASKS
 from packprep.sources.formats.token_rows import COLUMNS
+from packprep.sources.unread_fields import UnreadFields
 from packprep.storage import is_url
 
 _KINDS_OF_VALUES: dict[type, str] = {
@@ -229,6 +231,7 @@ class _Look(NamedTuple):
     path: str  # path or URL of the file
     settings: dict[str, str]  # receives the recommended recipe settings, as key → value
     beyond: "_Beyond"  # counts documents with positions after the end of their text
+    unread: UnreadFields  # counts fields that say something about training, but are not read
 
     @property
     def fields(self) -> Fields:
@@ -258,12 +261,14 @@ def first_look(
     filled = np.flatnonzero(files.sizes)
     chosen = filled[np.linspace(0, len(filled) - 1, min(FILES, len(filled))).astype(np.int64)]
     first, mistaken, beyond = None, 0, _Beyond()
+    unread = UnreadFields(source, lambda format: FORMATS[format].holds == "tokens")
     looked_at = list(dict.fromkeys(chosen.tolist()))
     for i in looked_at:
         path, settings = os.path.join(files.root, files.names[i]), dict[str, str]()
-        look = _Look(source, messages, template, kinds, path, settings, beyond)
+        look = _Look(source, messages, template, kinds, path, settings, beyond, unread)
         mistake = _mistake(look, files, i)
         if not mistake and is_url(files.root):
+            unread.report()
             return beyond.report(source.name)  # One file suffices, because each one needs requests.
         if mistake:
             first, mistaken = first or (f"{path}: {mistake}", settings), mistaken + 1
@@ -271,6 +276,7 @@ def first_look(
     if first and mistaken == len(looked_at):
         raise SourceError(f"source {source.name!r}: {first[0]}", first[1])
     beyond.report(source.name)
+    unread.report()
     for i in looked_at[:1]:
         format, path = FORMATS[files.formats[i][0]], os.path.join(files.root, files.names[i])
         if format.notes and (tokenizer := format.module.tokenizer_in_notes(path)):
@@ -296,6 +302,10 @@ def _mistake(look: _Look, files: Files, i: int) -> str:
     if FORMATS[format].notes:
         return FORMATS[format].module.mistake_of_notes(path)
     if not (is_text or FORMATS[format].json):
+        schema_of = getattr(FORMATS[format].module, "schema_of", None)
+        if look.messages and schema_of is not None and not is_url(path):
+            with contextlib.suppress(SourceError):  # The file's reader reports a damaged file.
+                look.unread.add_columns(format, schema_of(path).names)
         return ""  # The file's reader reports a missing column.
     begin, whole = begin_of(path, int(files.sizes[i]), compression, has_lines=not is_text)
     # The checks go from the file to its lines, because a wrong encoding confuses later checks.
@@ -327,6 +337,9 @@ def _mistake(look: _Look, files: Files, i: int) -> str:
     lines = begin.removeprefix(BOM).lstrip()
     if mistake := _mistake_of_line_ends(lines):
         return mistake
+    if look.messages:
+        split = lines.split(b"\n")
+        look.unread.add_lines(format, split if whole else split[:-1])
     if FORMATS[format].holds == "tokens":
         return _mistake_of_token_lines(look, lines, whole)
     return _mistake_of_lines(look, lines, whole)

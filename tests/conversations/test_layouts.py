@@ -83,6 +83,7 @@ def test_sharegpt_s_speakers_have_roles():
         {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1}}', "weight": 0},
         {"from": "observation", "value": "3"},
         {"from": "function_call", "value": "I call nobody"},
+        {"from": "function_call", "value": json.dumps([CALL])},
         {"from": "GPT", "value": "a", "loss": False},
         {"from": "gpt", "value": "b", "loss": 1, "weight": 1},
     ]
@@ -97,11 +98,12 @@ def test_sharegpt_s_speakers_have_roles():
         ),
         turn("tool", "3"),
         turn("assistant", "I call nobody"),
+        turn("assistant", None, tool_calls=[{k: CALL[k] for k in ("type", "function")}]),
         turn("assistant", "a"),
         turn("assistant", "b"),
     ]
-    assert found.train == (None, None, None, None, None, False, True)
-    assert found.weights == (1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0)
+    assert found.train == (None, None, None, None, None, None, False, True)
+    assert found.weights == (1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0)
     assert read("sharegpt", conversations=QA).messages == QA
     assert (
         read(
@@ -172,6 +174,11 @@ def test_of_a_prompt_and_its_completion_the_completion_is_trained():
         ("messages", {"messages": [*QA, turn("assistant", None, tool_calls="x")]}, "message 2: tool_calls is a text"),
         ("messages", {"messages": [*QA, turn("assistant", None, tool_calls=[{}])]}, "message 2: tool call 0 has no function"),
         ("messages", {"messages": [*QA, turn("assistant", "", thinking=[])]}, "message 2: thinking is a list"),
+        ("messages", {"messages": [*QA, turn("assistant", "", reasoning=[])]}, "message 2: reasoning is a list"),
+        ("messages", {"messages": [*QA, turn("assistant", "a", thinking="x", reasoning="y")]}, "thinking and reasoning contradict"),
+        ("messages", {"messages": [*QA, turn("assistant", None, id="3")]}, "message 2 has no content"),
+        ("messages", {"messages": [*QA, turn("assistant", None, tool_calls=[{"name": "f", "args": {}}])]}, "call 0 has 'args' instead of"),
+        ("sharegpt", {"conversations": [{"from": "function_call", "value": '{"name": "f", "parameters": {"a": 1}}'}]}, "a call has 'parameters'; only"),
         ("messages", {"messages": QA, "tools": "add(a, b)"}, "tools is a text that is not JSON"),
         ("messages", {"messages": QA, "tools": "[" * 300}, "tools is a text that is not JSON"),
         ("messages", {"messages": QA, "tools": "\ud800"}, "tools is a text that is not JSON"),

@@ -5,7 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from packprep.conversations.chat_template import LeftOut, compile_template, find_template
+from packprep.conversations.chat_template import (
+    LeftOut,
+    TemplateRefusal,
+    compile_template,
+    find_template,
+)
 from packprep.conversations.layouts import read_layout
 from packprep.conversations.supervision import conversation
 from packprep.conversations.turns import find_turns
@@ -72,6 +77,70 @@ def test_what_a_template_does_not_write_is_named(template, messages, tools, left
         text_of(template, messages, tools)
 
 
+def test_results_of_tools_that_only_an_answer_quotes_are_left_out():
+    without_tools = PLAIN.replace("in messages", "in messages if m.role != 'tool'")
+    for result, answer in (
+        ("12", "It is 12."),
+        ("The product is 12.", "I see: The product is 12."),
+    ):
+        messages = chats.turns("3 by 4", "Let me see.")
+        messages += [{"role": "tool", "content": result}, {"role": "assistant", "content": answer}]
+        with pytest.raises(LeftOut, match="the content of message 2, of role 'tool'"):
+            text_of(without_tools, messages)
+        assert result in text_of(PLAIN, messages)
+
+
+@pytest.mark.parametrize(
+    "message, left_out",
+    [
+        ({"content": "", "function_call": {"name": "f"}}, "'function_call' of message 1"),
+        ({"content": None, "refusal": "No."}, "'refusal' of message 1"),
+        ({"content": "a", "images": ["a.png"]}, "'images' of message 1"),
+        ({"value": "a"}, "'value' of message 1"),
+    ],
+)
+def test_fields_that_stand_for_a_content_are_written_or_named(message, left_out):
+    messages = [*chats.turns("q"), {"role": "assistant", **message}, *chats.turns("r", "b")]
+    for template in (PLAIN, PLAIN.replace("m.content", "(m.role + m.content)")):
+        with pytest.raises(LeftOut, match=f"does not write {left_out}"):
+            text_of(template, messages)
+    (field,) = message.keys() - {"content"}
+    assert text_of(PLAIN.replace("m.content", f"(m.content or '') ~ m.{field}"), messages)
+    assert text_of("{% for m in messages %}{{ m | tojson }};{% endfor %}", messages)
+
+
+def test_unread_and_untrained_parts_are_described():
+    messages = [
+        {"role": "user", "content": "q", "id": "1", "mask": True, "note": ""},
+        {"role": "model", "content": "a"},
+        {"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{'a': 1}"}]},
+        {"role": "assistant", "content": "<think>hm</think>b"},
+    ]
+    kwargs = {"enable_thinking": False, "style": None, "tone": "mild"}
+
+    def parts_of(template):
+        record = {"messages": messages, "chat_template_kwargs": kwargs}
+        given = Supervision(None, None, record, "messages")
+        return list(conversation(given, template).ignored())
+
+    written = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{{ m.tool_calls or '' }}"
+        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    assert parts_of(written) == [
+        "'mask' of a message, which is not read",
+        "'enable_thinking' of chat_template_kwargs, which is not read",
+        "'tone' of chat_template_kwargs, which is not read",
+        "the role 'model', which is not trained",
+        "reasoning, although enable_thinking is false",
+        "arguments of a tool call that are a text, but not the JSON of an object",
+    ]
+    with_variables = "{{ tone }}{{ enable_thinking }}" + written
+    assert not any("kwargs" in part for part in parts_of(with_variables))
+    as_json = written.replace("m.content or ''", "m | tojson")
+    assert not any("mask" in part for part in parts_of(as_json))
+
+
 def test_what_a_template_writes_is_not_rejected():
     assert "multiply" in text_of(WITH_TOOLS, CALLING, [TOOL])
     all_fields = "{% for m in messages %}{{ m | tojson }};{% endfor %}"
@@ -99,6 +168,28 @@ def test_arguments_that_are_a_json_text_are_the_object_where_a_template_expects_
     )
     assert refusing != WITH_CALLS
     assert text_of(refusing, messages) == text_of(refusing, expected)
+
+
+def test_blank_arguments_are_an_empty_object_where_a_template_expects_one():
+    call = {"function": {"name": "multiply", "arguments": ""}}
+    messages = [CALLING[0], {**CALLING[1], "tool_calls": [call]}, *CALLING[2:]]
+    assert "multiply{};" in text_of(WITH_CALLS, messages)
+    as_text = WITH_CALLS.replace("c.function.arguments | tojson", "c.function.arguments")
+    assert "multiply;" in text_of("{{ '\"\"' }}" + as_text, messages)
+
+
+def test_a_list_of_parts_is_named_if_the_template_accepts_only_texts():
+    parts = [{"type": "text", "text": "q"}]
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "a"}]
+    with pytest.raises(TemplateRefusal, match="accepts only a text as the content"):
+        text_of(PLAIN.replace("m.content", "('' + m.content)"), messages)
+
+
+def test_a_blank_reasoning_gives_way_to_another():
+    thought = {"role": "assistant", "content": "a", "thinking": " ", "reasoning": "hm"}
+    for field in ("thinking", "reasoning_content"):
+        template = PLAIN.replace("m.content", f"(m.{field} or '') + m.content")
+        assert "assistant:hma" in text_of(template, [*chats.turns("q"), thought])
 
 
 def test_other_texts_in_arguments_stay_texts():

@@ -104,6 +104,15 @@ def test_answers_without_an_end_are_said(folder, tmp_path):
     assert said.status == 0 and "sampled" not in said.out
 
 
+def test_parts_of_conversations_that_nothing_reads_are_said_with_a_count(folder, tmp_path):
+    marked = {"messages": [{**TALK["messages"][0], "mask": 1}, TALK["messages"][1]]}
+    said = inside(*arguments_of(folder, tmp_path, [TALK] * 2 + [marked] * 3))
+    assert (
+        "its 5 sampled conversations have 'mask' of a message, which is not read (3). Check"
+        in said.out
+    )
+
+
 @pytest.mark.long
 def test_a_sample_warns_above_a_hundredth_of_unknown_tokens_and_half_of_answers_without_an_end():
     notes = SampleNotes(tokens=1000, unknown=10, answers=4, open_ends=2)

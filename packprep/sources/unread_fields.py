@@ -1,0 +1,113 @@
+"""Warn about fields of records that say what a model reads or trains, but that are not read.
+
+The fields of a conversation are those that other tools read, or that datasets use instead of
+`system` and `chat_template_kwargs`. The fields of token ids are lists that may be masks, and lists
+that divide a row into documents.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from packprep.messages import NEAREST, say
+from packprep.recipe import Source
+from packprep.sources.formats.fields import Fields, field_at
+from packprep.sources.formats.token_masks import MASKS
+from packprep.sources.formats.token_rows import COLUMNS
+
+UNREAD_FIELDS = (
+    *("label", "kto_tag", "chosen", "rejected", "rejected_response", "mask"),
+    *("system_prompt", "system_message", "enable_thinking", "reasoning_effort", "reasoning"),
+    *("thinking", "documents"),
+)
+"""Names of fields next to messages, or next to a prompt and an answer."""
+_MASK = re.compile("mask|label|weight")
+_DIVIDING = {
+    *("position_ids", "seq_lengths", "sequence_lengths", "seq_lens", "cu_seqlens", "cu_seq_lens"),
+    *("seq_idx", "segment_ids", "sequence_ids"),
+}
+_READ = {*COLUMNS, *MASKS, "weight"}
+_MOST_LINES = 200
+
+
+class UnreadFields:
+    """Counts the unread fields of the inspected records of a source."""
+
+    def __init__(self, source: Source, holds_tokens: Callable[[str], bool]):
+        self.records = 0
+        self.fields: Counter[str] = Counter()  # field → inspected records with a value
+        self.columns: dict[str, None] = {}  # unread columns of tables
+        self._source = source
+        self._layouts = Fields.of(source)
+        self._holds_tokens = holds_tokens
+        used = source.messages_key, source.tools_key, source.text_key, source.where, source.repeat
+        self._used = " ".join(map(str, used))
+
+    def add_lines(self, format: str, lines: Sequence[bytes]) -> None:
+        """Count the fields of JSON lines of a format."""
+        for line in islice(filter(bytes.strip, lines), _MOST_LINES):
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(record, dict):
+                self.records += 1
+                self.fields.update(self._unread(format, record))
+
+    def add_columns(self, format: str, names: Sequence[str]) -> None:
+        """Note the unread columns of a table of a format."""
+        has_tokens = self._holds_tokens(format)
+        record = dict.fromkeys(names, [0, 0, 1] if has_tokens else "x")
+        self.columns |= dict.fromkeys(self._unread(format, record))
+
+    def _unread(self, format: str, record: Mapping[str, Any]) -> list[str]:
+        """Return the unread fields of a record."""
+        if self._holds_tokens(format):
+            found = [key for key, value in record.items() if _affects_tokens(key, value, record)]
+        else:
+            text_key = self._source.text_key
+            value_of = partial(_value, record, text_key)
+            layout = self._layouts.layout_of(value_of, field_at(record, text_key) is not None)
+            if layout is None or layout.advice:
+                return []
+            read = {*layout.needs, *layout.may_have}
+            found = [
+                key
+                for key in UNREAD_FIELDS
+                if key not in read and record.get(key) not in (None, "", [], {})
+            ]
+        return [key for key in found if key not in self._used]
+
+    def report(self) -> None:
+        """Print a warning with the counts, if there are unread fields."""
+        ordered = sorted(self.fields.items(), key=lambda item: (-item[1], item[0]))
+        parts = [
+            f"{ascii(key[:40])} ({n:,} of {self.records:,} inspected records)"
+            for key, n in ordered[:NEAREST]
+        ]
+        parts += [f"{ascii(key[:40])} (a column)" for key in sorted(self.columns)[:NEAREST]]
+        if parts:
+            say(
+                f"warning: source {self._source.name!r}: fields that may affect training are not"
+                f" read: {', '.join(parts)}. Write them as docs/records.md describes, or remove"
+                " them"
+            )
+
+
+def _value(record: Mapping[str, Any], text_key: str, key: str) -> Any:
+    return None if key == text_key else field_at(record, key)
+
+
+def _affects_tokens(key: str, value: Any, record: Mapping[str, Any]) -> bool:
+    """Return whether a list next to token ids may be a mask, or may divide the ids."""
+    if key in _READ or not isinstance(value, list):
+        return False
+    if key == "position_ids":
+        return value.count(0) > 1
+    if key in _DIVIDING:
+        return len({*map(str, value)}) > 1 or (len(value) > 1 and "len" in key)
+    return bool(_MASK.search(key.lower()))
