@@ -95,21 +95,20 @@ def _uncertain_messages(messages: Sequence[Mapping[str, Any]], text: str) -> set
     """Return the numbers of messages whose content may be in `text` only as part of another string.
 
     For example, an answer often quotes the result of a tool. The messages are the ones with the
-    longest content of each role, because a template usually drops all messages of a role.
+    longest content of each role, because a template usually drops all messages of a role, or all
+    except the first message.
     """
-    longest: dict[str, tuple[str, int]] = {}
+    texts = [texts_of(message) for message in messages]
+    longest: dict[tuple[str, bool], tuple[str, int]] = {}
     for k, message in enumerate(messages):
-        for part in texts_of(message):
-            if len(part.strip()) > len(longest.get(message["role"], ("", k))[0]):
-                longest[message["role"]] = part.strip(), k
+        for part in texts[k]:
+            key = message["role"], k == 0
+            if len(part.strip()) > len(longest.get(key, ("", k))[0]):
+                longest[key] = part.strip(), k
+        texts[k] += [message[key] for key in THOUGHTS if key in message]
     uncertain = set()
-    for role, (part, k) in longest.items():
-        others = sum(
-            other.count(part)
-            for j, message in enumerate(messages)
-            if j != k
-            for other in strings_of(message)
-        )
+    for (role, _), (part, k) in longest.items():
+        others = sum(other.count(part) for j, own in enumerate(texts) if j != k for other in own)
         is_short = len(part) < _LONG_TEXT and role not in ("system", "user", "assistant")
         if is_short or 0 < others >= text.count(part):
             uncertain.add(k)
