@@ -20,6 +20,9 @@ SPANS, MESSAGES, MEDIA = "loss_spans", "messages", "media"
 MOST_SLOTS = 8 * 2**20  # of media of a document
 LARGEST = 3.4028234663852886e38  # of float32
 USERS, TOOLS = ("human", "user"), ("tool", "observation", "function_response")
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+CALL_KEYS = ("name", "arguments", "id", "type")
+OTHER_ARGUMENTS = ("parameters", "args", "input", "kwargs")
 ASSISTANTS = ("gpt", "assistant", "chatgpt", "model", "bard", "bing", "function_call")
 NEEDED = {
     "messages": ["messages"],
@@ -386,36 +389,47 @@ def _spoken(own: dict[str, Any]) -> dict[str, Any]:
         except ValueError:
             calls = None
         calls = calls if isinstance(calls, list) else [calls]
-        if calls and all(
-            isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls
-        ):
-            functions = [
-                {"name": call["name"], "arguments": call.get("arguments", {})} for call in calls
-            ]
-            made = {"role": "assistant", "content": None}
-            made["tool_calls"] = [
-                {"type": "function", "function": function} for function in functions
-            ]
+        called = [_called(call) for call in calls]
+        if called and all(name is not None for name in map(_name_of, called)):
+            for function in called:
+                _need(not [key for key in function if key not in CALL_KEYS])
+            made = {"role": "assistant", "content": None, "tool_calls": []}
+            for function in called:
+                arguments = function.get("arguments", {})
+                own_call = {"name": function["name"], "arguments": arguments}
+                made["tool_calls"].append({"type": "function", "function": own_call})
     return {**made, **own}
+
+
+def _called(call: Any) -> Any:
+    """What a call calls: at `function`, or the call itself."""
+    return call["function"] if isinstance(call, dict) and "function" in call else call
+
+
+def _name_of(called: Any) -> str | None:
+    name = called.get("name") if isinstance(called, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def _sound(own: dict[str, Any], kinds: tuple[str, ...]) -> bool:
     """Whether a message is such as templates take. kinds: of media."""
     role, content = own.get("role"), own.get("content")
-    texts = [
-        own[key] for key in ("name", "tool_call_id", "reasoning_content", "thinking") if key in own
-    ]
+    texts = [own[key] for key in ("name", "tool_call_id", *THOUGHTS) if key in own]
     if not (isinstance(role, str) and role and all(isinstance(text, str) for text in texts)):
         return False
     calls = own.get("tool_calls", [])
     if not isinstance(calls, list):
         return False
-    for call in calls:
-        called = call["function"] if isinstance(call, dict) and "function" in call else call
-        if not (isinstance(called, dict) and isinstance(called.get("name"), str)):
+    thoughts = [own[key].strip() for key in THOUGHTS if key in own]
+    if len({thought for thought in thoughts if thought}) > 1:
+        return False
+    for called in map(_called, calls):
+        if _name_of(called) is None:
+            return False
+        if "arguments" not in called and not called.keys().isdisjoint(OTHER_ARGUMENTS):
             return False
     if content is None:
-        return len(own.keys() - {"role", "content", "name", "tool_call_id"}) > 0
+        return len(own.keys() - {"role", "content", "name", "tool_call_id", "id"}) > 0
     if isinstance(content, list):
         parts = [part if isinstance(part, dict) else {} for part in content]
         words = [

@@ -46,7 +46,18 @@ odd = st.sampled_from(
 weights = st.sampled_from([None, 0, 1, 0.5, 1e30, -1, True, "1"])
 flags = st.sampled_from([None, True, False, 1, "x"])
 texts = st.sampled_from(
-    ["", "q", "né", "\ud800", '{"name": "f", "arguments": {}}', '[{"name": "f"}, {"name": 3}]']
+    [
+        *(
+            "",
+            "q",
+            "né",
+            "\ud800",
+            '{"name": "f", "arguments": {}}',
+            '[{"name": "f"}, {"name": 3}]',
+        ),
+        '{"function": {"name": "f", "arguments": {"a": 1}}}',
+        '{"name": "f", "parameters": {}}',
+    ]
 )
 parts = st.fixed_dictionaries(
     {"type": st.just("text"), "text": st.sampled_from(["q", "q", " ", ""])},
@@ -67,10 +78,12 @@ messages = st.fixed_dictionaries(
     optional={
         "train": flags,
         "weight": weights,
-        "tool_calls": st.sampled_from([CALLS, [], None, [{}]]),
+        "tool_calls": st.sampled_from([CALLS, [], None, [{}], [{"name": "f", "args": {}}]]),
         "name": odd,
         "tool_call_id": odd,
         "thinking": texts,
+        "reasoning": st.sampled_from(["", " q", "r", 3]),
+        "id": odd,
         "extra": odd,
         "training": flags,
         "loss": flags | odd,

@@ -470,10 +470,13 @@ def _as_read(message: Message) -> Message:
     """A message as templates read it: without nulls, and with what was thought under each name by
     which they ask for it."""
     given = {key: value for key, value in message.items() if value is not None}
-    thought = next((given[key] for key in THOUGHTS if key in given), None)
-    return (
-        given if thought is None else {"thinking": thought, **given, "reasoning_content": thought}
-    )
+    thoughts = [given[key] for key in THOUGHTS if key in given]
+    if not thoughts:
+        return given
+    thought = [*filter(str.strip, thoughts), *thoughts][0]
+    blank = [key for key in ("thinking",) if key in given and not given[key].strip()]
+    kept = {key: value for key, value in given.items() if key not in blank}
+    return {"thinking": thought, **kept, "reasoning_content": thought}
 
 
 def _joined(message: Message) -> Message:
