@@ -42,7 +42,7 @@ class UnreadFields:
         self.fields: Counter[str] = Counter()  # field → inspected records with a value
         self.columns: dict[str, None] = {}  # unread columns of tables
         self._source = source
-        self._layouts = Fields.of(source)
+        self._fields = Fields.of(source)
         self._holds_tokens = holds_tokens
         used = source.messages_key, source.tools_key, source.text_key, source.where, source.repeat
         self._used = " ".join(map(str, used))
@@ -69,18 +69,28 @@ class UnreadFields:
         if self._holds_tokens(format):
             found = [key for key, value in record.items() if _affects_tokens(key, value, record)]
         else:
-            text_key = self._source.text_key
-            value_of = partial(_value, record, text_key)
-            layout = self._layouts.layout_of(value_of, field_at(record, text_key) is not None)
-            if layout is None or layout.advice:
-                return []
-            read = {*layout.needs, *layout.may_have}
-            found = [
-                key
-                for key in UNREAD_FIELDS
-                if key not in read and record.get(key) not in (None, "", [], {})
-            ]
+            found = self._beside_messages(record)
         return [key for key in found if key not in self._used]
+
+    def _beside_messages(self, record: Mapping[str, Any]) -> list[str]:
+        """Return the unread fields of a record with a layout.
+
+        If the record also has a text, only the text is read. The layout's fields are then unread.
+        """
+        fields, text_key = self._fields, self._source.text_key
+        value_of = partial(_value, record, text_key)
+        has_text = fields.format == "auto" and field_at(record, text_key) is not None
+        layout, beside_text = (fields.layout_of(value_of, own) for own in (has_text, False))
+        if layout is None and has_text and beside_text and not beside_text.advice:
+            return list(beside_text.needs)
+        if layout is None or layout.advice:
+            return []
+        read = {*layout.needs, *layout.may_have}
+        return [
+            key
+            for key in UNREAD_FIELDS
+            if key not in read and record.get(key) not in (None, "", [], {})
+        ]
 
     def report(self) -> None:
         """Print a warning with the counts, if there are unread fields."""

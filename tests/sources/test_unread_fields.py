@@ -43,6 +43,13 @@ def test_fields_that_are_read_refused_or_empty_are_not_counted(record, source):
     assert fields_of(record, **source) == {}
 
 
+def test_answers_beside_a_text_are_counted_because_only_the_text_is_read():
+    record = {"text": "Q: q A: a", "instruction": "q", "output": "a"}
+    assert fields_of(record, {"text": "q"}) == {"instruction": 1, "output": 1}
+    assert fields_of(record, messages_format="alpaca") == {}
+    assert fields_of({"text": "q", "prompt": "q", "response": "a"}) == {}
+
+
 @pytest.mark.parametrize(
     "field, value, is_unread",
     [
