@@ -439,11 +439,11 @@ def _check(message: dict[str, Any], what: str, kinds: Sequence[str]) -> None:
     """Raise _Bad if a message has a wrong type in a field that templates read."""
     if not isinstance(message.get("role"), str) or not message["role"]:
         raise _Bad(f"{what}: role is {_kind(message.get('role'))}; a text is wanted")
-    for key in ("name", "tool_call_id", *THOUGHTS):
-        if not isinstance(message.get(key, ""), str):
+    for key in _TEXTS:
+        if key in message and not isinstance(message[key], str):
             raise _Bad(f"{what}: {key} is {_kind(message[key])}; a text is wanted")
-    thoughts = {key: message[key].strip() for key in THOUGHTS if message.get(key, "").strip()}
-    if len(set(thoughts.values())) > 1:
+    thoughts = [key for key in THOUGHTS if key in message and message[key].strip()]
+    if len(thoughts) > 1 and len({message[key].strip() for key in thoughts}) > 1:
         raise _Bad(f"{what}: {' and '.join(thoughts)} contradict each other")
     if message.get("tool_calls") == []:
         del message["tool_calls"]  # An empty list means the same as no list.
@@ -466,6 +466,10 @@ def _check(message: dict[str, Any], what: str, kinds: Sequence[str]) -> None:
             raise _Bad(f"{what} has a part {shown}; parts of type 'text'{read} alone are read")
         if not isinstance(part.get("text"), str):
             raise _Bad(f"{what}: text of a part is {_kind(part.get('text'))}; a text is wanted")
+
+
+_TEXTS = ("name", "tool_call_id", *THOUGHTS)
+"""The fields of a message whose value must be a text."""
 
 
 def _check_calls(calls: Any, what: str) -> None:

@@ -50,12 +50,14 @@ def check_written(
         str(message.get(key, "")).strip() for message in messages for key in THOUGHTS
     ):
         leaves_out("reasoning_content", [_without(message, THOUGHTS) for message in messages])
-    uncertain = _uncertain_messages(messages, text)
-    for k, message in enumerate(messages):
+    contents = [
+        [part for whole in texts_of(message) if (part := whole.strip())] for message in messages
+    ]
+    uncertain = _uncertain_messages(messages, contents, text)
+    for k, (message, said) in enumerate(zip(messages, contents, strict=True)):
         if unread := _unread_fields(message, template.words, k in without_content):
             others = [*messages[:k], _without(message, unread), *messages[k + 1 :]]
             leaves_out(f"{ascii(unread[0][:40])} of message {k}", others)
-        said = [part.strip() for part in texts_of(message) if part.strip()]
         if said and (k in uncertain or not writes_any(text, said)):
             role, in_parts = ascii(message["role"][:40]), isinstance(message["content"], list)
             # The content is replaced and not removed, because some templates need a content.
@@ -91,24 +93,31 @@ def _unread_fields(message: Mapping[str, Any], words: Set[str], lacks_content: b
     ]
 
 
-def _uncertain_messages(messages: Sequence[Mapping[str, Any]], text: str) -> set[int]:
+def _uncertain_messages(
+    messages: Sequence[Mapping[str, Any]], contents: Sequence[Sequence[str]], text: str
+) -> set[int]:
     """Return the numbers of messages whose content may be in `text` only as part of another string.
 
     For example, an answer often quotes the result of a tool. The messages are the ones with the
     longest content of each role, because a template usually drops all messages of a role, or all
     except the first message.
+
+    Args:
+        messages: The messages.
+        contents: The texts in the content of each message, without white space around them.
+        text: The text of the conversation.
     """
-    texts = [texts_of(message) for message in messages]
     longest: dict[tuple[str, bool], tuple[str, int]] = {}
-    for k, message in enumerate(messages):
-        for part in texts[k]:
-            key = message["role"], k == 0
-            if len(part.strip()) > len(longest.get(key, ("", k))[0]):
-                longest[key] = part.strip(), k
-        texts[k] += [message[key] for key in THOUGHTS if key in message]
+    for k, (message, said) in enumerate(zip(messages, contents, strict=True)):
+        key = message["role"], k == 0
+        for part in said:
+            if len(part) > len(longest.get(key, ("", k))[0]):
+                longest[key] = part, k
+    thoughts = [message[key] for message in messages for key in THOUGHTS if key in message]
     uncertain = set()
     for (role, _), (part, k) in longest.items():
-        others = sum(other.count(part) for j, own in enumerate(texts) if j != k for other in own)
+        others = sum(other.count(part) for j, own in enumerate(contents) if j != k for other in own)
+        others += sum(thought.count(part) for thought in thoughts)
         is_short = len(part) < _LONG_TEXT and role not in ("system", "user", "assistant")
         if is_short or 0 < others >= text.count(part):
             uncertain.add(k)
