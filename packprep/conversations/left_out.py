@@ -61,7 +61,8 @@ def check_written(
         if said and (k in uncertain or not writes_any(text, said)):
             role, in_parts = ascii(message["role"][:40]), isinstance(message["content"], list)
             # The content is replaced and not removed, because some templates need a content.
-            other = {**message, "content": [{"type": "text", "text": "x"}] if in_parts else "x"}
+            word = "y" if said == ["x"] else "x"
+            other = {**message, "content": [{"type": "text", "text": word}] if in_parts else word}
             with_other = [*messages[:k], other, *messages[k + 1 :]]
             leaves_out(f"the content of message {k}, of role {role}", with_other)
 
@@ -159,9 +160,9 @@ def ignored_parts(
     }
     # A template that writes whole messages as JSON writes their keys.
     unread = [key for key in fields if key not in template.words and json.dumps(key) not in text]
-    parts = [f"{ascii(key[:40])} of a message, which is not read" for key in unread]
+    parts = [f"{ascii(key[:40])} of a message" for key in unread]
     parts += [
-        f"{ascii(name[:40])} of chat_template_kwargs, which is not read"
+        f"{ascii(name[:40])} of chat_template_kwargs"
         for name, value in variables.items()
         if name not in template.words and value is not None
     ]

@@ -32,7 +32,7 @@ class SampleNotes:
     split_starts: int = 0  # spans that start inside a token, so that this token is not trained
     answers: int = 0  # trained spans of conversations
     open_ends: int = 0  # answers without a special token among their last tokens
-    # description of a part that is not read or trained → conversations with such a part
+    # description of a part that is not read as intended → conversations with such a part
     ignored: Counter[str] = field(default_factory=Counter)
     judged: int = 0  # documents that the source's expressions judged
     kept: int = 0  # documents that they keep
@@ -150,8 +150,8 @@ class SampleNotes:
             parts = "; ".join(f"{part} ({n:,})" for part, n in ordered[:NEAREST])
             more = f"; and {len(ordered) - NEAREST:,} more" if len(ordered) > NEAREST else ""
             warnings.append(
-                f"its {self.conversations:,} sampled conversations have {parts}{more}. Check"
-                " whether they should be read or trained"
+                f"its {self.conversations:,} sampled conversations have parts that are not read, or"
+                f" not as intended: {parts}{more}. docs/records.md lists the fields that are read"
             )
         if self.open_ends > self.answers / 2:
             warnings.append(

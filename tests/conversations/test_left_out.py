@@ -87,7 +87,9 @@ def test_results_of_tools_that_only_an_answer_quotes_are_left_out():
         messages += [{"role": "tool", "content": result}, {"role": "assistant", "content": answer}]
         with pytest.raises(LeftOut, match="the content of message 2, of role 'tool'"):
             text_of(without_tools, messages)
-        assert result in text_of(PLAIN, messages)
+        for written in (result, "x"):
+            messages[2] = {"role": "tool", "content": written}
+            assert f"tool:{written};" in text_of(PLAIN, messages)
 
 
 @pytest.mark.parametrize(
@@ -128,9 +130,9 @@ def test_unread_and_untrained_parts_are_described():
         "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
     )
     assert parts_of(written) == [
-        "'mask' of a message, which is not read",
-        "'enable_thinking' of chat_template_kwargs, which is not read",
-        "'tone' of chat_template_kwargs, which is not read",
+        "'mask' of a message",
+        "'enable_thinking' of chat_template_kwargs",
+        "'tone' of chat_template_kwargs",
         "the role 'model', which is not trained",
         "reasoning, although enable_thinking is false",
         "arguments of a tool call that are a text, but not the JSON of an object",
@@ -249,8 +251,8 @@ def test_other_names_of_train_and_weight_are_read(marks, train, weight):
 @pytest.mark.parametrize(
     "marks, words",
     [
-        ({"train_detail": [{"train": False}]}, "'train_detail', which is not read"),
-        ({"masked": True}, "'masked', which is not read"),
+        ({"train_detail": [{"train": False}]}, "'train_detail'"),
+        ({"masked": True}, "'masked'"),
         ({"train": True, "training": False}, "train and training contradict"),
         ({"weight": 1, "loss_weight": 0}, "weight and loss_weight contradict"),
         ({"training": "no"}, "training is a text; true or false is wanted"),
