@@ -241,7 +241,9 @@ def _rendered_messages(
             messages, (text, blocks) = as_objects, tried
         elif isinstance(error, TemplateRefusal):
             raise
-        elif attempted(partial(rendered, render, _with_joined_parts(messages))) is not None:
+        elif (joined := _with_joined_parts(messages)) != messages and (
+            attempted(partial(rendered, render, joined)) is not None
+        ):
             raise TemplateRefusal(
                 "it accepts only a text as the content of a message, not a list of parts; write one"
                 " text instead"

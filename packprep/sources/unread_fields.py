@@ -67,7 +67,7 @@ class UnreadFields:
     def _unread(self, format: str, record: Mapping[str, Any]) -> list[str]:
         """Return the unread fields of a record."""
         if self._holds_tokens(format):
-            found = [key for key, value in record.items() if _affects_tokens(key, value, record)]
+            found = [key for key, value in record.items() if _affects_tokens(key, value)]
         else:
             found = self._beside_messages(record)
         return [key for key in found if key not in self._used]
@@ -112,7 +112,7 @@ def _value(record: Mapping[str, Any], text_key: str, key: str) -> Any:
     return None if key == text_key else field_at(record, key)
 
 
-def _affects_tokens(key: str, value: Any, record: Mapping[str, Any]) -> bool:
+def _affects_tokens(key: str, value: Any) -> bool:
     """Return whether a list next to token ids may be a mask, or may divide the ids."""
     if key in _READ or not isinstance(value, list):
         return False
