@@ -433,6 +433,19 @@ def _messages_in(document: dict[str, Any]) -> dict[str, str]:
     return {}
 
 
+def _unknown_dialogue(document: dict[str, Any]) -> str:
+    """Return the key of the longest list of objects in a document, or "" if there is no such list.
+
+    Such a list is usually a conversation in an unknown form.
+    """
+    lists = [
+        key
+        for key, value in document.items()
+        if isinstance(value, list) and value and all(isinstance(entry, dict) for entry in value)
+    ]
+    return max(lists, key=lambda key: len(str(document[key])), default="")
+
+
 def _of_layout(layout: Layout, fields: Fields, messages: bool, looked_at: int) -> str:
     """Return a message about documents that packprep cannot read because of their layout.
 
@@ -793,6 +806,12 @@ def _mistake_of_keys(look: _Look, counts: _LineCounts) -> str:
             f"{lacks_key}; their keys are: {keys}\n"
             'hint: for these lists of token ids, set format = "tokens", and the tokenizer that'
             " made them"
+        )
+    dialogue = _unknown_dialogue(counts.first)
+    if look.messages and dialogue and len(str(counts.first[dialogue])) > characters[likely]:
+        return (
+            f"{lacks_key}; their keys are: {keys}\n"
+            f"hint: write the objects of {dialogue!r} as messages with a role and a content each"
         )
     example = ""
     if characters[likely]:

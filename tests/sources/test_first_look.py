@@ -193,6 +193,11 @@ def test_a_key_that_no_document_has(tmp_path):
         and "'id', 'body'" in said
         and said.startswith(f"source 'web': {tmp_path}/a.jsonl")
     )
+    turns = [{"role": "ai", "text": "an answer"}, {"input": "a question"}]
+    said = look(tmp_path, {"a.jsonl": line(id="7", trajectory=turns)})
+    assert "hint: write the objects of 'trajectory' as messages" in said and "text_key" not in said
+    said = look(tmp_path, {"a.jsonl": line(tags=[{"a": 1}], body="a text of more characters")})
+    assert 'text_key = "body"' in said
     assert look(tmp_path, {"a.jsonl": line(body="x")}, text_key="body") == ""
     assert "messages" in look(tmp_path, {"a.jsonl": line(messages=[])}, messages=False)
 
