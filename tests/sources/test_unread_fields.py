@@ -4,9 +4,10 @@ import json
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from packprep.recipe import Source
+from packprep.sources.files import Files
+from packprep.sources.first_look import first_look
 from packprep.sources.unread_fields import UnreadFields
 
 MESSAGES = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
@@ -29,18 +30,15 @@ def test_fields_beside_messages_are_counted_and_said_once(capsys):
     assert "'system_prompt' (3 of 3 inspected records), 'label' (2 of 3" in said
 
 
-@pytest.mark.parametrize(
-    "record, source",
-    [
+def test_fields_that_are_read_refused_or_empty_are_not_counted():
+    for record, source in [
         ({"text": "a", "label": 1}, {}),
         ({"messages": MESSAGES, "label": 1}, {"where": "label == 1"}),
         ({"messages": MESSAGES, "chosen": MESSAGES}, {"messages_key": "chosen"}),
         ({"prompt": "q", "chosen": "a", "rejected": "b"}, {}),
         ({"messages": MESSAGES, "documents": []}, {}),
-    ],
-)
-def test_fields_that_are_read_refused_or_empty_are_not_counted(record, source):
-    assert fields_of(record, **source) == {}
+    ]:
+        assert fields_of(record, **source) == {}, record
 
 
 def test_answers_beside_a_text_are_counted_because_only_the_text_is_read():
@@ -50,9 +48,8 @@ def test_answers_beside_a_text_are_counted_because_only_the_text_is_read():
     assert fields_of({"text": "q", "prompt": "q", "response": "a"}) == {}
 
 
-@pytest.mark.parametrize(
-    "field, value, is_unread",
-    [
+def test_masks_and_lengths_beside_token_ids_are_counted():
+    for field, value, is_unread in [
         ("mask", [0, 1, 1, 1], True),
         ("Label_Weights", [0, 1, 1, 1], True),
         ("position_ids", [0, 1, 0, 1], True),
@@ -64,17 +61,12 @@ def test_answers_beside_a_text_are_counted_because_only_the_text_is_read():
         ("loss_mask", [0, 1, 1, 1], False),
         ("token_type_ids", [0, 0, 0, 0], False),
         ("mask_name", "x", False),
-    ],
-)
-def test_masks_and_lengths_beside_token_ids_are_counted(field, value, is_unread):
-    found = fields_of({"input_ids": [1, 2, 3, 4], field: value}, format="tokens")
-    assert found == ({field: 1} if is_unread else {})
+    ]:
+        found = fields_of({"input_ids": [1, 2, 3, 4], field: value}, format="tokens")
+        assert found == ({field: 1} if is_unread else {}), field
 
 
 def test_unread_columns_of_a_table_are_named(tmp_path, capsys):
-    from packprep.sources.files import Files
-    from packprep.sources.first_look import first_look
-
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"messages": [MESSAGES], "system_prompt": ["s"], "id": [1]}), path)
     size = pa.array([path.stat().st_size]).to_numpy()
