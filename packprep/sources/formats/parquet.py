@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -37,6 +38,7 @@ from packprep.sources.formats.table import (
     find_field_columns,
     find_group_columns,
     find_token_columns,
+    mask_of,
     note_groups,
     read_lists,
     read_rows,
@@ -93,7 +95,8 @@ def read(
     fields: Fields | None,
 ) -> Iterator[Batch]:
     """Yield the documents of a work range of a row group; see `formats.read`."""
-    with _opened(part.path, part.size) as (source, file):
+    footer = _footer(part, decoders)
+    with _opened(part.path, part.size, footer.metadata) as (source, file):
         tokens = part.format == "parquet_tokens"
         if tokens:
             columns = find_token_columns(part.path, file.schema_arrow, text_key, fields)
@@ -106,14 +109,11 @@ def read(
             columns = find_columns(part.path, file.schema_arrow, text_key, fields, sizes_of)
             columns |= find_group_columns(part.path, file.schema_arrow, part.grouping)
         chosen_by = find_field_columns(part.path, file.schema_arrow, keep)
-        groups = _groups(file, part.piece + 1)
-        # `begin` and `end` count rows of the group, and `first` is the group's first row in the
-        # file.
-        first = sum(group.num_rows for group in groups[:-1])
-        begin, end = part.range(groups[-1].num_rows)
+        first, n_rows = sum(footer.rows[: part.piece]), footer.rows[part.piece]
+        begin, end = part.range(n_rows)
         if begin == end:
             return
-        group = _Group(part, source, file, first, groups[-1].num_rows, batch_bytes)
+        group = _Group(part, source, file, first, n_rows, batch_bytes)
         chosen = by_fields(keep)
         # The footer's statistics may prove that no row is taken.
         if chosen is not None and not chosen.passes.may_use(group.ranges(chosen_by)):
@@ -139,7 +139,8 @@ def read(
         yield from batch.take()
 
 
-class _Group(NamedTuple):
+@dataclass
+class _Group:
     """An open row group, and the settings for reading it.
 
     Attributes:
@@ -157,6 +158,7 @@ class _Group(NamedTuple):
     first: int
     n_rows: int
     batch_bytes: int
+    _known: dict[tuple[str, ...], list[pq.ColumnChunkMetaData]] = field(default_factory=dict)
 
     def rows(
         self,
@@ -177,14 +179,12 @@ class _Group(NamedTuple):
             end: Row in the group after the last row.
             tokens: Whether `columns` has lists of token ids.
         """
-        schema, (part, source, file, *_) = self.file.schema_arrow, self
-        every = (*columns.values(), *chosen_by.values())
-        names = list(dict.fromkeys(column.name(schema) for column in every))
-        (chunks,) = _chunks(source, file, [part.piece], names)
-        if not is_url(part.path):  # At a URL, each page would need a request.
-            _check_pages(part.path, source, part.size, chunks)
-        row = 0
-        rows_at_once = _rows_at_once(source, chunks, self.n_rows, self.batch_bytes, tokens)
+        schema, part, file = self.file.schema_arrow, self.part, self.file
+        names = self._names((*columns.values(), *chosen_by.values()))
+        rows_at_once = _rows_at_once(
+            self.source, self._chunks(names), self.n_rows, self.batch_bytes, tokens
+        )
+        tops, row = schema.names, 0
         for rows in file.iter_batches(
             rows_at_once, row_groups=[part.piece], columns=names, use_threads=False
         ):
@@ -193,7 +193,7 @@ class _Group(NamedTuple):
             if low < high:
                 table = rows.slice(low, high - low)
                 values, fields = (
-                    {key: c.of(table.column(schema.names[c.number])) for key, c in some.items()}
+                    {key: c.of(table.column(tops[c.number])) for key, c in some.items()}
                     for some in (columns, chosen_by)
                 )
                 at = self.first + row
@@ -212,28 +212,25 @@ class _Group(NamedTuple):
     ) -> Iterator[tuple[np.ndarray, dict[str, pa.Array], dict[str, pa.Array]]]:
         """Yield (row numbers, values, {}) of some rows of the group, as `rows`.
 
-        `wanted`, int64[k], has the ascending row numbers. About as many rows are yielded together
-        as are read at once.
+        `wanted`, int64[k], has the ascending row numbers. About `batch_bytes` are yielded together.
         """
         if not len(wanted):
             return
         begin, end = int(wanted[0]) - self.first, int(wanted[-1]) + 1 - self.first
-        held: list[tuple[np.ndarray, dict[str, pa.Array]]] = []
+        is_wanted = np.zeros(end - begin, np.bool_)
+        is_wanted[wanted - wanted[0]] = True
+        mask, held, n_bytes, row, taken = mask_of(is_wanted), list[dict[str, pa.Array]](), 0, 0, 0
         for positions, values, _ in self.rows(columns, {}, begin, end, tokens):
             # `wanted` ascends, so the wanted rows of a batch are a range of it.
-            low, high = np.searchsorted(wanted, [positions[0], positions[-1] + 1])
-            if low < high:
-                is_wanted = np.zeros(len(positions), np.bool_)
-                is_wanted[wanted[low:high] - positions[0]] = True
-                mask = pa.array(is_wanted)
-                some = {key: without_views(of_key).filter(mask) for key, of_key in values.items()}
-                held.append((wanted[low:high], some))
-            # Batches may have few wanted rows, so rows are collected until they fill a batch.
-            if sum(len(numbers) for numbers, _ in held) >= len(positions):
-                yield _joined(held)
-                held = []
-        if held:
-            yield _joined(held)
+            some = mask.slice(row, len(positions))
+            row += len(positions)
+            held.append({key: without_views(of).filter(some) for key, of in values.items()})
+            n_bytes += sum(of_key.nbytes for of_key in held[-1].values())
+            if n_bytes >= self.batch_bytes or row == len(mask):
+                joined = {key: pa.concat_arrays([some[key] for some in held]) for key in columns}
+                count = len(next(iter(joined.values())))
+                yield wanted[taken : taken + count], joined, {}
+                taken, held, n_bytes = taken + count, [], 0
 
     def ranges(self, chosen_by: Mapping[str, Column]) -> dict[str, Range]:
         """Return the range of each field that a selector reads, as the footer's statistics say.
@@ -244,15 +241,13 @@ class _Group(NamedTuple):
         schema = self.file.schema_arrow
         if self.n_rows > _MOST_SKIPPED_ROWS:
             return {}
-        names = [column.name(schema) for column in chosen_by.values()]
-        (chunks,) = _chunks(self.source, self.file, [self.part.piece], names)
-        if not is_url(self.part.path):
-            _check_pages(self.part.path, self.source, self.part.size, chunks)
+        names = self._names(chosen_by.values())
+        self._chunks(names)
         groups = [self.part.piece]
         next(self.file.iter_batches(1, row_groups=groups, columns=names, use_threads=False), None)
         return {
             name: column_range(
-                next(_chunks(self.source, self.file, [self.part.piece], [column.name(schema)])),
+                self._chunks(self._names([column])),
                 column.type_in(schema),
                 bool(column.inside),
                 self.n_rows,
@@ -274,13 +269,18 @@ class _Group(NamedTuple):
             found.append(positions[keep(self.part.file, positions, read_fields, own)])
         return np.concatenate(found)
 
+    def _names(self, columns: Iterable[Column]) -> list[str]:
+        schema = self.file.schema_arrow
+        return list(dict.fromkeys(column.name(schema) for column in columns))
 
-def _joined(
-    held: Sequence[tuple[np.ndarray, dict[str, pa.Array]]],
-) -> tuple[np.ndarray, dict[str, pa.Array], dict[str, pa.Array]]:
-    numbers = np.concatenate([of_rows for of_rows, _ in held])
-    keys = held[0][1]
-    return numbers, {key: pa.concat_arrays([some[key] for _, some in held]) for key in keys}, {}
+    def _chunks(self, names: Sequence[str]) -> list[pq.ColumnChunkMetaData]:
+        """Return the footer's metadata of some columns, after a check of their pages."""
+        part, key = self.part, tuple(names)
+        if key not in self._known:
+            (self._known[key],) = _chunks(self.source, self.file, [part.piece], names)
+            if not is_url(part.path):  # At a URL, each page would need a request.
+                _check_pages(part.path, self.source, part.size, self._known[key])
+        return self._known[key]
 
 
 def schema_of(path: str) -> pa.Schema:
@@ -326,12 +326,25 @@ def numbers(part: Slice, decoders: Decoders) -> range:
 
 def rows_of_splits(part: Slice, decoders: Decoders) -> list[int]:
     """Return the number of rows of each row group of the file of a work range."""
+    return _footer(part, decoders).rows
 
-    def counts() -> list[int]:
+
+class _Footer(NamedTuple):
+    """The footer of a file, and the number of rows of each row group."""
+
+    metadata: pq.FileMetaData
+    rows: list[int]
+
+
+def _footer(part: Slice, decoders: Decoders) -> _Footer:
+    """Return the footer of the file of a work range. It is parsed once for many work ranges."""
+
+    def read_footer() -> _Footer:
         with _opened(part.path, part.size) as (_, file):
-            return [group.num_rows for group in _groups(file, file.num_row_groups)]
+            groups = _groups(file, file.num_row_groups)
+            return _Footer(file.metadata, [group.num_rows for group in groups])
 
-    return decoders.fact(part.path, counts)
+    return decoders.fact(part.path, read_footer)
 
 
 def _groups(file: pq.ParquetFile, count: int) -> list[pq.RowGroupMetaData]:
@@ -542,7 +555,9 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 @contextmanager
-def _opened(path: str, size: int) -> Iterator[tuple[_Source, pq.ParquetFile]]:
+def _opened(
+    path: str, size: int, metadata: pq.FileMetaData | None = None
+) -> Iterator[tuple[_Source, pq.ParquetFile]]:
     options = {
         "pre_buffer": False,
         "buffer_size": _BUFFER_BYTES,
@@ -551,6 +566,6 @@ def _opened(path: str, size: int) -> Iterator[tuple[_Source, pq.ParquetFile]]:
     with (
         open_source(path, size) as opened,
         arrow_errors(path, "Parquet file"),
-        pq.ParquetFile(source := _Source(opened), **options) as file,
+        pq.ParquetFile(source := _Source(opened), metadata=metadata, **options) as file,
     ):
         yield source, file

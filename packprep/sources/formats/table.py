@@ -552,7 +552,7 @@ def read_rows(
         rows, *values = map(without_views, (rows, *others.values()))
         # Filter before a dictionary is expanded, because the expanded texts may be large.
         if not wanted.all():
-            mask = pa.array(wanted)
+            mask = mask_of(wanted)
             positions, rows, values = (
                 positions[wanted],
                 rows.filter(mask),
@@ -618,6 +618,12 @@ def without_views(column: pa.Array) -> pa.Array:
         if column.type in (pa.string_view(), pa.binary_view())
         else column
     )
+
+
+def mask_of(chosen: np.ndarray) -> pa.BooleanArray:
+    """Return bool[n] as an Arrow array. `pa.array` would import pandas, which takes long."""
+    bits = pa.py_buffer(np.packbits(chosen, bitorder="little"))
+    return pa.BooleanArray.from_buffers(pa.bool_(), len(chosen), [None, bits])
 
 
 def _sizes(rows: pa.Array, counted: Sequence[pa.Array]) -> np.ndarray:
