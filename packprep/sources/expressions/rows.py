@@ -111,7 +111,7 @@ def values_of(node: Node, columns: Mapping[str, pa.Array]) -> Values:
         # `is null` also accepts lists and objects, which have no values here.
         inner = node.arguments[0]
         if isinstance(inner, Field) and kind_of_type(columns[inner.name].type) not in READ:
-            valid = columns[inner.name].is_valid().to_numpy(zero_copy_only=False)
+            valid = _valid(columns[inner.name])
         else:
             valid = values_of(inner, columns).valid
         return Values(~valid, np.ones_like(valid))
@@ -144,19 +144,30 @@ def _scalar(value: int | float | bool | bytes) -> Any:
 def of_column(column: pa.Array) -> Values:
     """Return the values of a column as an expression reads them. Its kind must be in READ."""
     kind = kind_of_type(column.type)
-    valid = column.is_valid().to_numpy(zero_copy_only=False)
+    valid = _valid(column)
     if kind == NULL:
         return Values(None, valid)
     if kind == TEXT:
         return _text_column(column, valid)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-        valid = column.is_valid().to_numpy(zero_copy_only=False)
+        valid = _valid(column)
     if kind == TIME:
         return Values(column, valid)
     if kind == TRUTH:
         return Values(column.fill_null(False).to_numpy(zero_copy_only=False), valid)
     return _number_column(column, valid)
+
+
+def _valid(column: pa.Array) -> np.ndarray:
+    """Return which values of a column are not null, bool[n].
+
+    Without nulls, pyarrow's `to_numpy` is not called. It would import pandas, which takes long.
+    """
+    if not column.null_count:
+        return np.ones(len(column), np.bool_)
+    valid: np.ndarray = column.is_valid().to_numpy(zero_copy_only=False)
+    return valid
 
 
 def _text_column(column: pa.Array, valid: np.ndarray) -> Values:
@@ -185,7 +196,10 @@ def _binary(column: pa.Array) -> pa.Array:
 def _number_column(column: pa.Array, valid: np.ndarray) -> Values:
     if pa.types.is_decimal(column.type):  # Through a text, each is rounded to the nearest float64.
         column = column.cast(pa.string()).cast(pa.float64())
-    values = column.fill_null(0).to_numpy(zero_copy_only=False)
+    if column.null_count:
+        values = column.fill_null(0).to_numpy(zero_copy_only=False)
+    else:
+        values = np.from_dlpack(column)
     if values.dtype.kind == "f":
         valid = valid & ~np.isnan(values)
         return Values(values if values.dtype == np.float32 else values.astype(np.float64), valid)

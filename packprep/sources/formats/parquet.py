@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -179,58 +179,60 @@ class _Group:
             end: Row in the group after the last row.
             tokens: Whether `columns` has lists of token ids.
         """
-        schema, part, file = self.file.schema_arrow, self.part, self.file
-        names = self._names((*columns.values(), *chosen_by.values()))
-        rows_at_once = _rows_at_once(
-            self.source, self._chunks(names), self.n_rows, self.batch_bytes, tokens
-        )
-        tops, row = schema.names, 0
-        for rows in file.iter_batches(
-            rows_at_once, row_groups=[part.piece], columns=names, use_threads=False
-        ):
-            # pyarrow reads a group from its first row, so cut each batch to the wanted rows.
-            low, high = max(begin - row, 0), min(end - row, rows.num_rows)
-            if low < high:
-                table = rows.slice(low, high - low)
-                values, fields = (
-                    {key: c.of(table.column(tops[c.number])) for key, c in some.items()}
-                    for some in (columns, chosen_by)
-                )
-                at = self.first + row
-                yield np.arange(at + low, at + high, dtype=np.int64), values, fields
+        row = self.first + begin
+        for rows in self._batches((*columns.values(), *chosen_by.values()), begin, end, tokens):
+            numbers = np.arange(row, row + rows.num_rows, dtype=np.int64)
+            yield numbers, self._values(rows, columns), self._values(rows, chosen_by)
             row += rows.num_rows
-            if row >= end:
-                break
-        # Without this check, a wrong footer would lose rows without a message.
-        if row < end:
-            raise pa.ArrowInvalid(
-                f"row group {part.piece} has {row} rows, but its footer says {self.n_rows}"
-            )
 
     def rows_at(
         self, wanted: np.ndarray, columns: Mapping[str, Column], tokens: bool
     ) -> Iterator[tuple[np.ndarray, dict[str, pa.Array], dict[str, pa.Array]]]:
         """Yield (row numbers, values, {}) of some rows of the group, as `rows`.
 
-        `wanted`, int64[k], has the ascending row numbers. About `batch_bytes` are yielded together.
+        `wanted`, int64[k], has the ascending row numbers.
         """
         if not len(wanted):
             return
-        begin, end = int(wanted[0]) - self.first, int(wanted[-1]) + 1 - self.first
-        is_wanted = np.zeros(end - begin, np.bool_)
-        is_wanted[wanted - wanted[0]] = True
-        mask, held, n_bytes, row, taken = mask_of(is_wanted), list[dict[str, pa.Array]](), 0, 0, 0
-        for positions, values, _ in self.rows(columns, {}, begin, end, tokens):
-            # `wanted` ascends, so the wanted rows of a batch are a range of it.
-            some = mask.slice(row, len(positions))
-            row += len(positions)
-            held.append({key: without_views(of).filter(some) for key, of in values.items()})
-            n_bytes += sum(of_key.nbytes for of_key in held[-1].values())
-            if n_bytes >= self.batch_bytes or row == len(mask):
-                joined = {key: pa.concat_arrays([some[key] for some in held]) for key in columns}
-                count = len(next(iter(joined.values())))
-                yield wanted[taken : taken + count], joined, {}
-                taken, held, n_bytes = taken + count, [], 0
+        row, end = int(wanted[0]), int(wanted[-1]) + 1
+        batches = self._batches(columns.values(), row - self.first, end - self.first, tokens)
+        for table in _tables(batches, self.batch_bytes):
+            low, high = np.searchsorted(wanted, [row, row + table.num_rows])
+            is_wanted = np.zeros(table.num_rows, np.bool_)
+            is_wanted[wanted[low:high] - row] = True
+            row, mask = row + table.num_rows, mask_of(is_wanted)
+            values = {
+                key: without_views(of_key).filter(mask).combine_chunks()
+                for key, of_key in self._values(table, columns).items()
+            }
+            yield wanted[low:high], values, {}
+
+    def _batches(
+        self, columns: Iterable[Column], begin: int, end: int, tokens: bool
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield consecutive rows of the group. The arguments are as in `rows`."""
+        names, row = self._names(columns), 0
+        rows_at_once = _rows_at_once(
+            self.source, self._chunks(names), self.n_rows, self.batch_bytes, tokens
+        )
+        for rows in self.file.iter_batches(
+            rows_at_once, row_groups=[self.part.piece], columns=names, use_threads=False
+        ):
+            low, high = max(begin - row, 0), min(end - row, rows.num_rows)
+            if low < high:
+                yield rows.slice(low, high - low)
+            row += rows.num_rows
+            if row >= end:
+                break
+        if row < end:
+            raise pa.ArrowInvalid(
+                f"row group {self.part.piece} has {row} rows, but its footer says {self.n_rows}"
+            )
+
+    def _values(self, rows: pa.RecordBatch | pa.Table, columns: Mapping[str, Column]) -> Any:
+        """Return the values of each key in `columns`, as arrays or as chunked arrays."""
+        names = self.file.schema_arrow.names
+        return {key: c.of(rows.column(names[c.number])) for key, c in columns.items()}
 
     def ranges(self, chosen_by: Mapping[str, Column]) -> dict[str, Range]:
         """Return the range of each field that a selector reads, as the footer's statistics say.
@@ -281,6 +283,19 @@ class _Group:
             if not is_url(part.path):  # At a URL, each page would need a request.
                 _check_pages(part.path, self.source, part.size, self._known[key])
         return self._known[key]
+
+
+def _tables(batches: Iterable[pa.RecordBatch], n_bytes: int) -> Iterator[pa.Table]:
+    """Yield consecutive batches together, as tables of at least `n_bytes`, or less at the end."""
+    held, size = list[pa.RecordBatch](), 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= n_bytes:
+            yield pa.Table.from_batches(held)
+            held, size = [], 0
+    if held:
+        yield pa.Table.from_batches(held)
 
 
 def schema_of(path: str) -> pa.Schema:

@@ -689,7 +689,7 @@ def _add_rows(
     if rows.null_count or not len(rows) or beside:
         yield from _add_one_by_one(batch, rows, beside, fields, positions, batch_bytes)
         return
-    sizes = pc.binary_length(rows).to_numpy()
+    sizes = np.from_dlpack(pc.binary_length(rows))  # `to_numpy` would import pandas.
     for some in slices(sizes, batch_bytes):
         texts = _texts(rows[some], sizes[some])
         if texts is not None:
