@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 HEAVY = {
@@ -67,6 +69,21 @@ def test_numba_comes_with_the_first_kernel_that_is_called_and_not_before(code):
     assert "numba" in imported_by(
         f"{code}; from packprep.kernel import warm_kernels; warm_kernels()"
     )
+
+
+def test_choosing_texts_of_a_table_does_not_import_pandas(tmp_path):
+    pytest.importorskip("pandas", reason="only an installed pandas can be imported")
+    table = pa.table({"text": ["one", "two"], "score": [1.0, 2.0]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    code = (
+        "from packprep.recipe import Source; from packprep.sources.formats import Slice, read;"
+        " from packprep.sources.passes import ByFields, Passes;"
+        " keep = ByFields(Passes.of(Source(paths=('a',), where='score > 1'), 0), 0, None);"
+        f" part = Slice({str(tmp_path / 'a.parquet')!r}, 0,"
+        f" {(tmp_path / 'a.parquet').stat().st_size}, 'parquet', '', 0, 0, 1, 1, 1);"
+        " (batch,) = read(part, 'text', keep); assert batch.texts == ['two']"
+    )
+    assert {"pyarrow"} == imported_by(code) & {"pyarrow", "pandas"}
 
 
 def test_import_packprep_does_not_even_bring_numpy():
