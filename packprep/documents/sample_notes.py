@@ -33,7 +33,7 @@ class SampleNotes:
     answers: int = 0  # trained spans of conversations
     open_ends: int = 0  # answers without a special token among their last tokens
     # description of a part that is not read as intended → conversations with such a part
-    ignored: Counter[str] = field(default_factory=Counter)
+    keys_keep: str = ""  # `Passes.keys_keep` of the source's expressions
     judged: int = 0  # documents that the source's expressions judged
     kept: int = 0  # documents that they keep
     unjudged: int = 0  # documents with fields that the expressions do not accept
@@ -47,6 +47,7 @@ class SampleNotes:
 
         `is_whole` says whether these are all documents in the source's files of this format.
         """
+        self.keys_keep = passes.passes.keys_keep
         self.judged += passes.judged
         self.kept += passes.kept
         self.unjudged += passes.unjudged
@@ -108,7 +109,7 @@ class SampleNotes:
             fields = ", ".join(sorted(self.empty or ()))
             why = f": no record has the field {fields}" if fields else ""
             return (
-                f"where and repeat keep none of {self.judged:,} sampled documents{why}{there}\n"
+                f"{self.keys_keep} none of {self.judged:,} sampled documents{why}{there}\n"
                 "hint: correct the expression"
             )
         if not self.two_bos:
@@ -130,7 +131,7 @@ class SampleNotes:
             )
         if self.kept < FEW_KEPT and not self.is_whole:
             warnings.append(
-                f"where and repeat keep only {self.kept:,} of {self.judged:,} sampled documents,"
+                f"{self.keys_keep} only {self.kept:,} of {self.judged:,} sampled documents,"
                 " so its numbers of documents and tokens are uncertain"
             )
         if self.unknown > MOST_UNKNOWN * self.tokens:

@@ -105,7 +105,9 @@ def chosen_estimates(store: TokenStore, source: PlannedSource, known: Estimates)
         sizes=sizes,
         numbers=of_numbers,
         pass_shares=pass_shares,
-        notes=SampleNotes(judged=judged, kept=kept, empty=frozenset(empty)),
+        notes=SampleNotes(
+            keys_keep=passes.keys_keep, judged=judged, kept=kept, empty=frozenset(empty)
+        ),
     )
 
 

@@ -124,6 +124,12 @@ class Passes:
     def _expressions(self) -> list[Expression]:
         return [one for one in (self.where, self.repeat) if one is not None]
 
+    @property
+    def keys_keep(self) -> str:
+        """Return the keys and their verb: "where keeps", or "where and repeat keep"."""
+        keys = [str(one.key[-1]) for one in self._expressions]
+        return f"{' and '.join(keys)} {'keep' if len(keys) > 1 else 'keeps'}"
+
     def __str__(self) -> str:
         return " and ".join(f"{one.key[-1]} = {one.text!r:.200}" for one in self._expressions)
 

@@ -262,7 +262,7 @@ def test_a_plan_says_how_uncertain_it_is_if_a_large_source_has_few_chosen_docume
     for source in found:
         assert 0.1 < source["relative_error"] < 2
         assert abs(source["tokens"] - tokens) < 4 * source["relative_error"] * source["tokens"]
-        said = f"source {source['name']}: where and repeat keep only"
+        said = f"source {source['name']}: where keeps only"
         assert any(warning.startswith(said) for warning in warnings)
 
 
@@ -364,7 +364,7 @@ def test_a_field_that_no_json_record_has_or_that_has_another_type_is_refused(tmp
     write(tmp_path, records(10, 10))
     there = r"the fields are 'text' \(a string\), 'score' .*, 'meta.lang' \(a string\)"
     wrong = {
-        "scoer >= 3": "keep none of 10 sampled documents: no record has the field scoer",
+        "scoer >= 3": "where keeps none of 10 sampled documents: no record has the field scoer",
         "meta.lang > 3": "where: > takes values of one kind, but meta.lang is a text",
     }
     for where, message in wrong.items():
@@ -380,7 +380,7 @@ def test_a_source_whose_documents_are_all_left_out_is_refused(tmp_path, monkeypa
     own = {"name": "a", "paths": ["a.jsonl"], "where": "score > 999"}
     with pytest.raises(BuildError, match="leaves out all 300 documents of source 'a'"):
         build(tmp_path, "out", [own, {"paths": ["d.arrow"]}])
-    with pytest.raises(RecipeError, match=r"keep none of \d+ sampled documents"):
+    with pytest.raises(RecipeError, match=r"where keeps none of \d+ sampled documents"):
         build(tmp_path, "share", [{**own, "share": 1.0}])
 
 

@@ -84,7 +84,18 @@ _SQL = {
     "case": "write a if x > 1 else b",
 }
 """Maps words of SQL that stand after another name to the advice for them."""
-_SIGNS = {"=": "==", "&": "and", "|": "or", "<>": "!=", "&&": "and", "||": "or", "!": "not"}
+_SIGNS = {
+    "=": "==",
+    "=>": ">=",
+    "=<": "<=",
+    "&": "and",
+    "|": "or",
+    "<>": "!=",
+    "&&": "and",
+    "||": "or",
+    "!": "not",
+}
+"""Maps an operator of another language to the operator to write."""
 _UNCOUNTED = (
     tokenize.NUMBER,
     tokenize.STRING,
@@ -151,12 +162,12 @@ def _check_tokens(text: str) -> None:
     if len(text) > MAX_CHARACTERS:
         _refuse(f"the expression has {len(text)} characters; at most {MAX_CHARACTERS} are read")
     if not text.strip():
-        _refuse("the expression is empty")
+        _refuse("the expression is empty", None, "write a comparison, or leave the key out")
     if _has_surrogate(text):
         _refuse("the expression has a lone surrogate")
     if "\n" in text or "\r" in text:
         _refuse("the expression has a line break", None, "write it in one line")
-    counted, last = 0, None
+    counted, last, end = 0, None, 0
     try:
         for token in tokenize.generate_tokens(io.StringIO(text.strip(" \t")).readline):
             at = token.start[1] + len(text) - len(text.lstrip(" \t"))
@@ -164,15 +175,18 @@ def _check_tokens(text: str) -> None:
                 _refuse("the expression has a comment", at, "remove it")
             # Python joins neighbouring texts, so a missing comma would change the list.
             if token.type == tokenize.STRING == last:
-                _refuse("a comma is missing between two texts", at, "write a comma")
+                quoted = 'write "it\'s" for a text with a quotation mark'
+                advice = quoted if at == end else "write a comma"
+                _refuse("a comma is missing between two texts", at, advice)
             if token.string in _SIGNS:
-                _refuse(f"unknown operator {token.string}", at, f"write {_SIGNS[token.string]}")
+                sign = text[at : at + 2] if text[at : at + 2] in _SIGNS else token.string
+                _refuse(f"unknown operator {sign}", at, f"write {_SIGNS[sign]}")
             if token.type == tokenize.NAME and token.string in _WORDS:
                 word = _WORDS[token.string]
                 _refuse(f"{token.string} is not an operator", at, f"write {word}")
             # Texts, numbers and commas do not nest, so long lists are allowed.
             counted += token.type not in _UNCOUNTED and token.string != ","
-            last = token.type
+            last, end = token.type, at + len(token.string)
     except (tokenize.TokenError, SyntaxError, ValueError):
         _refuse("a bracket or a quotation mark is not closed")
     if counted > MAX_TOKENS:

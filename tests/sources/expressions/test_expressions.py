@@ -29,10 +29,12 @@ def number(text: str, **columns) -> list[float | None]:
 
 
 REFUSED = (
-    ("", "the expression is empty"),
+    ("", "the expression is empty\nhint: write a comparison, or leave the key out"),
     ("score >", "this is not an expression"),
     ("score = 3", "character 7: unknown operator =\nhint: write =="),
-    ("score && ok", "character 7: unknown operator &\nhint: write and"),
+    ("  score => 3", "character 9: unknown operator =>\nhint: write >="),
+    ("score =< 3", "character 7: unknown operator =<\nhint: write <="),
+    ("score && ok", "character 7: unknown operator &&\nhint: write and"),
     ("score > 3 AND ok", "character 11: AND is not an operator\nhint: write and"),
     ("score > 3 # ok", "character 11: the expression has a comment\nhint: remove it"),
     ("score\n> 3", "the expression has a line break\nhint: write it in one line"),
@@ -40,6 +42,7 @@ REFUSED = (
     ("lang == '\ud800'", "the expression has a lone surrogate"),
     ("(lang == 'de'", "a bracket or a quotation mark is not closed"),
     ("lang in ('de' 'fr')", "character 15: a comma is missing between two texts"),
+    ("name == 'it''s'", 'two texts\nhint: write "it\'s" for a text with a quotation mark'),
     ("lang in 'de'", "character 9: in needs a list\nhint: write x in ('a', 'b')"),
     ("lang in ()", "the list after in is empty"),
     ("lang in ('de', other)", "character 16: a list holds only numbers and texts"),
