@@ -33,6 +33,7 @@ class SampleNotes:
     answers: int = 0  # trained spans of conversations
     open_ends: int = 0  # answers without a special token among their last tokens
     # description of a part that is not read as intended → conversations with such a part
+    ignored: Counter[str] = field(default_factory=Counter)
     keys_keep: str = ""  # `Passes.keys_keep` of the source's expressions
     judged: int = 0  # documents that the source's expressions judged
     kept: int = 0  # documents that they keep

@@ -109,6 +109,8 @@ def read(
             columns = find_columns(part.path, file.schema_arrow, text_key, fields, sizes_of)
             columns |= find_group_columns(part.path, file.schema_arrow, part.grouping)
         chosen_by = find_field_columns(part.path, file.schema_arrow, keep)
+        # `begin` and `end` count rows of the group, and `first` is the group's first row in the
+        # file.
         first, n_rows = sum(footer.rows[: part.piece]), footer.rows[part.piece]
         begin, end = part.range(n_rows)
         if begin == end:
@@ -197,6 +199,7 @@ class _Group:
         row, end = int(wanted[0]), int(wanted[-1]) + 1
         batches = self._batches(columns.values(), row - self.first, end - self.first, tokens)
         for table in _tables(batches, self.batch_bytes):
+            # `wanted` ascends, so the wanted rows of a table are a range of it.
             low, high = np.searchsorted(wanted, [row, row + table.num_rows])
             is_wanted = np.zeros(table.num_rows, np.bool_)
             is_wanted[wanted[low:high] - row] = True
@@ -218,12 +221,14 @@ class _Group:
         for rows in self.file.iter_batches(
             rows_at_once, row_groups=[self.part.piece], columns=names, use_threads=False
         ):
+            # pyarrow reads a group from its first row, so cut each batch to the wanted rows.
             low, high = max(begin - row, 0), min(end - row, rows.num_rows)
             if low < high:
                 yield rows.slice(low, high - low)
             row += rows.num_rows
             if row >= end:
                 break
+        # Without this check, a wrong footer would lose rows without a message.
         if row < end:
             raise pa.ArrowInvalid(
                 f"row group {self.part.piece} has {row} rows, but its footer says {self.n_rows}"
