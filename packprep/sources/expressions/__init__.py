@@ -124,7 +124,7 @@ class Expression:
             columns: Arrow array of each field, of a type for which `fault` returns "".
         """
         values, valid = self._values(columns)
-        return np.where(valid, 0.0 if values is None else values, math.nan).astype(np.float64)
+        return np.where(valid, math.nan if values is None else values, math.nan).astype(np.float64)
 
     def bounds(self) -> tuple[float, float]:
         """Return the smallest and the largest number that any record can have.
@@ -151,9 +151,14 @@ class Expression:
 
     def _values(self, columns: Mapping[str, Any]) -> tuple[Any, np.ndarray]:
         arrays = {name: _rows().whole(columns[name]) for name in self.fields}
-        if problem := self.fault({name: array.type for name, array in arrays.items()}):
-            raise SourceError(f"{_dotted(self.key)} = {self.text!r:.500}: {problem}")
-        values, valid = _rows().values_of(self.tree, arrays)[:2]
+        try:
+            if problem := self.fault({name: array.type for name, array in arrays.items()}):
+                raise ExpressionFault(problem)
+            values, valid = _rows().values_of(self.tree, arrays)[:2]
+        except ExpressionFault as fault:
+            raise SourceError(
+                f"{_dotted(self.key)} = {self.text!r:.500}: {fault.message}"
+            ) from None
         n_rows = len(arrays[self.fields[0]])
         return (
             None if values is None else np.broadcast_to(values, n_rows),

@@ -52,9 +52,9 @@ def kind_of(node: Node, kinds: Mapping[str, str]) -> str:
         _check(node, found, TRUTH)
         return TRUTH
     if node.function in COMPARISONS or node.function == "in":
-        kind = _same(node, found, with_times=node.function != "in")
+        kind = _same(node, found, with_times=True)
         if kind == TIME and node.function == "in":
-            raise ExpressionFault("in accepts no times", node.at, "compare the time by == and or")
+            raise ExpressionFault("in accepts no times, which == and or can compare", node.at)
         if kind == TRUTH and node.function not in ("==", "!=", "in"):
             raise ExpressionFault(f"{node.function} has no order for true and false", node.at)
         return TRUTH
@@ -96,10 +96,10 @@ def _same(node: Call, found: list[str], first: int = 0, with_times: bool = False
         if kind not in (NULL, UNKNOWN)
     ]
     if not known:
-        return UNKNOWN if UNKNOWN in found else NULL
+        return UNKNOWN
     times = [kind for _, kind in known if kind == TIME]
-    for argument, kind in known[1:]:
-        other, of_other = known[0]
+    other, of_other = known[0]
+    for argument, kind in known:
         if kind == of_other:
             continue
         # A text literal that is compared with a time is read as a time.
@@ -112,7 +112,7 @@ def _same(node: Call, found: list[str], first: int = 0, with_times: bool = False
                 f" {_shown(argument)} is {kind}",
                 argument.at,
             )
-    return TIME if times else known[0][1]
+    return TIME if times else of_other
 
 
 def _named(node: Call) -> str:

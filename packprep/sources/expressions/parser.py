@@ -126,15 +126,16 @@ def parse(text: str) -> Node:
         ExpressionFault: If the text is not an expression.
     """
     _check_tokens(text)
+    stripped = text.strip(" \t")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # for example for the escape "\d"
-            tree = ast.parse(text.strip(" \t"), mode="eval").body
+            tree = ast.parse(stripped, mode="eval").body
     except SyntaxError as error:
         advice = next((_SQL[w] for w in text.lower().split() if w in _SQL), "")
         advice = "write !=" if "<>" in text else advice
-        at = max((error.offset or 1) - 1, 0) + len(text) - len(text.lstrip(" \t"))
-        place = min(at, len(text)) if error.lineno == 1 else None
+        offset = error.offset or len(stripped) + 1  # Python gives 0 for the end of the text.
+        place = text.index(stripped) + offset - 1 if error.lineno == 1 else None
         _refuse("this is not an expression", place, advice)
     except (Warning, ValueError, MemoryError, RecursionError):
         _refuse("this is not an expression")
@@ -315,12 +316,9 @@ class _Parser:
         in_chain = ast.Eq | ast.Lt | ast.LtE | ast.Gt | ast.GtE
         if len(tree.ops) > 1 and not all(isinstance(sign, in_chain) for sign in tree.ops):
             _refuse("in, is and != are not part of a chain", self.at(tree), "write (a in b) == c")
-        pairs = []
-        for left, operator, right in zip(
-            (tree.left, *tree.comparators), tree.ops, tree.comparators, strict=False
-        ):
-            pairs.append(self.pair(left, operator, right))
-        return pairs[0] if len(pairs) == 1 else Call("and", tuple(pairs), self.at(tree))
+        lefts = (tree.left, *tree.comparators)
+        first, *others = map(self.pair, lefts, tree.ops, tree.comparators)
+        return Call("and", (first, *others), self.at(tree)) if others else first
 
     def pair(self, left: ast.expr, operator: ast.cmpop, right: ast.expr) -> Call:
         at = self.at(left)
@@ -363,8 +361,8 @@ class _Parser:
         known = ", ".join(FUNCTIONS)
         if not isinstance(tree.func, ast.Name) or tree.func.id not in FUNCTIONS:
             name = tree.func.id if isinstance(tree.func, ast.Name) else "this"
-            near = difflib.get_close_matches(name, FUNCTIONS, 1)
-            advice = f"write {near[0]}" if near else f"use one of {known}"
+            near = next(iter(difflib.get_close_matches(name, FUNCTIONS)), "")
+            advice = f"write {near}" if near else f"use one of {known}"
             _refuse(f"{name} is not a function", at, advice)
         least, most = FUNCTIONS[tree.func.id]
         if tree.keywords or not least <= len(tree.args) <= most:

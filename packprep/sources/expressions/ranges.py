@@ -175,11 +175,10 @@ def _outwards(low: float, high: float) -> tuple[float, float]:
     return ends
 
 
-def _computed(ends: tuple[float, float], found: Sequence[Range], null: bool = True) -> Range:
-    """Return the range of a number. With `null`, the result of values can be null as well."""
+def _computed(ends: tuple[float, float], found: Sequence[Range]) -> Range:
+    """Return the range of a number. The result of values can be null as well."""
     value = all(side.value for side in found)
-    null = null or any(side.null for side in found)
-    return Range(*_outwards(*ends), null, value) if value else Range(value=False)
+    return Range(*_outwards(*ends)) if value else Range(value=False)
 
 
 def _calculated(operator: str, left: Range, right: Range) -> Range:

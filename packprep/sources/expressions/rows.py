@@ -89,7 +89,8 @@ def check_times(node: Node, types: Mapping[str, pa.DataType]) -> None:
         ExpressionFault: If a comparison is impossible.
     """
     if any(kind_of_type(kind) == TIME for kind in types.values()):
-        values_of(node, {name: pa.nulls(0, kind) for name, kind in types.items()})
+        # Some comparisons of Arrow accept no rows of types of which they refuse a row.
+        values_of(node, {name: pa.nulls(1, kind) for name, kind in types.items()})
 
 
 def values_of(node: Node, columns: Mapping[str, pa.Array]) -> Values:
@@ -197,7 +198,7 @@ def _number_column(column: pa.Array, valid: np.ndarray) -> Values:
     if pa.types.is_decimal(column.type):  # Through a text, each is rounded to the nearest float64.
         column = column.cast(pa.string()).cast(pa.float64())
     if column.null_count:
-        values = column.fill_null(0).to_numpy(zero_copy_only=False)
+        values = column.fill_null(0).to_numpy()
     else:
         values = np.from_dlpack(column)
     if values.dtype.kind == "f":
@@ -252,9 +253,9 @@ def _compared(node: Call, left: Values, right: Values) -> Values:
     except pa.ArrowException:
         shown = next((side.as_py() for side in (a, b) if isinstance(side, pa.Scalar)), None)
         times = " and ".join(str(side.type) for side in (a, b) if not isinstance(side, pa.Scalar))
-        problem = f"{shown.decode()!r} is not a" if shown else "cannot compare"
-        advice = "write a date as '2026-01-31', and a time as '2026-01-31 12:00:00'"
-        raise ExpressionFault(f"{problem} {times}", node.at, advice if shown else "") from None
+        example = "'2026-01-31' or '2026-01-31 12:00:00'"
+        problem = f"{shown.decode()!r} is not a {times}, such as {example}" if shown else ""
+        raise ExpressionFault(problem or f"cannot compare {times}", node.at) from None
 
 
 def _is_arrow(side: Values) -> bool:
