@@ -181,10 +181,10 @@ def first_looks(
         for piece in pieces.tolist():
             yield from _read(source, supervise, source.slices_of(piece))
         return
-    decode, last = _decoder(source, supervise, kind[0]), _NO_LINE
+    decode, last = _decoder(source, supervise, kind[0]), None
     for lines in _windows(source, starts, files, key, 0):
         # A long line may span several windows, but is decoded once.
-        new = {line.begin: line for line, _ in lines if line[:2] != last[:2]}
+        new = {line.begin: line for line, _ in lines if last is None or line[:2] != last[:2]}
         last = lines[-1][0]
         documents = [_document(decode, line.data, supervise) for line in new.values()]
         yield _look_of(documents, [1.0] * len(documents))
@@ -228,9 +228,6 @@ class _Line(NamedTuple):
     data: bytes
 
 
-_NO_LINE = _Line("", 0, 0, b"")
-
-
 class _ReadLine(NamedTuple):
     """A line that the reader has decoded."""
 
@@ -252,7 +249,7 @@ class _LineReader:
     def __init__(self, sampling: Sampling, format: str):
         self._sampling = sampling
         self._decode = _decoder(sampling.source, sampling.supervise, format)
-        self._last, self._last_read = _NO_LINE, _ReadLine(1.0, "", None, False, 0, 0.0)
+        self._last: tuple[_Line, _ReadLine] | None = None
         self.read_bytes = 0
 
     def read_window(self, lines: Iterable[_Line]) -> list[_ReadLine]:
@@ -272,7 +269,7 @@ class _LineReader:
 
     def _read(self, line: _Line) -> _ReadLine:
         # Positions in the same line refer to the same object, see `_lines_at`.
-        if line is not self._last:
+        if self._last is None or line is not self._last[0]:
             sampling, rejects = self._sampling, list[Reject]()
             before = sampling.read_seconds
             with sampling.clock.stage("read"):
@@ -284,11 +281,9 @@ class _LineReader:
             is_document, seconds = document is not None, sampling.read_seconds - before
             bad = sampling.tally.count(int(is_document or bool(rejects)), rejects, line.path)
             stored = len(line.data) + 1.0
-            self._last = line
-            self._last_read = _ReadLine(
-                stored, text, conversation, is_document, bad, seconds, number
-            )
-        return self._last_read
+            read_line = _ReadLine(stored, text, conversation, is_document, bad, seconds, number)
+            self._last = line, read_line
+        return self._last[1]
 
 
 def look_at_lines(sampling: Sampling, format: str) -> Looked:
@@ -492,7 +487,7 @@ def _windows(
     shifts = uniforms(key, CALIBRATION, round_ * windows + np.arange(windows))
     at = ((np.arange(windows) + shifts) * (int(starts[-1]) / windows)).astype(np.int64)
 
-    def lines_of(place: int, last: _Line = _NO_LINE) -> list[tuple[_Line, float]]:
+    def lines_of(place: int, last: _Line | None = None) -> list[tuple[_Line, float]]:
         number = int(np.searchsorted(starts, place, "right")) - 1
         i, first = int(files[number]), place - int(starts[number])
         size = int(source.files.sizes[i])
@@ -506,7 +501,7 @@ def _windows(
             yield from threads.map(lines_of, at.tolist())
         return
     # A line that spans several windows is passed on, so it is read once.
-    last = _NO_LINE
+    last = None
     for place in at.tolist():
         lines = lines_of(place, last)
         last = lines[-1][0]
@@ -517,7 +512,7 @@ _BACK = 16 << 10  # First number of bytes read before a position. Most lines sta
 
 
 def _lines_at(
-    path: str, size: int, places: Sequence[int], last: _Line
+    path: str, size: int, places: Sequence[int], last: _Line | None
 ) -> list[tuple[_Line, float]]:
     """Return (line, fraction) for each byte position in `places`.
 
@@ -528,12 +523,13 @@ def _lines_at(
         path: Path or URL of the file.
         size: Size of the file in bytes.
         places: Byte positions in the file.
-        last: A line that was read before. It is not read again if the first positions are in it.
+        last: A line that was read before, or None. It is not read again if the first positions are
+            in it.
     """
     lines: list[tuple[_Line, float]] = []
     with open_source(path, size) as file:
         for place in places:
-            if last.path != path or not last.begin <= place < last.end:
+            if last is None or last.path != path or not last.begin <= place < last.end:
                 last = _line_at(file, path, size, place)
             lines.append((last, min((place - last.begin) / max(len(last.data), 1), 1.0)))
     return lines

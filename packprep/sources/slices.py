@@ -118,7 +118,7 @@ class PlannedSource:
         self.pass_shares: Sequence[float] | None = resolved.get("pass_shares")
         """For each pass, the estimated text bytes relative to pass 0. None if each pass reads all
         documents, except a partial last pass. It is set if `repeat` is an expression."""
-        self.step_bytes: int = resolved.get("step_bytes", 1 << 20)
+        self.step_bytes: int = resolved["step_bytes"]
         self._store_digest: str | None = resolved.get("store")
         self.formats = files.formats
         self.grouping: Grouping | None = None
@@ -183,13 +183,13 @@ class PlannedSource:
     def pieces_of_kind(self, kind: int) -> np.ndarray:
         """Return the indices of the splits of all files with format `files.kinds[kind]`.
 
-        The result is int32 or int64[k], ascending.
+        The result is int32[k], ascending.
         """
         found = [np.zeros(0, np.int32)]
         for some in _chunks(len(self.pieces)):
             pieces = np.arange(some.start, some.stop)
             own = pieces[self.files.kind[self.pieces.at(pieces).file] == kind]
-            found.append(own.astype(np.int32 if len(self.pieces) < 1 << 31 else np.int64))
+            found.append(own.astype(np.int32))
         return np.concatenate(found)
 
     def weights(self) -> np.ndarray:
@@ -205,11 +205,11 @@ class PlannedSource:
     def order(self, uses: range) -> np.ndarray:
         """Return the indices of the P splits in the reading order of each pass.
 
-        The result is int32 or int64[len(uses), P]. The order is random and depends on the seed,
-        the source's name and the pass. With `in_order`, it is the file order.
+        The result is int32[len(uses), P]. The order is random and depends on the seed, the source's
+        name and the pass. With `in_order`, it is the file order.
         """
         size = len(self.pieces)
-        order = np.empty((len(uses), size), np.int32 if size < 1 << 31 else np.int64)
+        order = np.empty((len(uses), size), np.int32)
         if self.in_order:
             order[:] = np.arange(size)
             return order
@@ -225,12 +225,12 @@ class PlannedSource:
     def _list(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (pieces, ends): the list of the splits of all passes.
 
-        The list has passes · P entries. `pieces` has the index of each entry's split, as int32 or
-        int64. `ends`, int64, has the sum of the weights up to and including each entry.
+        The list has passes · P entries. `pieces`, int32, has the index of each entry's split.
+        `ends`, int64, has the sum of the weights up to and including each entry.
         """
         low, high = self.source.sample
         size, own = len(self.pieces), self.weights()
-        pieces = np.empty((self.uses, size), np.int32 if size < 1 << 31 else np.int64)
+        pieces = np.empty((self.uses, size), np.int32)
         ends = np.empty((self.uses, size), np.int64)
         sampled, before, at_once = (
             Fraction(high) - Fraction(low),

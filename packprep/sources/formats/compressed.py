@@ -304,9 +304,9 @@ class Decoders:
         return cast(T, self._facts[key])
 
 
-def _identity(path: str) -> tuple[str, int, int, int, int]:
+def _identity(path: str) -> tuple[str | int, ...]:
     if is_url(path):
-        return path, 0, 0, 0, 0
+        return (path,)
     with source_errors(path):
         status = Path(path).stat()
     return path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

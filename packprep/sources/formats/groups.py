@@ -35,7 +35,8 @@ from packprep.sources.formats.batch import (
     kept,
 )
 
-NEAR_BYTES, NEAR_ROWS = 1 << 16, 64
+NEAR_BYTES = 1 << 16
+NEAR_ROWS = 64
 """Size of the first work range that is read before or after another one, in bytes or in rows."""
 _GROWTH = 8  # Each further work range is this many times as large as the one before it.
 

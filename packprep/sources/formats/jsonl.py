@@ -614,8 +614,7 @@ def take_lines(cursor: Cursor, begin: int, end: int, max_bytes: int) -> Iterator
     After all lines were yielded, another call can continue with the same cursor. The `begin` of
     that call must be the `end` of this call.
     """
-    pending: list[bytes] = []  # the parts read so far of an unfinished wanted line
-    pending_bytes = pending_at = 0
+    pending: list[Block] = []  # the parts read so far of an unfinished wanted line
     cursor.next_label = end
     while block := cursor.next(begin, end):
         label, position, data = block
@@ -635,10 +634,9 @@ def take_lines(cursor: Cursor, begin: int, end: int, max_bytes: int) -> Iterator
             start = data.find(b"\n") + 1
             cursor.at_line_start = start > 0
             if pending:
-                pending.append(data[: start - 1] if start else data)
-                pending_bytes += len(pending[-1])
-                if start or pending_bytes > max_bytes:
-                    yield from _one_line(pending, pending_bytes, pending_at, max_bytes)
+                pending.append(block._replace(data=data[: start - 1] if start else data))
+                if start or _is_longer(pending, max_bytes):
+                    yield from _one_line(pending, max_bytes)
                     pending = []
         # After the range, only the rest of the last wanted line is needed.
         if label >= end:
@@ -652,25 +650,26 @@ def take_lines(cursor: Cursor, begin: int, end: int, max_bytes: int) -> Iterator
             # The last line of the block is finished by the next blocks.
             if last < len(data):
                 cursor.at_line_start = False
-                pending, pending_bytes, pending_at = (
-                    [data[last:]],
-                    len(data) - last,
-                    position + last,
-                )
-                # A line over the limit is yielded without its data, and its rest is skipped.
-                if pending_bytes > max_bytes:
-                    yield from _one_line(pending, pending_bytes, pending_at, max_bytes)
+                pending = [Block(label, position + last, data[last:])]
+                if _is_longer(pending, max_bytes):
+                    yield from _one_line(pending, max_bytes)
                     pending = []
     if pending:
-        yield from _one_line(pending, pending_bytes, pending_at, max_bytes)
+        yield from _one_line(pending, max_bytes)
 
 
-def _one_line(parts: list[bytes], n_bytes: int, position: int, max_bytes: int) -> Iterator[Lines]:
-    if n_bytes > max_bytes:
+def _is_longer(parts: list[Block], max_bytes: int) -> bool:
+    return sum(len(part.data) for part in parts) > max_bytes
+
+
+def _one_line(parts: list[Block], max_bytes: int) -> Iterator[Lines]:
+    position = parts[0].position
+    if _is_longer(parts, max_bytes):
         at, start, size = (np.array([value], np.int64) for value in (position, 0, -1))
         yield Lines(b"", at, start, size)
     else:
-        yield from _whole_lines(b"".join([*parts, b"\n"]), position, 0, n_bytes + 1, max_bytes)
+        data = b"".join([*(part.data for part in parts), b"\n"])
+        yield from _whole_lines(data, position, 0, len(data), max_bytes)
 
 
 def _whole_lines(

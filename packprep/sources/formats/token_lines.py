@@ -311,10 +311,8 @@ def _bad_ids(ids: list[Any]) -> tuple[str, str] | None:
     """
     if detail := _bad_entry(ids, {int}, "an integer"):
         return "not_tokens", detail
-    if not ids or (min(ids) > _LEAST and max(ids) < _MOST):
-        return None
-    i = next(i for i, id in enumerate(ids) if not _LEAST < id < _MOST)
-    return "id_out_of_range", f"token {i} has more than 63 bits"
+    i = next((i for i, id in enumerate(ids) if not _LEAST < id < _MOST), None)
+    return None if i is None else ("id_out_of_range", f"token {i} has more than 63 bits")
 
 
 def _bad_entries(masks: dict[str, list[Any]]) -> tuple[str, str] | None:
