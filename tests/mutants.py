@@ -339,6 +339,9 @@ def _recipes(file: str) -> list[dict[str, Any]]:
         name: {"name": name, **source} for name, source in SOURCES.items() if name != "several"
     }
     spoken = [sources.pop("spans"), sources.pop("chats")]
+    fields = {"paths": ["fields.jsonl"], "name": "fields"}
+    grouped = {**fields, "group_by": "repo", "order_by": "path", "between": [7, 8]}
+    chosen = {**fields, "where": "score != 1 or path > 4", "repeat": "clip(score, 0, 2)"}
     sources["lines"] |= {"repeat": 2.25}
     sources["zstd"] |= {"sample": [0.2, 0.9]}
     sources["parquet"] |= {"repeat": 0.5, "tasks": ["causal"]}
@@ -350,14 +353,14 @@ def _recipes(file: str) -> list[dict[str, Any]]:
     return [
         {
             **common,
-            "sources": list(sources.values()),
+            "sources": [*sources.values(), chosen],
             "tasks": every,
             "documents": loose,
             "output": {"shard_text_bytes": 3000},
         },
         {
             **common,
-            "sources": spoken,
+            "sources": [*spoken, grouped],
             "tokenizer": "bpe",
             "documents": {**loose, "chat_template": "t.jinja"},
             "tasks": [

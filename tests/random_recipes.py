@@ -120,6 +120,8 @@ def write_corpus(folder: Path) -> None:
     made.write(
         folder / "chats.jsonl", "\n".join(map(json.dumps, _chats(random.Random(2)))).encode()
     )
+    records = "\n".join(map(json.dumps, _with_fields(random.Random(4)))).encode()
+    made.write(folder / "fields.jsonl", records)
     made.write(folder / "t.jinja", TEMPLATE.encode())
     made.write(folder / "shown.jinja", media_made.TEMPLATE.encode())
     media_made.write(folder, "media.jsonl", media_made.texts(12, 12, 40, 90))
@@ -162,6 +164,19 @@ def _with_spans(chance: random.Random) -> list[dict[str, Any]]:
             spans[1][0] = bounds[1]
         records.append({"text": text} if i % 5 == 4 else {"text": text, "loss_spans": spans})
     return records
+
+
+def _with_fields(chance: random.Random) -> list[dict[str, Any]]:
+    """Return records with fields that `group_by`, `where` and `repeat` read."""
+    return [
+        {
+            "text": text,
+            "repo": i // chance.choice([3, 4]),
+            "path": chance.randrange(9),
+            "score": chance.choice([0.5, 1, 2.25, None]),
+        }
+        for i, text in enumerate(made.texts(20, 15, 60))
+    ]
 
 
 def _chats(chance: random.Random) -> list[dict[str, Any]]:

@@ -1,6 +1,9 @@
 import gzip
+import itertools
 import json
+import math
 import shutil
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -8,16 +11,17 @@ import numpy as np
 import pytest
 import zstandard
 
+from packprep import clock
 from packprep.building.planning import look_up
 from packprep.conversations.media import MediaPlace
 from packprep.conversations.supervision import Conversation, supervise
 from packprep.conversations.training import tokenize_supervised
 from packprep.documents import calibration
 from packprep.documents import sample as sampling
-from packprep.documents.calibration import FIRST_CHARACTERS, calibrate, first_texts
+from packprep.documents.calibration import FIRST_CHARACTERS, Estimates, calibrate, first_texts
 from packprep.documents.tally import Tally
 from packprep.recipe import DocumentKeys, read_recipe
-from packprep.sources.formats import FORMATS, Choice
+from packprep.sources.formats import FORMATS, Batch, Choice, IdLists, Reject
 from packprep.sources.slices import PlannedSource
 from packprep.tokenizer.engines import candidates, engine_facts, load_engine
 from tests import made, tokens_made
@@ -171,6 +175,50 @@ def test_a_source_without_text_has_harmless_figures(tmp_path):
     assert found.sampling_error == 0.0 and not len(found.lengths)
 
 
+@pytest.mark.long
+def test_a_document_limits_what_is_trained_if_the_weights_of_its_tokens_differ():
+    lists = IdLists(np.arange(5), np.array([0, 2, 2, 5]))
+    for weights, differs in (
+        ([1, 1, 0.5, 0.5, 0.5], False),
+        ([1, 0, 0.5, 0.5, 0.5], True),
+        ([1, 1, 1, 1, 0], True),
+    ):
+        batch = Batch([], None, None, [], {}, lists, {}, np.array(weights))
+        assert sampling._has_different_weights(batch) == differs
+        for part in (batch._replace(token_weights=None), batch._replace(tokens=None)):
+            assert not sampling._has_different_weights(part)
+
+
+def test_blank_and_too_large_lines_are_neither_documents_nor_rejects(monkeypatch):
+    monkeypatch.setattr(sampling, "MAX_LINE_BYTES", 9)
+
+    def decode(line):
+        return ("malformed_json", "why") if line.startswith(b"!") else line.decode()
+
+    lines, rejects = (b"", b" \t", b"123456789", b"1234567890", b"!23"), []
+    found = [sampling._document(decode, line, None, rejects, i) for i, line in enumerate(lines)]
+    assert found == [None, None, ("123456789", None), None, None]
+    assert rejects == [Reject(0, 4, "malformed_json", "why")]
+
+
+@pytest.mark.long
+def test_the_fields_of_the_first_record_are_listed_for_a_message(tmp_path):
+    def listed(record):
+        made.write(tmp_path / "a.jsonl", b"\xef\xbb\xbf" + json.dumps(record).encode() + b"\n{")
+        return calibration._fields_in_words(looked_up(tmp_path, "a.jsonl")[1])
+
+    record = {"m": {"a": "x", "b": None}, "text": [1], "é" + "k" * 40: 2.5}
+    cut = "\\xe9" + "k" * 39
+    assert listed(record) == (
+        f"'text' (a list), '{cut}' (a number), 'm.a' (a string), 'm.b' (null)"
+    )
+    many = listed({f"f{i}": 0 for i in range(51)}).split(", ")
+    assert len(many) == 50 and many[-1] == "'f49' (a number)"
+    assert listed([1]) == ""
+    made.write_parquet(tmp_path / "a.parquet", ["x"], 1)
+    assert calibration._fields_in_words(looked_up(tmp_path, "a.parquet")[1]) == ""
+
+
 def used_by(low, high, repeat):
     """A source of one piece, as far as the error of its tokens depends on it."""
     return SimpleNamespace(source=SimpleNamespace(sample=(low, high)), repeat=repeat, pieces=[0])
@@ -202,6 +250,36 @@ def test_all_documents_once_have_the_error_of_the_estimate_alone(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", made.texts(50))
     found = estimate(tmp_path, "a.jsonl")
     assert found.error_of(used_by(0.0, 1.0, 2.0)) == found.sampling_error
+
+
+def test_the_error_is_that_of_its_formula():
+    columns = [2, 4, 10, 6, 7], [3.0, 5.0, 2.0, 4.0, 0.5], [2, 3, 20, 18, 100]
+    lengths, weights, sizes = (np.array(column) for column in columns)
+    rows = list(zip(*columns, strict=True))
+    total = sum(n * w for n, w, _ in rows)
+    found = Estimates({}, 1.0, 1.0, False, False, 0.1, lengths, weights, sizes)
+    kept, repeat, chance, pieces = 0.5, 1.75, 0.1875, 2
+    variance = kept * (1 - kept) * repeat**2 * sum(w * n**2 for n, w, _ in rows)
+    for bits in (2, 5, 7):
+        of_class = [(n, w) for n, w, size in rows if size.bit_length() == bits]
+        own = sum(w for _, w in of_class)
+        mean = sum(n * w for n, w in of_class) / own
+        within = sum(w * (n - mean) ** 2 for n, w in of_class) / own
+        expected = kept * own / pieces * chance
+        variance += pieces * (min(expected, 0.25) * mean**2 + expected * within)
+    source = used_by(0.25, 0.75, repeat)
+    source.pieces = [0] * pieces
+    error = math.hypot(0.1, math.sqrt(variance) / (kept * repeat * total))
+    assert found.error_of(source) == pytest.approx(error, rel=1e-9)
+
+    numbers = [1.5, 2.0, 0.25, 1.0, 3.75]
+    found = replace(found, numbers=np.array(numbers), pass_shares=[1.0])
+    variance = sum(
+        w / r * n**2 * (kept * (1 - kept) * r**2 + kept * (r % 1) * (1 - r % 1))
+        for (n, w, _), r in zip(rows, numbers, strict=True)
+    )
+    error = math.hypot(0.1, math.sqrt(variance) / (kept * total))
+    assert found.error_of(source) == pytest.approx(error, rel=1e-9)
 
 
 def test_the_error_of_a_source_is_that_of_the_part_that_is_sampled(tmp_path):
@@ -380,6 +458,31 @@ byte, bytes per document, error).
 """
 
 
+SECONDS = {
+    ("web.jsonl", False): (0.002813, 0.0002043),
+    ("*.jsonl.gz", False): (0.001015, 0.000332),
+    ("web.jsonl.zst", False): (0.0009557, 7.183e-05),
+    ("web.arrow", False): (0.004807, 0.0003686),
+    ("books.parquet", False): (0.000816, 0.0001055),
+    ("notes/*.txt", False): (0.001504, 4.572e-05),
+    ("spans.jsonl", False): (0.006573, 0.001427),
+    ("media.jsonl", False): (0.00962, 0.001931),
+    ("pair.bin", False): (0.0006879, 0.0),
+    ("rows.parquet", False): (0.0002766, 0.0),
+    ("web.jsonl", True): (0.002813, 0.0002043),
+    ("*.jsonl.gz", True): (0.0002043, 1.07e-05),
+    ("web.jsonl.zst", True): (0.0001204, 3.05e-06),
+    ("web.arrow", True): (0.001208, 2.923e-05),
+    ("books.parquet", True): (0.0003946, 2.168e-05),
+    ("notes/*.txt", True): (0.00401, 0.003509),
+    ("spans.jsonl", True): (0.001538, 0.0005135),
+    ("media.jsonl", True): (0.009199, 0.001894),
+    ("pair.bin", True): (0.0001372, 0.0),
+    ("rows.parquet", True): (0.0002396, 0.0),
+}
+"""Seconds to read and to tokenize a byte, if each stage of a sample takes a second."""
+
+
 def test_a_sample_of_any_format_stays_what_it_is(tmp_path, monkeypatch):
     for name, value in SMALL.items():
         monkeypatch.setattr(sampling, name, value)
@@ -388,7 +491,9 @@ def test_a_sample_of_any_format_stays_what_it_is(tmp_path, monkeypatch):
     for i, part in enumerate((lines[:20], lines[20:60])):  # stored, as every zlib does it alike
         made.write(tmp_path / f"{i}.jsonl.gz", gzip.compress(b"".join(part), 0, mtime=0))
     rendered = partial(supervise, template=None, settings=DocumentKeys())
-    found = {}
+    # Each stage takes a second, so that the estimated seconds are exact as well.
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    found, seconds = {}, {}
     for files, precise in FROZEN:
         as_tokens = {"format": "tokens"} if files == "rows.parquet" else {}
         inputs, source = looked_up(tmp_path, files, 7, **as_tokens)
@@ -407,7 +512,10 @@ def test_a_sample_of_any_format_stays_what_it_is(tmp_path, monkeypatch):
             round(float(estimates.length_weights.sum()), 2),
             tuple(float(f"{rate:.5g}") for rate in (*rates, estimates.sampling_error)),
         )
+        rates = (estimates.read_s_per_byte, estimates.tokenize_s_per_byte)
+        seconds[files, precise] = tuple(float(f"{rate:.4g}") for rate in rates)
     assert found == FROZEN
+    assert seconds == SECONDS
 
 
 def test_no_more_texts_are_held_than_may_be(monkeypatch):

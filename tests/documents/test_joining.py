@@ -1,9 +1,13 @@
 """Records that group_by joins: their tokens, and what a sample knows of them."""
 
 import numpy as np
+import pytest
 
-from packprep.documents.joining import join_records, joined_texts
+from packprep.documents.joining import check_between, ids_between, join_records, joined_texts
+from packprep.errors import RecipeError
+from packprep.recipe import Source
 from packprep.tokenizer.encoding import Tokens
+from tests.conversations.test_media import vocabulary_of
 
 
 def test_joined_documents_have_tokens_between_records_and_samples_count_them():
@@ -21,3 +25,16 @@ def test_joined_documents_have_tokens_between_records_and_samples_count_them():
     texts, separators = joined_texts(["a", "b", "c", "d"], number, 2)
     assert texts == ["abc", "d"] and [own.slots for own in separators] == [4, 0]
     assert joined_texts([], number[:0], 2) == ([], [])
+
+
+def test_a_token_between_records_exists_and_has_no_other_meaning(tmp_path):
+    vocabulary = vocabulary_of(tmp_path)
+    source = Source(name="a", paths=("a",), group_by="repo", between=("<eos>", 5))
+    assert ids_between(source, vocabulary) == (vocabulary.roles["eos"], 5)
+    check_between(source, vocabulary, {4, 6})
+    with pytest.raises(RecipeError, match="'a': between = 5: a task or .specials. media gives"):
+        check_between(source, vocabulary, {5})
+    for token in ("<none>", 9999):
+        with pytest.raises(RecipeError, match="the tokenizer has no such token"):
+            ids_between(Source(paths=("a",), group_by="repo", between=(token,)), vocabulary)
+    assert ids_between(Source(paths=("a",)), vocabulary) == ()

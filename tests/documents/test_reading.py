@@ -9,8 +9,10 @@ from packprep.building.work import documents_builder, text_reader
 from packprep.documents.reading import (
     MOST_DOCUMENTS,
     Rejected,
+    chosen_by_content,
     is_bad,
     keeper,
+    kept_by_plan,
     read_documents,
     refuse_beyond,
 )
@@ -43,7 +45,11 @@ def test_documents_are_columns_with_their_places_and_keys(tmp_path):
     texts = {"a.jsonl": ["one", "zwei"], "b.jsonl": ["три"]}
     for name, documents in texts.items():
         made.write_lines(tmp_path / name, documents)
-    reading = documents = read(plan_of(tmp_path, seed=5))
+    plan = plan_of(tmp_path, seed=5)
+    for only, wanted in (({0: [16, 99]}, ["zwei"]), ({1: [0]}, ["три"]), ({}, [])):
+        chosen = {file: np.array(positions) for file, positions in only.items()}
+        assert texts_of(read(plan, only=chosen)) == wanted
+    reading = documents = read(plan)
     found = dict(
         zip(texts_of(reading), zip(documents.file, documents.position, strict=True), strict=True)
     )
@@ -62,6 +68,29 @@ def test_the_shards_documents_together_are_the_corpus_whatever_their_number(tmp_
     for shards in (1, 2, 7, 50):
         parts = [texts_of(read(plan, b, shards)) for b in range(shards)]
         assert [text for part in parts for text in part] == texts
+
+
+def test_the_plan_alone_tells_what_hash_splits_and_text_files_keep(tmp_path):
+    lines = (json.dumps({"text": text, "n": 1}) for text in made.texts(200))
+    made.write(tmp_path / "a.jsonl", "\n".join(lines).encode())
+    made.write_texts(tmp_path, ["one", "two"])
+    positions = np.arange(0, 5000, 7)
+    for keys, uses in (
+        ({}, [False]),
+        ({"repeat": 1.5}, [False, True]),
+        ({"repeat": 2, "sample": [0.25, 0.5]}, [False, False]),
+        ({"where": "n > 0", "sample": [0.25, 0.5]}, [True]),
+        ({"repeat": "clip(n, 0, 2)"}, [True, True]),
+    ):
+        plan = plan_of(tmp_path, sources=[{"paths": ["a.jsonl"], **keys}])
+        (source,) = plan.sources
+        assert [chosen_by_content(source, use, 0) for use in range(source.uses)] == uses
+        for use in range(source.uses):
+            kept = kept_by_plan(source, use, 0, positions)
+            assert kept.dtype == bool and len(kept) == len(positions)
+            assert 0.15 < kept.mean() < 0.35 if "sample" in keys else kept.all()
+    (source,) = plan_of(tmp_path, sources=[{"paths": ["*.txt"], "repeat": 1.5}]).sources
+    assert not chosen_by_content(source, 1, 0)
 
 
 def test_an_empty_shard_has_empty_columns_of_the_right_types(tmp_path):

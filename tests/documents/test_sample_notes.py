@@ -5,11 +5,15 @@ import json
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 
 from packprep.documents import sample as sampling
 from packprep.documents.sample_notes import SampleNotes
+from packprep.documents.sampled_passes import SampledPasses
+from packprep.recipe import Source
+from packprep.sources.passes import Passes
 from tests import made
 from tests.command_line import inside, refused
 from tests.conversations.chats_made import CHATML
@@ -122,3 +126,49 @@ def test_a_sample_warns_above_a_hundredth_of_unknown_tokens_and_half_of_answers_
     assert warning.startswith("1 of 4 sampled trained spans start inside a token")
     problem = replace(notes, conversations=9, two_bos=1).problem(has_share=False)
     assert problem.startswith("1 of 9 sampled conversations start with the bos")
+    few = SampleNotes(judged=900, kept=199, is_whole=False)
+    (warning,) = few.warnings()
+    assert warning.startswith("where and repeat keep only 199 of 900 sampled documents")
+    assert replace(few, kept=200).warnings() == [] == replace(few, is_whole=True).warnings()
+    named = replace(few, kept=200, empty=frozenset("ba"), fields="'c' (a text)")
+    (warning,) = named.warnings()
+    assert warning.startswith("no sampled record has a value in the field a, b, which where")
+    assert warning.endswith(". The fields are 'c' (a text)")
+    assert replace(named, fields="").warnings()[0].endswith("Check the name")
+
+
+def test_a_sample_of_which_the_expressions_keep_nothing_stops_a_build_if_that_is_certain():
+    none = SampleNotes(judged=9, is_whole=False, empty=frozenset(), fields="'c' (a text)")
+    assert none.problem(has_share=False) == "" == replace(none, judged=0).problem(has_share=True)
+    assert replace(none, kept=1, is_whole=True).problem(has_share=True) == ""
+    for of_all in (none.problem(has_share=True), replace(none, is_whole=True).problem(False)):
+        assert of_all.startswith(
+            "where and repeat keep none of 9 sampled documents; the fields are"
+        )
+    named = replace(none, empty=frozenset("ba"), fields="").problem(has_share=False)
+    assert named.startswith("where and repeat keep none of 9 sampled documents: no record has")
+    assert "the field a, b\nhint" in named
+    unjudged = replace(none, unjudged=9, fault="where: why").problem(has_share=False)
+    assert unjudged.startswith("where: why; the fields are 'c' (a text)\nhint")
+    assert replace(none, unjudged=8, fault="where: why").problem(has_share=False) == ""
+
+
+def test_notes_of_several_formats_are_added():
+    notes, passes = SampleNotes(), SampledPasses(Passes.of(Source(paths=("a",), where="a > b"), 0))
+    notes.add_passes(passes, is_whole=True)
+    assert notes == SampleNotes()
+    lines = [b'{"a": 5, "b": 1}', b'{"a": "x", "b": 1}', b'{"a": 0, "b": 1}', b"{"]
+    assert passes.of_lines(lines, [0, 1, 2, 3]).tolist() == [1, 1, 0, 1]
+    assert (passes.judged, passes.kept, passes.unjudged, passes.empty) == (4, 3, 1, set())
+    assert passes.fault.startswith("where: > takes values of one kind") and len(passes.bad) == 1
+    assert passes.of_lines(lines[2:3], [0]).tolist() == [0] and passes.known == {}
+    notes.add_passes(passes, is_whole=False)
+    other = SampledPasses(passes.passes)
+    other.of_lines([b'{"a": null, "b": 3}'], [0])
+    assert other.empty == {"a"}
+    other.leave_out(0, np.arange(7))
+    assert (other.judged, other.kept, other.empty) == (8, 0, set())
+    notes.add_passes(other, is_whole=True)
+    assert notes == SampleNotes(
+        judged=13, kept=3, unjudged=1, fault=passes.fault, is_whole=False, empty=frozenset()
+    )

@@ -1,13 +1,15 @@
 """packprep.documents.reading: ids as a source gives them → content."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packprep.documents.reading import take_tokens
+from packprep.documents.reading import TextReader, take_tokens
 from packprep.recipe import DocumentKeys, Specials
-from packprep.sources.formats import IdLists
+from packprep.sources.formats import Batch, IdLists
 from packprep.tokenizer.roles import Needs, resolve_vocabulary
 from tests.tokens_made import BOS, EOS, MASK
 
@@ -123,3 +125,25 @@ def test_it_is_what_the_twin_takes(vocabulary, lists, append_eos, prepend_bos, s
     expected = [content(ids, 528, forbidden, *ends) for ids in lists]
     assert found == [ids or [] for ids in expected]
     assert [i for i, _, _ in rejected] == [i for i, ids in enumerate(expected) if ids is None]
+
+
+def test_the_weight_of_eos_is_its_own_or_that_of_the_last_token(vocabulary):
+    for ids, weights, changes, wanted in (
+        ([1, 2], [0.5, 0.25], {}, [0.5, 0.25, 0.25]),
+        ([1, 2, EOS], [0.5, 0.25, 2], {}, [0.5, 0.25, 2]),
+        ([1, EOS], [0.5, 2], {"append_eos": False}, [0.5, 2, 2]),
+        ([BOS, 1], [9, 0.5], {}, [9, 0.5, 0.5]),
+        ([BOS, 1], [9, 0.5], {"prepend_bos": True}, [0.5, 0.5]),
+        ([BOS, 1, EOS], [9, 0.5, 2], {"prepend_bos": True}, [0.5, 2]),
+        ([1, 2], [0.5, 0.25], {"prepend_bos": True}, [0.5, 0.25, 0.25]),
+        ([BOS], [3], {"prepend_bos": True}, [0]),
+        ([EOS], [3], {}, [3]),
+        ([], [], {}, [0]),
+    ):
+        lists = IdLists(np.array([7, *ids, BOS]), np.array([0, 1, 1 + len(ids), 2 + len(ids)]))
+        of_tokens = np.array([8, *weights, 6], np.float32)
+        batch = Batch([], None, None, [], {}, lists, {}, of_tokens)
+        keys = DocumentKeys(**changes)
+        reader = SimpleNamespace(vocabulary=vocabulary, settings=keys)
+        tokens = take_tokens(lists, keys, vocabulary)
+        assert TextReader._token_weights(reader, batch, tokens, 1).tolist() == wanted

@@ -11,7 +11,16 @@ import pytest
 from packprep.errors import SourceError
 from packprep.recipe import Source
 from packprep.sources.files import Files
-from packprep.sources.first_look import BYTES, FILES, LINE_BYTES, _values, begin_of, first_look
+from packprep.sources.first_look import (
+    BYTES,
+    FILES,
+    LINE_BYTES,
+    _values,
+    advice_on,
+    begin_of,
+    encoding_of,
+    first_look,
+)
 from tests.made import write
 from tests.sources.formats.parts import COMPRESS
 
@@ -215,9 +224,11 @@ def test_a_key_that_no_document_has(tmp_path):
 def test_a_file_in_another_encoding_is_named_with_the_way_out(
     tmp_path, encoding, begin, named, name
 ):
-    said = look(tmp_path, {name: (line(text="é") * 9).decode().encode(encoding)})
+    data = (line(text="é") * 9).decode().encode(encoding)
+    said = look(tmp_path, {name: data})
     assert f"convert it from {named} (it starts with {begin}) to UTF-8: iconv" in said
     assert said.endswith(f"iconv -f {named} -t UTF-8 {tmp_path}/{name} > {tmp_path}/utf8-{name}")
+    assert said.endswith(advice_on("malformed_json", str(tmp_path / name), data))
 
 
 def test_latin_1_is_guessed_where_nothing_is_utf8(tmp_path):
@@ -226,6 +237,13 @@ def test_latin_1_is_guessed_where_nothing_is_utf8(tmp_path):
         tmp_path, {"a.jsonl": bad * 3}
     )
     assert "if it is Latin-1" in look(tmp_path, {"a.txt": bad})
+    for begin, encoding in (
+        (b"a\0b\0c\0d\0", "UTF-16LE"),
+        (b"a\0b\0c\0", ""),
+        (b"a\0" * 32 + b"ab", "UTF-16LE"),
+        (b"\0a" * 31 + b"ab", ""),
+    ):
+        assert encoding_of(begin) == encoding
     # cut in a character
     assert (
         look(tmp_path, {"a.jsonl": bad * 3 + good})

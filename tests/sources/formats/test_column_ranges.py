@@ -1,5 +1,6 @@
 """Statistics of a Parquet file never exclude a row that an expression selects."""
 
+import itertools
 import math
 import random
 from collections import Counter
@@ -143,6 +144,25 @@ def test_a_row_group_that_no_pass_uses_is_counted_and_not_read(tmp_path):
     keep = ByFields(Passes.of(Source(paths=("a",), where="score >= 0"), 0), 0, None)
     with pytest.raises(SourceError, match="is damaged|corrupt|truncated|page"):
         list(read(part._replace(piece=0), "text", keep))
+
+
+def test_chosen_rows_are_read_in_parts_of_their_row_group(tmp_path):
+    path = tmp_path / "a.parquet"
+    rows = [{"text": f"{i} {'x' * 50}", "score": i * i % 7} for i in range(300)]
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=200)
+    passes, size = Passes.of(Source(paths=("a",), where="score == 2"), 0), path.stat().st_size
+    for batch_bytes, count in itertools.product((100, 2000, 1 << 20), (1, 3)):
+        found = []
+        for piece, k in itertools.product(range(2), range(count)):
+            keep = ByFields(passes, 0, lambda file: np.uint64(0))
+            part = Slice(str(path), 0, size, "parquet", "", piece, k, k + 1, count, 1)
+            found += read(part, "text", keep, batch_bytes=batch_bytes)
+        texts = [text for batch in found for text in batch.texts]
+        positions = [position for batch in found for position in batch.positions.tolist()]
+        assert positions == [i for i, row in enumerate(rows) if row["score"] == 2]
+        assert texts == [rows[i]["text"] for i in positions]
+        assert len(found) == 2 * count if batch_bytes == 1 << 20 else len(found) >= 2 * count
+        assert len(found) > 10 or batch_bytes > 100
 
 
 def test_damaged_statistics_are_an_error_and_do_not_end_the_process(tmp_path):

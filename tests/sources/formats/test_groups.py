@@ -99,6 +99,9 @@ def test_work_ranges_of_lines_give_the_documents_of_the_file(tmp_path):
     whole = read_all(parts_of(path, "jsonl", "", 1, 1))
     assert [texts for _, texts in whole.documents] == expected(rows)
     assert whole.alone == sum(row["repo"] is None for row in rows) > 0
+    (part,) = parts_of(path, "jsonl", "", 1, 1)
+    sizes = [sum(map(len, found.texts)) for found in read(part, "text", batch_bytes=1000)]
+    assert max(sizes) < 1100 and len(sizes) > sum(sizes) / 1000
     for piece_bytes, count in itertools.product((1 << 20, 321), COUNTS):
         pieces = -(-path.stat().st_size // piece_bytes)
         parts = parts_of(path, "jsonl", "", pieces, count, piece_bytes=piece_bytes)
@@ -162,14 +165,16 @@ def test_a_fraction_takes_the_same_documents_in_every_work_range(tmp_path):
 
 
 def test_a_group_that_is_longer_than_a_document_may_be_is_cut_and_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(batch, "MAX_DOCUMENT_BYTES", 100)
     rows = [{"text": "y" * 30, "repo": 1, "path": str(9 - i)} for i in range(8)]
     path = tmp_path / "a.jsonl"
     path.write_bytes(data_of(rows))
-    for count in COUNTS:
-        found = read_all(parts_of(path, "jsonl", "", 1, count))
-        assert [len(texts) for _, texts in found.documents] == [2, 2, 2, 2]  # of 34 bytes each
-        assert found.cuts == 3
+    # Each record has 34 bytes, with the token after it.
+    for most, sizes in ((100, [2, 2, 2, 2]), (101, [2, 2, 2, 2]), (102, [3, 3, 2])):
+        monkeypatch.setattr(batch, "MAX_DOCUMENT_BYTES", most)
+        for count in COUNTS:
+            found = read_all(parts_of(path, "jsonl", "", 1, count))
+            assert [len(texts) for _, texts in found.documents] == sizes
+            assert found.cuts == len(sizes) - 1
 
 
 @pytest.mark.parametrize(

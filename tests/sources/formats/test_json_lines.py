@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from packprep.conversations.supervision import conversation
 from packprep.sources.formats import BAD_REASONS
 from packprep.sources.formats.fields import Fields
-from packprep.sources.formats.jsonl import MAX_NESTING, decode_slowly, line_decoder, nested_too_deep
+from packprep.sources.formats.jsonl import (
+    MAX_NESTING,
+    decode_slowly,
+    line_decoder,
+    nested_too_deep,
+    without_keys,
+)
 from tests.properties import few_and_many
 from tests.twin.records import MAX_DEPTH
 
@@ -160,6 +166,17 @@ def test_brackets_in_strings_are_not_nesting():
     assert decode(json.dumps({"text": text}).encode()) == text
     assert not nested_too_deep(json.dumps({"text": text}).encode())
     assert not nested_too_deep(b"[]" * 1000)
+    many = b"[]" * 32_700  # The brackets that follow are in two blocks.
+    assert nested_too_deep(many + b"[" * 257) and not nested_too_deep(many + b"[" * 256)
+    assert not nested_too_deep(many + b"[" * 200 + b"]" * 100 + b"{" * 156)
+
+
+def test_a_reject_names_some_keys_of_its_record_and_the_start_of_each():
+    record = {f"{i}{'k' * 40}": 0 for i in range(9)}
+    keys = ", ".join(f"'{i}{'k' * 39}'" for i in range(8))
+    wanted = f"no key '{'a' * 40}' or 'b'; the line's keys are: {keys}"
+    assert without_keys(record, "a" * 41, "b") == wanted
+    assert without_keys({}, "a") == "no key 'a'; the line's keys are: none"
 
 
 def test_an_unterminated_string_full_of_quotes_is_decided_fast():

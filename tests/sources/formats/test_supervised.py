@@ -320,16 +320,14 @@ def test_values_of_type_arrow_json_are_the_values_at_any_depth(tmp_path):
     """As datasets writes fields of mixed types, with which it gives objects back."""
     kind = pa.json_(pa.string())
 
-    def as_json(*values):
-        texts = pa.array([json.dumps(value) for value in values], pa.string())
-        return pa.ExtensionArray.from_storage(kind, texts)
-
     given = [{"a": None, "b": [1, "x"]}, "only a text"]
+    texts = pa.array([*map(json.dumps, given), None], pa.string())
+    parameters = pa.ExtensionArray.from_storage(kind, texts)
     function = pa.StructArray.from_arrays(
-        [pa.array(["f", "g"]), as_json(*given)], ["name", "parameters"]
+        [pa.array(["f", "g", "h"]), parameters], ["name", "parameters"]
     )
-    tools = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), function)
-    messages = pa.array([chats.turns("q", "a")] * 2, MESSAGES)
+    tools = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), function)
+    messages = pa.array([chats.turns("q", "a")] * 3, MESSAGES)
     table = pa.table({"messages": messages, "tools": tools})
     pq.write_table(table, tmp_path / "a.parquet")
     batches = list(read(part_of(tmp_path / "a.parquet"), "text", fields=Fields()))
@@ -337,8 +335,9 @@ def test_values_of_type_arrow_json_are_the_values_at_any_depth(tmp_path):
     assert [record["tools"] for record in records] == [
         [{"name": "f", "parameters": given[0]}],
         [{"name": "g", "parameters": given[1]}],
+        [{"name": "h"}],
     ]
-    broken = pa.ExtensionArray.from_storage(kind, pa.array(["{", "{}"], pa.string()))
+    broken = pa.ExtensionArray.from_storage(kind, pa.array(["{", "{}", None], pa.string()))
     pq.write_table(pa.table({"messages": messages, "tools": broken}), tmp_path / "b.parquet")
     (batch,) = read(part_of(tmp_path / "b.parquet"), "text", fields=Fields())
     assert [reject.reason for reject in batch.rejects] == ["malformed_json"]

@@ -93,6 +93,8 @@ REJECTS = {
         "token 1 has more than 63 bits",
     ),
     '{"input_ids": [-99999999999999999999]}': ("id_out_of_range", "token 0 has more than 63 bits"),
+    '{"input_ids": [9223372036854775807]}': ("id_out_of_range", "token 0 has more than 63 bits"),
+    '{"input_ids": [-9223372036854775808]}': ("id_out_of_range", "token 0 has more than 63 bits"),
     '{"input_ids": [1, 2, 3, 4, 5, 6, 7, 8, 9]}': ("too_large", "9 tokens; at most 8"),
     '{"input_ids": [70], "weight": "much"}': ("bad_weight", "weight is 'much'"),
     '{"input_ids": [70], "labels": null}': ("bad_mask", "labels has 0 entries for 1 tokens"),
@@ -136,6 +138,9 @@ def test_a_line_that_is_no_row_is_a_reject_with_its_reason_and_no_other_line_is(
     wanted = [*REJECTS.values(), ("invalid_utf8", "byte 26 of the line")]
     for (_, reason, detail), (wanted_reason, words) in zip(rejects, wanted, strict=True):
         assert (reason, words in detail) == (wanted_reason, True), (reason, detail, words)
+    most = '{"input_ids": [1, 2, 3, 4, 5, 6, 7, 8]'
+    found, rejects = read_lines(tmp_path, [most + "}", most + ', "x": NaN}'])
+    assert [ids for _, ids, _ in found] == [list(range(1, 9))] * 2 and rejects == []
 
 
 def test_a_mask_says_something_in_the_records_that_have_it(tmp_path):

@@ -110,6 +110,18 @@ def test_the_dtype_of_a_raw_file_follows_from_the_vocabulary_as_its_writers_choo
         )
         assert [own for _, own in read_all(part)[0]] == [[1, 2, EOS], *[[5, 1, 2, EOS]] * 7, [5]]
         assert bytes_per_token(part, "text") == np.dtype(dtype).itemsize
+    for count, lower, upper, is_wider in (
+        (8, 1, 0, True),
+        (7, 1, 0, False),
+        (8, 0, 0, False),
+        (32, 256, 15, True),
+        (31, 256, 15, False),
+        (32, 255, 15, False),
+        (32, 256, 16, False),
+    ):
+        begin = np.array([lower, upper] * count, "<u2").tobytes()
+        for rest in (b"", b"\xff\xff"):
+            assert token_stream._is_wider(begin + rest, np.dtype("<u2")) == is_wider
 
 
 REFUSED = [

@@ -145,6 +145,7 @@ TABLE = pa.table(
         "o": [{"a": 1}, None, {"a": 2}],
         "p": pa.array(["1.10", "2.20", None]).cast(pa.decimal128(9, 2)),
         "day": pa.array([date(2026, 1, 31), None, date(1960, 1, 1)]),
+        "hour": pa.array([86_400_001, None, -86_400_000]).view(pa.date64()),
         "at": pa.array([1, None, -1], pa.timestamp("ms")),
         "zone": pa.array([1, None, -1], pa.timestamp("ns", "Europe/Berlin")),
     }
