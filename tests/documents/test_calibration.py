@@ -189,6 +189,26 @@ def test_a_document_limits_what_is_trained_if_the_weights_of_its_tokens_differ()
             assert not sampling._has_different_weights(part)
 
 
+def test_a_position_of_a_file_is_in_its_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(sampling, "_BACK", 2)
+    monkeypatch.setattr(sampling, "WINDOW_BYTES", 3)
+    lines, expected = (b"\xef\xbb\xbfabc", b"", b"de", b"f" * 40, b"last"), []
+    for line in lines:
+        begin, text = len(expected), line.removeprefix(b"\xef\xbb\xbf")
+        whole = str(tmp_path / "a"), begin, begin + len(line) + 1, text
+        places = range(len(line) + 1)
+        expected += [(whole, min(place / max(len(text), 1), 1.0)) for place in places]
+    path, size = made.write(tmp_path / "a", b"\n".join(lines)), len(expected) - 1
+    other = sampling._Line("b", 0, 99, b"x")
+    for last in (None, other):
+        found = [sampling._lines_at(str(path), size, [at], last)[0] for at in range(size)]
+        assert found == expected[:-1]
+    found = sampling._lines_at(str(path), size, range(size), None)
+    assert found == expected[:-1] and len({id(line) for line, _ in found}) == len(lines)
+    again = sampling._lines_at(str(path), size, [size - 1, 0], found[-1][0])
+    assert again[0][0] is found[-1][0] and again[1] == expected[0]
+
+
 def test_blank_and_too_large_lines_are_neither_documents_nor_rejects(monkeypatch):
     monkeypatch.setattr(sampling, "MAX_LINE_BYTES", 9)
 

@@ -317,6 +317,14 @@ def test_where_the_fields_are_ignored_no_text_is_advised(tmp_path):
 def test_a_source_says_its_keys():
     source = Source(paths=("x",), messages_key="d", tools_key="t", messages_format="alpaca")
     assert Fields.of(source, 2) == Fields("d", "t", "alpaca", 2)
+    without, with_media = Fields("a.b"), Fields("a.b", kinds=("image",))
+    assert without.beside_text("text") == ["loss_spans", "a.b", "a", "weight"]
+    assert with_media.beside_text("weight") == ["loss_spans", "a.b", "a", "media"]
+    assert not without.says("media") and with_media.says("media")
+    for fields in (without, with_media):
+        for key in ("loss_spans", "a.b", "weight", "tools"):
+            assert fields.says(key), key
+        assert not fields.says("url")
 
 
 def test_a_weight_is_refused_from_the_first_number_that_float32_rounds_to_infinity():
