@@ -19,6 +19,7 @@ from packprep.conversations.training import tokenize_supervised
 from packprep.documents import calibration
 from packprep.documents import sample as sampling
 from packprep.documents.calibration import FIRST_CHARACTERS, Estimates, calibrate, first_texts
+from packprep.documents.joining import Separators
 from packprep.documents.tally import Tally
 from packprep.recipe import DocumentKeys, read_recipe
 from packprep.sources.formats import FORMATS, Batch, Choice, IdLists, Reject
@@ -207,6 +208,24 @@ def test_a_position_of_a_file_is_in_its_line(tmp_path, monkeypatch):
     assert found == expected[:-1] and len({id(line) for line, _ in found}) == len(lines)
     again = sampling._lines_at(str(path), size, [size - 1, 0], found[-1][0])
     assert again[0][0] is found[-1][0] and again[1] == expected[0]
+
+
+@pytest.mark.long
+def test_a_long_text_is_tokenized_in_a_window_at_its_position(monkeypatch):
+    monkeypatch.setattr(calibration, "TOKENIZED_CHARACTERS", 4)
+    text, spans = "abcdefghij", ((0, 2),)
+    chat, document = Conversation(text, spans, chat=True), Conversation(text, spans)
+    for position, window in ((0.0, "abcd"), (0.5, "defg"), (1.0, "ghij")):
+        for conversation in (None, document, Separators(3)):
+            place = sampling.Place(text, conversation, position)
+            assert calibration._window_of(place) == (window, None)
+        found = calibration._window_of(sampling.Place(text, chat, position))
+        assert found == (window, Conversation(window, (), chat=True))
+    for short, position in ((text[:8], 0.5), (text, -1.0)):
+        for conversation in (None, document, chat):
+            place = sampling.Place(short, conversation, position)
+            assert calibration._window_of(place) == (short, conversation)
+        assert calibration._window_of(sampling.Place(short, Separators(3), position))[1] is None
 
 
 def test_blank_and_too_large_lines_are_neither_documents_nor_rejects(monkeypatch):
