@@ -841,7 +841,6 @@ class TokenStore:
         known, key = _open_shards[in_memory], (self, number)
         # A file that was replaced or changed is opened and compared with its digest again.
         if key not in known or not known[key].is_unchanged():
-            known.pop(key, None)
             most = MOST_IN_MEMORY if in_memory else default_max_open()
             while len(known) >= most:
                 known.popitem(last=False)
