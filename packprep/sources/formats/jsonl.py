@@ -659,7 +659,8 @@ def take_lines(cursor: Cursor, begin: int, end: int, max_bytes: int) -> Iterator
 
 
 def _is_longer(parts: list[Block], max_bytes: int) -> bool:
-    return sum(len(part.data) for part in parts) > max_bytes
+    """Return whether a line is longer than `max_bytes`. Its parts follow each other in the file."""
+    return parts[-1].position + len(parts[-1].data) - parts[0].position > max_bytes
 
 
 def _one_line(parts: list[Block], max_bytes: int) -> Iterator[Lines]:
