@@ -144,7 +144,7 @@ def test_slices_neither_overlap_nor_leave_a_gap_and_give_each_shard_its_share(
     corpus = write_corpus(tmp_path_factory.mktemp("c"), files)
     source = planned(corpus, repeat, sample, shards=shards)
     taken: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    weights = {}
+    weights, readers = {}, dict[int, set[int]]()
     order = []
     for b in range(shards):
         share = 0
@@ -153,12 +153,17 @@ def test_slices_neither_overlap_nor_leave_a_gap_and_give_each_shard_its_share(
             taken.setdefault((piece, use), []).append((lo, hi))
             weights[piece, use] = weight
             order.append((use, piece))
+            readers.setdefault(piece, set()).add(b)
             share += hi - lo
         assert share == (b + 1) * source.weight // shards - b * source.weight // shards
     for key, ranges in taken.items():
         assert ranges[0][0] == 0 and ranges[-1][1] == weights[key]
         assert all(a[1] == b[0] for a, b in zip(ranges[:-1], ranges[1:], strict=True))
     assert set(taken) == {(p, u) for p in range(len(source.pieces)) for u in range(source.uses)}
+    for piece, found in readers.items():
+        assert source.shards_of(np.array([piece]), shards).tolist() == sorted(found)
+    every = source.shards_of(np.arange(len(source.pieces)), shards).tolist()
+    assert every == sorted(set().union(*readers.values()))
     # the uses follow one another, each in its own keyed order
     seen = list(dict.fromkeys(order))
     assert seen == [
