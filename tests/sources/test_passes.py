@@ -23,7 +23,7 @@ from packprep.inspection.document import describe_document
 from packprep.recipe import Source, read_recipe
 from packprep.removing import remove_documents
 from packprep.restoring import restored_documents
-from packprep.sources.formats import parquet
+from packprep.sources.formats import Choice, parquet
 from packprep.sources.passes import ByFields, FieldColumns, Passes
 from tests import made
 from tests.twin.check import verify_with_twin
@@ -430,6 +430,11 @@ def test_the_passes_of_a_document_are_its_first_ones():
         taken.append(selector(0, positions, read_fields, own))
         assert selector.counts == ({1: 1490, 2: 510} if use == 0 else {})
     assert taken[0].all() and taken[1].sum() == 510 and not taken[2].any()
+    for own, count in ((positions < 100, 100), (None, 2000)):  # Only the work range is counted.
+        selector = ByFields(passes, 0, lambda file: np.uint64(7))
+        choice = Choice(np.uint64(1), 1 << 31, selector)
+        assert choice(0, positions, positions, read_fields, own).sum() == pytest.approx(1000, abs=9)
+        assert selector.counts.total() == count
 
 
 def test_a_row_group_without_a_used_row_is_counted_and_not_read(tmp_path, monkeypatch):
