@@ -416,7 +416,10 @@ def test_numbers_are_limited_and_null_is_no_pass():
         ),
     )
     assert found.tolist() == [1.5, 0.0, 3.0, 0.0, 3.0, 0.0] and not bad
-    assert passes.fields == ("ok", "x") and passes.most == 3.0
+    assert passes.fields == ("ok", "x") and passes.most == 3.0 and passes.uses == 3
+    assert passes.shares(np.array([4.0, 2.0, 5.0])) == [1.0, 0.5, 1.0]
+    assert passes.shares(np.zeros(3)) == [0.0] * 3
+    assert Passes.of(Source(paths=("a",), where="ok"), 0).shares(np.ones(1)) is None
 
 
 def test_the_passes_of_a_document_are_its_first_ones():
