@@ -656,7 +656,8 @@ def test_build_takes_a_recipe_and_tells_its_progress(tmp_path):
 def test_a_source_that_is_not_there_is_refused_before_work_starts(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", ["x"])
     with pytest.raises(
-        RecipeError, match="--source b=…: the recipe has no source of that name, only source0\nhint: give the"
+        RecipeError,
+        match="--source b=…: the recipe has no source of that name, only source0\nhint: give the",
     ):
         made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out", moved={"b": "/x"})
     assert not (tmp_path / "out").exists()

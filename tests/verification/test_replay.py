@@ -162,7 +162,9 @@ def test_a_moved_source_is_found_where_it_is_said_to_be(own, replay, tmp_path):
 
 
 def test_a_source_that_is_none_is_refused(dataset, tmp_path):
-    with pytest.raises(RecipeError, match="no source of that name, only web, books\nhint: give the name"):
+    with pytest.raises(
+        RecipeError, match="no source of that name, only web, books\nhint: give the name"
+    ):
         faults_of(dataset, ALL, wep=tmp_path)
 
 
