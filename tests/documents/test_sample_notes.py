@@ -126,9 +126,9 @@ def test_a_sample_warns_above_a_hundredth_of_unknown_tokens_and_half_of_answers_
     assert warning.startswith("1 of 4 sampled trained spans start inside a token")
     problem = replace(notes, conversations=9, two_bos=1).problem(has_share=False)
     assert problem.startswith("1 of 9 sampled conversations start with the bos")
-    few = SampleNotes(judged=900, kept=199, is_whole=False)
+    few = SampleNotes(judged=900, kept=199, is_whole=False, keys_keep="where keeps")
     (warning,) = few.warnings()
-    assert warning.startswith("where and repeat keep only 199 of 900 sampled documents")
+    assert warning.startswith("where keeps only 199 of 900 sampled documents")
     assert replace(few, kept=200).warnings() == [] == replace(few, is_whole=True).warnings()
     named = replace(few, kept=200, empty=frozenset("ba"), fields="'c' (a text)")
     (warning,) = named.warnings()
@@ -138,7 +138,13 @@ def test_a_sample_warns_above_a_hundredth_of_unknown_tokens_and_half_of_answers_
 
 
 def test_a_sample_of_which_the_expressions_keep_nothing_stops_a_build_if_that_is_certain():
-    none = SampleNotes(judged=9, is_whole=False, empty=frozenset(), fields="'c' (a text)")
+    none = SampleNotes(
+        judged=9,
+        is_whole=False,
+        empty=frozenset(),
+        fields="'c' (a text)",
+        keys_keep="where and repeat keep",
+    )
     assert none.problem(has_share=False) == "" == replace(none, judged=0).problem(has_share=True)
     assert replace(none, kept=1, is_whole=True).problem(has_share=True) == ""
     for of_all in (none.problem(has_share=True), replace(none, is_whole=True).problem(False)):
@@ -156,7 +162,7 @@ def test_a_sample_of_which_the_expressions_keep_nothing_stops_a_build_if_that_is
 def test_notes_of_several_formats_are_added():
     notes, passes = SampleNotes(), SampledPasses(Passes.of(Source(paths=("a",), where="a > b"), 0))
     notes.add_passes(passes, is_whole=True)
-    assert notes == SampleNotes()
+    assert notes == SampleNotes(keys_keep="where keeps")
     lines = [b'{"a": 5, "b": 1}', b'{"a": "x", "b": 1}', b'{"a": 0, "b": 1}', b"{"]
     assert passes.of_lines(lines, [0, 1, 2, 3]).tolist() == [1, 1, 0, 1]
     assert (passes.judged, passes.kept, passes.unjudged, passes.empty) == (4, 3, 1, set())
@@ -170,5 +176,11 @@ def test_notes_of_several_formats_are_added():
     assert (other.judged, other.kept, other.empty) == (8, 0, set())
     notes.add_passes(other, is_whole=True)
     assert notes == SampleNotes(
-        judged=13, kept=3, unjudged=1, fault=passes.fault, is_whole=False, empty=frozenset()
+        judged=13,
+        kept=3,
+        unjudged=1,
+        fault=passes.fault,
+        is_whole=False,
+        empty=frozenset(),
+        keys_keep="where keeps",
     )

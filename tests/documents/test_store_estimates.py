@@ -67,5 +67,7 @@ def test_a_store_tells_exactly_what_expressions_use(tmp_path):
                 sum(min(max(n - p, 0), 1) * size for n, size in of_rows) for p in range(len(passes))
             ]
             assert passes == pytest.approx([n / of_passes[0] for n in of_passes], rel=2e-3)
-    with pytest.raises(RecipeError, match="keep none of 1.. sampled documents: no record has the"):
+    with pytest.raises(
+        RecipeError, match="where keeps none of 1.. sampled documents: no record has the"
+    ):
         planned(tmp_path, [{**stored[0], "where": "none > 1"}])
