@@ -377,14 +377,16 @@ def block_attention() -> str:
 
 def lengths(objective: str, sizes: Sequence[int], settings: Sequence[Mapping[str, float]]) -> str:
     """For span corruption: what a segment of n tokens becomes."""
-    from packprep.objectives.span_corruption import max_tokens_for, span_counts
+    from packprep.objectives.span_corruption import span_counts
 
     assert objective == "span_corruption"
     rows = []
     for given in settings:
         d, m = given["noise_density"], given["mean_span_length"]
         for size in sizes:
-            n = max_tokens_for(size, d, m)
+            # A segment has a mode token, its tokens, and a sentinel on both sides of each span.
+            fitting = (n for n in range(size) if 1 + n + 2 * span_counts(n, d, m)[1] <= size)
+            n = max(fitting)
             noise, spans = span_counts(n, d, m)
             rows.append(
                 (f"{d:g}, {m:g}", str(size), str(n), str(noise), str(spans), str(1 + n + 2 * spans))

@@ -128,35 +128,6 @@ def span_counts(
     return int(n_noise), int(n_spans)
 
 
-def max_tokens_for(
-    slots: int, noise_density: float, mean_span_length: float, max_spans: int | None = None
-) -> int:
-    """Return the largest number of tokens that fit into a segment of `slots` slots.
-
-    The segment has a mode token and no bos or eos, and random_roll is off. If no token fits, return
-    0.
-
-    Args:
-        slots: Slots of the segment.
-        noise_density: As in `span_counts`.
-        mean_span_length: As in `span_counts`.
-        max_spans: As in `span_counts`.
-
-    Returns:
-        The number of tokens.
-    """
-    # Bisection works, because more tokens never need fewer slots.
-    low, high = 0, max(int(slots) - 1, 0)
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = (
-            1 + middle + 2 * span_counts(middle, noise_density, mean_span_length, max_spans)[1]
-            <= slots
-        )
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return low
-
-
 # Length formula
 
 
