@@ -4,9 +4,10 @@ all`, by the twin or by a test.
     python tests/mutants.py --count 500
     python tests/mutants.py --lines packprep/building/run.py:12
 
-prints each with what found it. It is judged first by small builds that its own code verifies, then
-by the tests of its mirror file, then by those of other files that import its module, and by some
-that build. Files that name the mutant's function or a caller of it come first. A survivor is a hole
+prints each with what found it. It is judged first by small builds that its own code verifies, and
+by copies of them without some documents. Then the tests of its mirror file follow, then those of
+other files that import its module, and some that build. Files that name the mutant's function or a
+caller of it come first, and the first test of a file comes before its others. A survivor is a hole
 in the tests, or changes nothing that anybody can see: mutants_equivalent.toml lists the latter with
 the reason, and the constants that only tune speed or memory. `--folder` keeps compiled kernels for
 the next run.
@@ -58,14 +59,17 @@ LIBRARIES = (
 )
 """Imported once: each mutant is judged in children that are forked with them."""
 READING = ("test_attention", "test_reading", "test_loader", "test_mixture", "test_redraw")
+WHOLE = ["tests/golden/test_datasets.py", "tests/test_groups.py", "tests/test_removing.py"]
 WIDER = {
-    "dataset": [*(f"tests/dataset/{name}.py" for name in READING), "tests/golden/test_datasets.py"],
-    **dict.fromkeys(
-        ROOMS[:5],
-        ["tests/golden/test_datasets.py", "tests/test_bad_input.py", "tests/building/test_run.py"],
-    ),
+    "dataset": [
+        *(f"tests/dataset/{name}.py" for name in READING),
+        "tests/inspection/test_trace.py",
+        *WHOLE,
+    ],
+    **dict.fromkeys(ROOMS[:5], [*WHOLE, "tests/test_bad_input.py", "tests/building/test_run.py"]),
 }
 """Room → tests of what is made of it."""
+RECORDS = "records.jsonl"
 MAX_BYTES = 6 << 30
 
 
@@ -180,9 +184,10 @@ def _mutations(node: ast.AST) -> Iterator[tuple[str, ast.AST | str]]:
 
 
 def _may_swap(call: ast.Call) -> bool:
-    """Whether the first two arguments differ, and, swapped, are not a TypeError at once, which any
-    test finds."""
+    """Whether the first two arguments differ and their order matters, and, swapped, they are not a
+    TypeError at once, which any test finds."""
     typed = ast.unparse(call.func).partition(".")[0] in (
+        "contextlib",
         "np",
         "isinstance",
         "getattr",
@@ -297,6 +302,19 @@ def drawn(seed: int) -> Iterator[Mutant]:
 # Judges
 
 
+def write_inputs(folder: Path) -> None:
+    """Write the files that `_recipes` name."""
+    from tests import made
+    from tests.random_recipes import write_corpus
+
+    write_corpus(folder)
+    records = [
+        {"text": text, "repo": k // 4, "path": f"{k % 3}", "stars": k % 5}
+        for k, text in enumerate(made.texts(30, 15, 80))
+    ]
+    made.write(folder / RECORDS, "\n".join(map(json.dumps, records)).encode())
+
+
 def _judge(
     corpus: Path, recipes: Sequence[dict[str, Any]], out: Path
 ) -> tuple[str, str, list[str]]:
@@ -307,15 +325,18 @@ def _judge(
     from tests.twin.check import verify_with_twin
 
     digests = []
-    for recipe in recipes:
+    for i, recipe in enumerate(recipes):
         shutil.rmtree(out, ignore_errors=True)
-        made.build(recipe, corpus, out)
-        found = verify_with_twin(out)
-        if found["faults"]:
-            by_twin = all(fault["message"].startswith("twin: ") for fault in found["listed"])
-            return "twin" if by_twin else "replay", "", []
-        assert found["twin"] == found["segments"] > 0
-        digests += [digest_of(data) for data in made.contents(out).values()]
+        made.build(recipe, corpus, out / "built")
+        if i:  # The first recipe is the largest.
+            _remove_some(out)
+        for folder in sorted(out.iterdir()):
+            found = verify_with_twin(folder)
+            if found["faults"]:
+                by_twin = all(fault["message"].startswith("twin: ") for fault in found["listed"])
+                return "twin" if by_twin else "replay", "", []
+            assert found["twin"] == found["segments"] > 0
+            digests += [digest_of(data) for data in made.contents(folder).values()]
     return (
         "",
         digest_of("".join(digests).encode()),
@@ -323,9 +344,28 @@ def _judge(
     )
 
 
+def _remove_some(out: Path) -> None:
+    """Copy the dataset in `built` to `copied`, without the documents of every fourth row."""
+    from packprep.dataset.loader import open_dataset
+    from packprep.removing import remove_documents
+    from tests import made
+
+    dataset = open_dataset(out / "built")
+    removed = {
+        json.dumps({"source": one["source"], "file": one["file"], "doc": one["document"]})
+        for row in range(0, len(dataset), 4)
+        for one in dataset.documents(row)
+    }
+    with tempfile.NamedTemporaryFile("w") as listed:
+        print(*sorted(removed), sep="\n", file=listed, flush=True)
+        remove_documents(out / "built", listed.name, out / "copied", made.Silent())
+
+
 def _recipes(file: str) -> list[dict[str, Any]]:
-    """Recipes that together have every kind of source, task, cutting and packing. Those that
-    integrate flips take seconds."""
+    """Recipes that together have every kind of source, task, cutting and packing, with media, and
+    with records that are joined or chosen by their fields. Those that integrate flips take
+    seconds."""
+    from tests import media_made
     from tests.random_recipes import SOURCES
     from tests.twin.shards_made import EVERY_KIND
 
@@ -387,6 +427,8 @@ def _recipes(file: str) -> list[dict[str, Any]]:
                 **loose,
                 "chat_template": "t.jinja",
                 "loss_weighting": "turn",
+                "trained_turns": "each",
+                "prepend_bos": False,
                 "append_eos": "segment",
             },
             "tasks": [
@@ -395,6 +437,26 @@ def _recipes(file: str) -> list[dict[str, Any]]:
             ],
             "packing": {"pad_seq_to_mult": 16},
             "output": {"shard_text_bytes": 2000, "columns": "least"},
+        },
+        {
+            **common,
+            "sources": [
+                {"name": "joined", "paths": [RECORDS], "group_by": "repo", "order_by": "path"}
+                | {"between": ["$", 7], "repeat": 1.5},
+                {
+                    "name": "chosen",
+                    "paths": [RECORDS],
+                    "where": "stars > 1",
+                    "repeat": "stars / 2",
+                    "max_repeat": 4,
+                },
+                {"name": "media", "paths": ["media.jsonl"]},
+            ],
+            "tokenizer": "bpe",
+            "specials": {"missing": "add", "media": media_made.SPECIALS["media"]},
+            "tasks": [{"preset": "ul2r"}, {"preset": "mlm"}],
+            "documents": {**loose, "max_tokens": 60},
+            "output": {"shard_text_bytes": 1500},
         },
         {
             **{key: value for key, value in common.items() if key != "seq_length"},
@@ -425,13 +487,17 @@ class _Watch:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Of tests with a name as of those without, the tests of `long` come last."""
+        """Of tests with a name as of those without, the tests of `long` come last, and the first
+        test of each file comes before the others."""
+        short = [item for item in items if not item.get_closest_marker("long")]
+        first = {item.path: item for item in reversed(short)}
 
-        def rank(item: pytest.Item) -> tuple[bool, bool]:
+        def rank(item: pytest.Item) -> tuple[bool, bool, bool]:
             test = getattr(item, "function", None)
             test = getattr(getattr(test, "hypothesis", None), "inner_test", test)
             is_named = test is not None and self.named.search(inspect.getsource(test))
-            return not is_named, item.get_closest_marker("long") is not None
+            is_long = item.get_closest_marker("long") is not None
+            return not is_named, is_long, item is not first.get(item.path)
 
         items.sort(key=rank)
 
@@ -501,12 +567,7 @@ class Bench:
         }
         self.sound, self._changes = set[str](), 0  # tests that hold for the package as it is
         if not self.corpus.exists():
-            self.in_child(self._write_corpus, self.kernels, 600)
-
-    def _write_corpus(self) -> None:
-        from tests.random_recipes import write_corpus
-
-        write_corpus(self.corpus)
+            self.in_child(lambda: write_inputs(self.corpus), self.kernels, 600)
 
     def in_child(
         self, do: Callable[[], Any], cache: Path, seconds: float

@@ -13,7 +13,6 @@ from packprep import open_dataset
 from packprep.format.digests import digest_of
 from tests import mutants
 from tests.made import ROOT, environment
-from tests.random_recipes import write_corpus
 
 SOURCE = '''
 """min(1, 2)"""
@@ -155,13 +154,13 @@ def test_what_is_listed_as_equivalent_is_a_mutant_of_the_code_as_it_is():
 @pytest.mark.long
 def test_no_byte_depends_on_the_constants_that_only_tune(tmp_path, monkeypatch):
     """Builds of every kind of source, and batches of them, with each constant at 3."""
-    write_corpus(tmp_path / "corpus")
+    mutants.write_inputs(tmp_path / "corpus")
     recipes = mutants._recipes("")
 
     def digests() -> tuple[str, str]:
         found, built, _ = mutants._judge(tmp_path / "corpus", recipes, tmp_path / "out")
         assert found == ""
-        batches = open_dataset(tmp_path / "out").batches(3, seed=2, epochs=2)
+        batches = open_dataset(tmp_path / "out" / "built").batches(3, seed=2, epochs=2)
         tokens = b"".join(batch["tokens"].tobytes() for batch in batches)
         return built, digest_of(tokens)
 
@@ -182,7 +181,8 @@ def test_no_byte_depends_on_the_constants_that_only_tune(tmp_path, monkeypatch):
             for holder in [module] if private else own:
                 if hasattr(holder, name):
                     assert getattr(holder, name) == value
-                    monkeypatch.setattr(holder, name, 3)
+                    is_tuple = isinstance(value, tuple)
+                    monkeypatch.setattr(holder, name, (3,) * len(value) if is_tuple else 3)
     assert digests() == as_it_is
 
 
