@@ -178,8 +178,14 @@ def test_steps_divide_the_numbers_of_tasks():
         RecipeError, match=r"SGE_TASK_ID = 8 is not in the array's 1 … 7 in steps of 3"
     ):
         array_position(None, None, sge(8, 1, 9, 3))
-    with pytest.raises(RecipeError, match=r"LSB_JOBINDEX = 4 is not in the array's 1 … 9"):
+    with pytest.raises(RecipeError, match=r"LSB_JOBINDEX = 4 is not in the array's 1 … 9 in steps"):
         array_position(None, None, lsf(4, 10, 4))
+    with pytest.raises(RecipeError, match="LSB_JOBINDEX = 5 is not in the array's 1 … 4\n"):
+        array_position(None, None, lsf(5, 4, 1))
+    with pytest.raises(
+        RecipeError, match="LSB_JOBINDEX = 2 is not in the array's 1 …  in steps of"
+    ):
+        array_position(None, 4, {"LSB_JOBINDEX": "2", "LSB_JOBINDEX_STEP": "2"})
 
 
 @pytest.mark.parametrize(
@@ -203,7 +209,7 @@ def test_an_incomplete_set_is_refused_with_the_flags_to_add(missing, hint):
         assert array_position(None, 4, environment) == (3, 4)
 
 
-@pytest.mark.parametrize("value", ["", "x", "-1", "²", "1.0", " 1", "1" * 20])
+@pytest.mark.parametrize("value", ["", "x", "-1", "²", "1.0", " 1", "1" * 19])
 def test_a_number_that_is_none_is_refused_by_its_variable(value):
     environment = {**COMPLETE["Google Batch"](1), "BATCH_TASK_COUNT": value}
     with pytest.raises(
@@ -226,6 +232,9 @@ def test_two_schedulers_must_agree():
     one_node = {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "1"}
     assert array_position(None, None, {**COMPLETE["Slurm"](2), **one_node}) == (2, 4)
     assert array_position(None, 4, {"JOB_COMPLETION_INDEX": "3", **one_node}) == (3, 4)
+    assert array_position(None, 1, one_node) == (0, 1)
+    with pytest.raises(RecipeError, match="task 0 of 1 and --array-count 4 contradict each other"):
+        array_position(None, 4, one_node)
 
 
 # The variables of one of several processes.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from packprep.building import distributed
 from packprep.building.distributed import begin, build_shard, finish
 from packprep.errors import ArgumentError, BuildError, PlanError
 from packprep.format.json_files import receipt_name
@@ -78,7 +79,7 @@ def test_files_that_lie_elsewhere_here_change_no_byte(small):
     assert made.contents(out) == expected
 
 
-def test_what_cannot_be_is_refused(small):
+def test_what_cannot_be_is_refused(small, monkeypatch):
     recipe, out, _ = small
     with pytest.raises(PlanError, match="no plan.json"):
         build_shard(out, 0)
@@ -93,3 +94,14 @@ def test_what_cannot_be_is_refused(small):
     )
     with pytest.raises(PlanError, match="seed is 1 here and 0 in the plan"):
         begin(other, out)
+    limits = []
+    monkeypatch.setattr(
+        distributed, "publish", lambda out, plan: limits.append(plan.max_bad_fraction)
+    )
+    for limit, count, listed in ((None, 10, "0, 1.*, 9"), (0.25, 11, "0, 1.*, 9, …")):
+        monkeypatch.setattr(distributed, "missing_shards", lambda *given, n=count: [*range(n)])
+        with pytest.raises(
+            BuildError, match=rf"{count} of {shards} shards are missing \({listed}\)"
+        ):
+            finish(out, limit)
+    assert limits == [recipe.documents.max_bad_fraction, 0.25]

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 import packprep
 from packprep.building.plan import open_plan
 from packprep.building.planning import look_up
-from packprep.building.run import changed_files, done_shards_of, note_of
+from packprep.building.run import DoneShard, changed_files, done_shards_of, note_of, refuse
 from packprep.building.work import make_shard
 from packprep.errors import SourceError
 from packprep.format.json_files import FIRST_SEEN_NAME, MANIFEST_NAME
@@ -127,6 +128,18 @@ def test_other_text_at_the_same_size_is_an_error_that_names_the_file(own, name, 
         with pytest.raises(SourceError, match=f"{own / name}: "):
             go_on(own, workers=workers)
     assert made.contents(own / "out") == before
+
+
+def test_an_error_names_three_changed_files_and_counts_the_others():
+    parts = [SimpleNamespace(file=7 + i, path=f"p{i}") for i in (0, 1, 1, 2, 3, 4)]
+    source = SimpleNamespace(first_file=7, slices=lambda number, shards: parts)
+    plan = SimpleNamespace(sources=[None, source], shards=9)
+    for changed, words in (
+        ([1, 2, 4], "p1 or p2 or p4"),
+        ([0, 1, 2, 4], "p0 or p1 or p2 or 1 more"),
+    ):
+        with pytest.raises(SourceError, match=f"^{words}: its bytes changed since shard 4 read it"):
+            refuse(plan, DoneShard(4, {}), 1, np.array(changed))
 
 
 def test_what_no_done_shard_read_is_not_compared(own):

@@ -1,5 +1,6 @@
 import json
 import re
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ from packprep.building.planning import look_up, make_plan
 from packprep.cli.printing import duration, print_forecast
 from packprep.conversations import supervision
 from packprep.documents import calibration, sample
+from packprep.documents.tally import Tally
 from packprep.inspection.summary import describe_manifest
 from packprep.recipe import read_recipe
 from tests import made
@@ -87,7 +89,12 @@ def test_a_token_store_is_forecast_whatever_uses_the_recipe_makes_of_it(folder, 
     )
     assert abs(found["bytes"] / sum(shard["bytes"] for shard in store["shards"]) - 1) < 0.1
     of_store = made.table([{"paths": [str(tmp_path / "store")], "format": "store"}])
-    assert forecast_of(folder, of_store["sources"])["store"] is None
+    from_store, from_files = forecast_of(folder, of_store["sources"]), forecast_of(folder)
+    assert from_store["store"] is None and not from_store["sampled"] and from_files["sampled"]
+    assert (from_store["read_s"], from_store["tokenize_s"]) == (
+        pytest.approx(from_store["text_bytes"] / 1e9),  # 1000 MB a second
+        0,
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -173,6 +180,24 @@ def test_rows_that_are_not_full_are_warned_of_with_what_to_do(folder):
     assert (
         "segment lengths do not fill them" in of(documents={"min_tokens": 250, "long": "drop"})[0]
     )
+    # Two rows of 100 positions: of one, 98 or 97 are filled. Padding is within segments or after.
+    packing = {"algorithm": "best_fit", "pad_seq_to_mult": 8, "max_segments_per_row": None}
+    for filled, slots, changes, words in [
+        (98, 191, {}, None),
+        (97, 191, {}, "pad_seq_to_mult = 8 pads segments"),
+        (97, 190, {}, "segment lengths do not fill them"),
+        (97, 190, {"seq_lengths": (50, 100)}, 'documents.long = "decompose" avoids gaps'),
+        (97, 190, {"seq_lengths": (50, 100), "long": "decompose"}, "do not fill them"),
+    ]:
+        recipe = SimpleNamespace(
+            packing=SimpleNamespace(sides=None, **packing),
+            documents=SimpleNamespace(long=changes.get("long", "split")),
+            seq_length=100,
+            seq_lengths=changes.get("seq_lengths"),
+        )
+        packed = module.Packed(9, 2, slots, 180, filled, 100, 0, 0)
+        warnings = module._emptiness(packed, recipe)
+        assert len(warnings) == (words is not None) and all(words in one for one in warnings)
     found = forecast_of(folder, tasks=[{"preset": "causal"}], documents={"max_tokens": 200})
     assert found["warnings"] == [] and found["utilisation"]["without_last_rows"] > 0.98
     assert [
@@ -213,11 +238,40 @@ def test_segments_that_end_for_want_of_sentinels_are_warned_of(folder):
     assert forecast_of(folder, seq_length=4096, tasks=[{"preset": "t5"}])["warnings"] == []
 
 
+def test_tasks_are_warned_of_beyond_a_tenth(monkeypatch):
+    monkeypatch.setattr(module, "capacity", lambda *given: 50)
+    documents = SimpleNamespace(eos_after_document=True, eos_after_segment=False)
+    recipe = SimpleNamespace(seq_length=100, documents=documents)
+    for realised, needed, most, filled, words in [
+        (11.0, 2, 50, 90, []),
+        (11.1, 2, 50, 90, ["x will be 11.1 at full length, not 10. Use longer rows to"]),
+        (8.9, 3, 50, 90, ["x will be 8.9 at full length, not 10. Use more sentinels to"]),
+        (9.0, 3, 50, 89, ["2 sentinels limit its segments to 50 tokens, 89% of a row"]),
+        (9.0, 3, 51, 89, []),
+    ]:
+        objective = SimpleNamespace(
+            sentinels=lambda parameters, n, needed=needed: needed,
+            most_tokens=lambda task, most=most: most,
+        )
+        task = SimpleNamespace(
+            name="t",
+            parameters={},
+            ids=SimpleNamespace(sentinels=[7, 8]),
+            objective=objective,
+            most_body_slots=lambda tokens, filled=filled: filled,
+        )
+        figures = {"longest_inner": 9, "figures": {"x": {"wanted": 10.0, "realised": realised}}}
+        found = list(module._warnings_of_task(recipe, task, figures))
+        assert len(found) == len(words)
+        assert all(
+            one.startswith(f"task t: {text}") for one, text in zip(found, words, strict=True)
+        )
+
+
 def test_a_source_used_more_than_four_times_is_warned_of(folder):
-    found = forecast_of(
-        folder, [{"name": "a", "paths": ["a.jsonl"], "repeat": 4.5}], tasks=[{"preset": "causal"}]
-    )
-    assert found["warnings"] == ["source a: each document is used 4.5 times"]
+    for repeat, warnings in (4, []), (4.5, ["source a: each document is used 4.5 times"]):
+        source = {"name": "a", "paths": ["a.jsonl"], "repeat": repeat}
+        assert forecast_of(folder, [source], tasks=[{"preset": "causal"}])["warnings"] == warnings
 
 
 def test_a_forecast_is_printed_as_text(folder, capsys):
@@ -337,8 +391,50 @@ def test_the_errors_of_shares_and_of_a_store_are_those_of_independent_sources():
     assert found["tokens"] == (tokens / uses).sum()
     assert found["documents"] == (tokens / uses).sum() / 10
     assert found["bytes"] == 2 * found["tokens"] + module.DOCUMENT_BYTES * found["documents"]
+    for key, value in (("where", "score > 1"), ("repeat", "score")):
+        by_fields = SimpleNamespace(**{**vars(samples[1]), key: value})
+        assert module._of_store(plan, SimpleNamespace(sources=[samples[0], by_fields])) is None
     sums = (drawn / uses).sum(1)
     assert found["token_error"] == pytest.approx(sums.std() / sums.mean(), rel=0.03)
+
+
+def bad_of(fraction, *sources, keys=None):
+    """(message, certain) of sources, each given as (good, bad, whole, keys of the source, repeat)."""
+    samples, entries = [], []
+    for good, bad, is_whole, of_source, repeat in sources:
+        tally = Tally(good + bad, Counter({"empty": bad} if bad else {}), [(good + bad, bad)])
+        tally.totals, tally.is_whole = (float(good + bad), float(bad)), is_whole
+        samples.append(SimpleNamespace(tally=tally))
+        entries.append(SimpleNamespace(**{"sample": (0.0, 1.0), "repeat": repeat, **of_source}))
+    documents = {"max_bad_fraction": fraction, "bad_documents": "skip", **(keys or {})}
+    recipe = SimpleNamespace(sources=entries, documents=SimpleNamespace(**documents))
+    nothing = [SimpleNamespace(names=[])] * len(entries)
+    inputs = SimpleNamespace(recipe=recipe, prefixes=[""] * len(entries), files=nothing)
+    plan = {"sources": [{"repeat": repeat} for *_, repeat in sources]}
+    return module.bad_in_samples(plan, inputs, samples)
+
+
+def test_bad_documents_count_as_often_as_a_build_reads_them():
+    good, bad = (10_000, 0, True, {}, 1.0), (8000, 2000, True, {}, 2.0)
+    half, by_fields = {"sample": (0.25, 0.75)}, {"repeat": "score"}
+    for sources, part in [
+        ([bad], 0.2),
+        ([good, bad], 4000 / 30_000),
+        ([good, (8000, 2000, True, half, 2.0)], 0.1),
+        ([good, (8000, 2000, True, by_fields, 2.0)], 0.1),
+        ([(8000, 2000, True, {}, 1.5)], 0.2),
+    ]:
+        assert bad_of(part, *sources) == ("", False)
+        message, is_certain = bad_of(part - 1e-4, *sources)
+        assert "documents are bad (empty 2000), more than documents.max_bad" in message
+        # A build that draws some of the documents may draw fewer bad ones, but hardly half.
+        by_chance = sources[-1][3] or sources[-1][4] == 1.5
+        assert is_certain == (not by_chance) and bad_of(part / 2, *sources)[1]
+        assert bad_of(0.0, *sources, keys={"bad_documents": "fail"}) == ("", False)
+    assert bad_of(0.0, bad)[0].startswith("2000 of 10000 documents are bad (empty 2000), more than")
+    guessed = bad_of(0.0, good, (8000, 2000, False, {}, 1.0))[0]
+    assert guessed.startswith("about 10.0% of the documents are bad, 2000 of a sample of 20000 (em")
+    assert bad_of(0.0, (0, 0, True, {}, 1.0)) == ("", False)
 
 
 def test_sampled_documents_that_say_what_is_trained_are_trained_whole():
@@ -389,13 +485,15 @@ def test_a_forecast_of_a_corpus_stays_what_it_is(tmp_path):
     for name, changes in recipes.items():
         found = forecast_of(tmp_path, sources, **{"seq_length": 512, **changes})
         fill = [round(value, 6) for value in found["utilisation"].values()]
-        worker = found["worker_bytes"] - module.PROCESS_BYTES
+        worker = found["worker_bytes"] - (220 << 20)
         store = tuple(found["store"].values())[:3]
         assert (*(found[key] for key in columns), worker, store, fill) == FROZEN[name], name
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("share, said", [(0.5, False), (0.4, True)])
+@pytest.mark.parametrize(
+    "share, said", [(0.5, False), (0.4, True), (0.5000004, False), (0.5000006, True)]
+)
 def test_shares_are_warned_of_if_they_do_not_sum_to_1(folder, share, said):
     sources = [{"name": name, "paths": ["a.jsonl"], "share": share} for name in "ab"]
     warnings = [text for text in forecast_of(folder, sources)["warnings"] if "shares" in text]

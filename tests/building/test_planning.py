@@ -6,6 +6,7 @@ from importlib.metadata import version
 import numpy as np
 import pytest
 
+from packprep.building import planning
 from packprep.building.forecast import forecast
 from packprep.building.plan import Plan, recipe_of
 from packprep.building.plan_form import LATER, check_plan
@@ -14,6 +15,7 @@ from packprep.building.planning import (
     differences,
     look_up,
     make_plan,
+    repeats,
     token_dtype,
 )
 from packprep.errors import PackprepError, PlanError, RecipeError
@@ -77,8 +79,14 @@ def test_a_plan_is_canonical_json_without_hosts_times_or_output(folder):
 
 
 def test_files_are_listed_with_sizes_and_pieces(folder):
-    files = make_plan(inputs_of(folder, "*"))["files"]
+    said: list[str] = []
+    files = make_plan(inputs_of(folder, "*"), said.append)["files"]
     sizes = [(folder / name).stat().st_size for name in ("a.jsonl", "b.jsonl.zst")]
+    make_plan(inputs_of(folder, "a.jsonl"), said.append)
+    assert said == [
+        f"sampling {sum(sizes) / 1e6:.1f} MB in 2 files",
+        f"sampling {sizes[0] / 1e6:.1f} MB in 1 file",
+    ]
     assert files == [
         {"source": 0, "name": "a.jsonl", "size": sizes[0], "pieces": 1},
         {"source": 0, "name": "b.jsonl.zst", "size": sizes[1], "pieces": 1},
@@ -133,9 +141,15 @@ def test_long_rows_are_not_made_fewer_to_share_shards_evenly(folder):
     recipe = inputs_of(folder, "a.jsonl", seq_length=65536, output={}).recipe
     # eight shards would have fewer rows
     assert _shard_text_bytes(recipe, 3 << 30, 0.25) == 2000 * 65536 * 4
+    assert _shard_text_bytes(recipe, 3 << 30, 0.25, has_chats=True) == 250 * 65536 * 4
     recipe = inputs_of(folder, "a.jsonl", seq_length=16384, output={}).recipe
     whole = int(2000 * 16384 / 0.25)
     assert _shard_text_bytes(recipe, 5 * whole, 0.25) == whole  # six shards would have too few
+    recipe = inputs_of(folder, "a.jsonl", output={}).recipe
+    assert _shard_text_bytes(recipe, 1000 << 20, 0.25, has_chats=True) == 8 << 20
+    # 50,000 shards at most, and 512 MiB of text in each
+    assert _shard_text_bytes(recipe, 100_000 << 26, 0.25) == 2 << 26
+    assert _shard_text_bytes(recipe, 1_000_000 << 26, 0.25) == 512 << 20
 
 
 @pytest.mark.parametrize(
@@ -177,6 +191,27 @@ def test_shares_hold_in_the_dataset(folder):
     ).manifest
     used = [manifest["ledger"]["sources"][name]["tokens"]["used"] for name in ("a", "b")]
     assert abs(used[0] / sum(used) - 0.4) < 0.02 and abs(sum(used) / 600_000 - 1) < 0.05
+
+
+def test_a_share_uses_a_document_at_least_once_in_a_million_and_at_most_100_000_times(folder):
+    def repeat_of(total_tokens):
+        sources = [{"name": "a", "paths": ["a.jsonl"], "share": 1.0}]
+        recipe = inputs_of(folder, sources, total_tokens=total_tokens).recipe
+        return repeats(recipe, [10_000_000], [1.0])
+
+    assert [repeat_of(1), repeat_of(100), repeat_of(10**12)] == [[1e-6], [1e-5], [100_000.0]]
+    with pytest.raises(RecipeError, match="use each of its documents 100001 times, but the maxim"):
+        repeat_of(10**12 + 10**7)
+
+
+def test_a_dataset_has_at_most_2_20_shards(folder, monkeypatch):
+    text_bytes = make_plan(inputs_of(folder, "a.jsonl"))["sources"][0]["text_bytes"]
+    third = -(-text_bytes // 3)
+    monkeypatch.setattr(planning, "MOST_SHARDS", 3)
+    size = {"shard_text_bytes": third}
+    assert make_plan(inputs_of(folder, "a.jsonl", output=size))["shards"] == 3
+    with pytest.raises(RecipeError, match=f"makes 4 shards, but .* 3\nhint: set at least {third}$"):
+        make_plan(inputs_of(folder, "a.jsonl", output={"shard_text_bytes": third - 1}))
 
 
 def test_a_share_of_a_source_without_text_is_refused(folder):
@@ -342,6 +377,88 @@ def test_a_plan_s_key_of_a_newer_version_is_refused_with_it_and_a_later_one_may_
         check_plan(plan, "plan.json")
 
 
+COUNTS = [0, (1 << 62) - 1], [-1, 1 << 62, 1.0]
+NAMES = [["a", "a/..b", "...", "a.."]], [[], ["/a"], [".."], ["a/.."], ["../a"], ["a/../b"], ["\0"]]
+# Key of a plan → values that it may have, and values that it may not have.
+RANGES = {
+    "shards": ([1, 1 << 20], [0, (1 << 20) + 1]),
+    "shard_text_bytes": ([1, (1 << 62) - 1], [0, 1 << 62]),
+    "digest": (["0" * 32], ["0" * 31, "0" * 33, "g" * 32, "0" * 32 + "\n"]),
+    "vocabulary.vocab_size": ([528, (1 << 31) - 1], [0, 1 << 31]),
+    "vocabulary.media": ([{"image": [-1, 0, -1]}], [{"image": [-2, 0, -1]}, {"image": [0, -1, 0]}]),
+    "sources.0.repeat": ([1e-9, float(1 << 16)], [0.0, (1 << 16) + 0.5]),
+    "sources.0.step_bytes": ([1, (1 << 31) - 1], [0, 1 << 31]),
+    "sources.0.ratios": ([{"jsonl": (1 << 31) - 1}], [{"jsonl": 1 << 31}]),
+    **{f"sources.0.{key}": COUNTS for key in ("text_bytes", "tokens", "documents")},
+    "sources.0.tokens_per_byte": ([None, 1e-9, 2.0**31 - 1], [0.0, 2.0**31]),
+    "sources.0.patterns": NAMES,
+    "sources.0.pass_shares": ([[0.0, 0.5, 1.0]], [[-0.01], [1.01]]),
+    "files.0.size": COUNTS,
+    "files.0.piece_bytes": ([None, [0], [(1 << 47) - 1]], [[-1], [1 << 47]]),
+}
+
+
+def with_value(plan, key, value):
+    """A copy of a plan with another value of a key, such as "files.0.size"."""
+    changed = copy.deepcopy(plan)
+    *path, last = (int(name) if name.isdigit() else name for name in key.split("."))
+    place = changed
+    for name in path:
+        place = place[name]
+    place[last] = value
+    return changed
+
+
+@pytest.fixture
+def two_sources(folder):
+    """A plan of two sources of one file each, with four-byte ids."""
+    sources = [{"name": "a", "paths": ["a.jsonl"]}, {"name": "b", "paths": ["b*"]}]
+    return make_plan(inputs_of(folder, sources, output={"token_dtype": "int32"}))
+
+
+def test_each_key_of_a_plan_has_a_range_and_both_ends_are_allowed(two_sources):
+    for key, (valid, invalid) in RANGES.items():
+        for value in valid:
+            check_plan(with_value(two_sources, key, value), "plan.json")
+        for value in invalid:
+            with pytest.raises(PlanError, match="\nhint: restore the file"):
+                check_plan(with_value(two_sources, key, value), f"{key} = {value}")
+
+
+def test_values_of_a_plan_that_contradict_each_other_are_refused(two_sources):
+    size = two_sources["vocabulary"]["vocab_size"]
+    above = f"an id is not below vocab_size {size}"
+    for key, last, beyond, words in [
+        ("vocabulary.roles", {"pad": size - 1}, {"pad": 0, "eos": size}, above),
+        ("vocabulary.sentinels", [0, size - 1], [0, size], above),
+        ("vocabulary.mode_tokens", {"r": size - 1}, {"r": size}, above),
+        ("vocabulary.special_ids", [size - 1], [size], above),
+        ("vocabulary.media", {"i": [0, size - 1, -1]}, {"i": [0, 1, size]}, above),
+        ("vocabulary.roles", {"pad": 0}, {"eos": 0}, "roles has no pad"),
+        ("files.0.piece_bytes", [3], [3, 4], r"files\[0\]: .* its 1 splits"),
+        ("files.1.source", 1, 2, r"files\[1\]: source 2 does not exist or is out of order"),
+        ("files.0.source", 0, -1, "Expected `int` >= 0"),
+        ("files.0.source", 1, 2, r"files\[0\]: source 2"),
+        ("files.0.pieces", (1 << 26) - 1, 1 << 26, "files: more than 67108864 splits"),
+    ]:
+        check_plan(with_value(two_sources, key, last), "plan.json")
+        with pytest.raises(PlanError, match=words):
+            check_plan(with_value(two_sources, key, beyond), "plan.json")
+    narrow = {**two_sources, "token_dtype": "uint16"}
+    check_plan(with_value(narrow, "vocabulary.vocab_size", 1 << 16), "plan.json")
+    with pytest.raises(PlanError, match="vocab_size 65537 does not fit token_dtype uint16"):
+        check_plan(with_value(narrow, "vocabulary.vocab_size", (1 << 16) + 1), "plan.json")
+    second_first = with_value(two_sources, "files.0.source", 1)
+    with pytest.raises(PlanError, match=r"files\[1\]: source 0 does not exist or is out of order"):
+        check_plan(with_value(second_first, "files.1.source", 0), "plan.json")
+    of_store = with_value(two_sources, "sources.1.store", "0" * 32)
+    check_plan(with_value(of_store, "sources.1.prefix", "store:/a"), "plan.json")
+    with pytest.raises(PlanError, match=r"sources\[1\]: store is a token store's digest, but"):
+        check_plan(of_store, "plan.json")
+    with pytest.raises(PlanError, match=r"sources\[0\]: estimates: "):
+        check_plan({**two_sources, "kind": "store"}, "plan.json")
+
+
 # differences
 
 
@@ -350,7 +467,7 @@ def test_no_differences_with_oneself_and_every_changed_key_is_named(folder):
     plan = decode(encode(make_plan(inputs)), "plan.json")
     assert differences(inputs, plan) == []
     for path, said in [
-        (("recipe", "seed"), "seed is 0 here and 'other' in the plan"),
+        (("recipe", "seed"), f"seed is 0 here and '{'o' * 199} in the plan"),
         (
             ("recipe", "sources", 0, "sample"),
             "sources[0].sample is [0.0, 1.0] here and 'other' in the plan",
@@ -359,14 +476,15 @@ def test_no_differences_with_oneself_and_every_changed_key_is_named(folder):
             ("recipe", "tasks", 1, "parameters", "noise_density"),
             "tasks[1].parameters.noise_density is 0.15 here",
         ),
-        (("recipe", "tasks"), "tasks is "),
+        (("recipe", "tasks"), "tasks is [r, x-long, x-dense, s] here and 'other' in the plan"),
         (("tokenizer", "digest"), "the tokenizer changed (digest "),
+        (("chat_template",), "the chat template changed"),
     ]:
         changed = copy.deepcopy(plan)
         place = changed
         for name in path[:-1]:
             place = place[name]
-        place[path[-1]] = "other"
+        place[path[-1]] = "o" * 300 if path[-1] == "seed" else "other"
         changed["fingerprint"] = "other"
         found = differences(inputs, changed)
         assert len(found) == 1 and said in found[0], (found, said)
@@ -379,6 +497,10 @@ def test_many_differences_are_cut_short(folder):
     plan["files"] = [{"source": 0, "name": f"{i}.jsonl", "size": 1, "pieces": 1} for i in range(30)]
     found = differences(inputs, {**plan, "fingerprint": "other"})
     assert len(found) == 11 and found[-1] == "…"
+    assert found[0] == "input '0.jsonl' of source 'source0': 1 bytes in the plan, no file now"
+    files = plan["files"][:9]  # With the file of the recipe, ten differ.
+    found = differences(inputs, {**plan, "files": files, "fingerprint": "other"})
+    assert len(found) == 10 and found[-1].startswith("input 'a.jsonl' of source 'source0': no file")
 
 
 def said_of(template, folder, **documents):

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -29,6 +30,7 @@ from packprep.removing import remove_documents
 from packprep.storage import LocalFolder
 from packprep.verification import ALL, verify_dataset
 from tests import made
+from tests.tokenizer import tokenizers_made
 from tests.verification.damage import edit_manifest
 
 # The same bytes
@@ -762,3 +764,77 @@ def test_a_search_for_garbage_that_is_off_stays_off(tmp_path):
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+# Messages
+
+
+MIB = 1 << 20
+
+
+def test_a_build_with_fewer_shards_than_workers_says_how_all_of_them_get_one(monkeypatch):
+    monkeypatch.setattr(building_run, "available_cpus", lambda: 8)
+    workers = [building_run.workers_for(n * MIB) for n in (0, 15, 16, 24, 31, 32, 64, 999)]
+    assert workers == [1, 1, 2, 3, 3, 4, 8, 8]
+    stored = "tokens from stores: no tokenizer runs"
+
+    def said(shards, workers, array_count=1, mib=40):
+        plan = {"sources": [{"text_bytes": mib * MIB}, {"text_bytes": 1}], "shards": shards}
+        return building_run.pace(plan, None, None, workers, array_count)
+
+    for enough in (said(4, 4), said(3, 3), said(5, 99), said(5, None), said(1, None, mib=15)):
+        assert enough == stored
+    for few, count, at_work in (
+        (said(3, 4), "3 shards", 4),
+        (said(1, 2), "1 shard", 2),
+        (said(4, 99), "4 shards", 5),  # A worker has at least 8 MiB of text.
+        (said(4, None), "4 shards", 5),
+        (said(3, 2, array_count=2), "3 shards", 4),
+        (said(2, None, array_count=2), "2 shards", 4),
+    ):
+        size = -(-(40 * MIB + 1) // at_work)
+        assert few.startswith(f"{stored}; {count} for {at_work} workers. ")
+        assert f"output.shard_text_bytes={size} " in few
+
+
+def test_the_shards_to_make_are_counted_among_those_of_the_array_task():
+    assert [building_run._to_do(*numbers) for numbers in ((0, 0, 8), (8, 3, 8), (2, 1, 8))] == [
+        "nothing to make: this array task has none of the 8 shards",
+        "3 of all 8 shards to make",
+        "1 of this array task's 2 shards to make",
+    ]
+    assert building_run._to_do(2, 0, 8) == "nothing to make: this array task's 2 shards are done"
+    assert building_run._to_do(8, 0, 8) == "nothing to make: all 8 shards are done"
+
+
+def test_a_task_that_fills_up_no_block_of_its_answers_is_warned_of():
+    parameters = {"a": {"eos_fill": "block"}, "b": {"eos_fill": "none"}, "c": {}}
+    plan = SimpleNamespace(
+        tasks=[SimpleNamespace(name=n, parameters=p) for n, p in parameters.items()]
+    )
+
+    def warned(answers, added):
+        tasks = {"a": answers, "b": {"answers": 3}, "c": {}}
+        ledger = {"tasks": tasks, "sources": {s: {"slots": {"added": a}} for s, a in added.items()}}
+        return building_run._unfilled(plan, {"ledger": ledger})
+
+    (warning,) = warned({"answers": 3}, {"x": {"eos": 1}, "y": {}})
+    assert warning.startswith("eos_fill filled up no block of task a, because no conversation ends")
+    assert warned({"answers": 3}, {"x": {"eos": 1}, "y": {"eos_fill": 1}}) == []
+    assert warned({}, {"x": {}}) == warned({"answers": 0}, {"x": {}}) == []
+
+
+def test_a_build_resumes_with_the_engine_of_its_plan_and_says_so(tmp_path):
+    made.write_lines(tmp_path / "a.jsonl", made.texts(9))
+    tokenizers_made.write(tmp_path / "bpe", tokenizers_made.byte_level("<eos>", "<pad>"))
+    out, said = tmp_path / "out", made.Silent()
+    said.say = (messages := []).append
+    for engine in ("reference", "auto", "reference", "fastokens"):
+        messages.clear()
+        table = made.table("a.jsonl", tokenizer="bpe", engine=engine, tasks=[{"preset": "causal"}])
+        outcome = run_build(read_recipe(table, tmp_path), out, said)
+        assert outcome.plan.engine.name == "reference"
+        resumed = [
+            message for message in messages if "the build resumes with engine ref" in message
+        ]
+        assert len(resumed) == (engine == "fastokens")

@@ -23,7 +23,7 @@ from packprep.objectives.tasks import complete
 from packprep.recipe import Source, read_recipe
 from packprep.storage import Remote
 from packprep.verification import verify_dataset
-from tests import made
+from tests import made, media_made
 from tests.conversations.chats_made import CHATML
 from tests.tokenizer.tokenizers_made import gpt2_like, write
 from tests.twin.check import verify_with_twin
@@ -399,6 +399,16 @@ def test_what_is_no_dataset_and_what_is_no_store_say_so(corpus, tmp_path):
             made.build(
                 {**table, "sources": [{**first, **changes}, *others]}, folder, tmp_path / "x"
             )
+    rejects = {"max_bad_fraction": 1, "special_text": "reject"}
+    for changes, wanted in (
+        (
+            {"documents": rejects},
+            "documents.special_text is 'reject' here, but 'text' in the token",
+        ),
+        ({"specials": media_made.SPECIALS}, "specials.media is {.*} here, but None in the token"),
+    ):
+        with pytest.raises(RecipeError, match=wanted):
+            made.build(of_store({**table, **changes}), folder, tmp_path / "x")
     assert "text_key" in KEYS_OF_FILES and "repeat" not in KEYS_OF_FILES
     with pytest.raises(
         RecipeError, match="a token store is made from files, not from another store"
