@@ -151,12 +151,13 @@ def test_a_state_of_another_balance_is_refused():
 def test_a_mixture_is_balanced_over_its_datasets():
     mixed = numbered([100, 50], [2, 1])
     mixed.costs = lambda rows, attention, linear: (rows * 7 % 31).astype(float)
-    it, plain = mixed.batches(8, balance=ATTENTION, window=64), mixed.batches(8)
-    counted = np.zeros(2, int)
-    for _ in range(40):
-        rows = next(it)["tokens"]
-        counted += [(rows < 100).sum(), (rows >= 100).sum()]
-        assert mixed.delivered(it.state_dict()) == counted.tolist()
+    plain = mixed.batches(8)
+    for skip in ([(0, 1), (6, 9), (30, 30)], None):
+        it, counted = mixed.batches(8, balance=ATTENTION, window=64, skip=skip), np.zeros(2, int)
+        for _ in range(40):
+            rows = next(it)["tokens"]
+            counted += [(rows < 100).sum(), (rows >= 100).sum()]
+            assert mixed.delivered(it.state_dict()) == counted.tolist()
     assert sorted(it.rows_of_samples(np.arange(64, 128))[0]) == sorted(
         plain.rows_of_samples(np.arange(64, 128))[0]
     )
@@ -190,7 +191,8 @@ def test_a_row_costs_the_squares_of_its_segments(tmp_path, pad_to, io):
         ({"balance": ("atention", 32)}, "cost of balance is 'atention'"),
         ({"balance": ((1, -1), 32)}, r"cost of balance is \(1, -1\).*at least 0"),
         ({"balance": ((0, 0), 32)}, "one is above 0"),
-        ({"balance": ("attention", 0)}, "group of balance is 0"),
+        ({"balance": ("attention", 0)}, "group of balance is 0 .* in 1 … 2147483647$"),
+        ({"balance": ATTENTION, "window": 0}, "^window is 0 .* in 1 … 1099511627775$"),
         ({"balance": ("attention", "8")}, "group of balance is '8'"),
         (
             {"balance": ATTENTION, "window": 20},

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from packprep import open_dataset
 from packprep.building.segments import cut, inputs_of
+from packprep.dataset.boundaries import meetings
 from packprep.dataset.encoder_decoder import NAMES, READ, split
 from packprep.errors import DatasetError
 from tests import made
@@ -90,6 +91,16 @@ def test_each_side_is_its_examples_one_behind_another(rows, gap, data):
     for name, values in got.items():
         assert values.dtype == (np.float32 if name == "decoder_loss_weights" else np.int32)
         assert values.tolist() == [row[name] for row in expected], name
+    # Each target sees the inputs of its example, and padding those of the row's first example.
+    queries, keys = got["decoder_segment_ids"], got["encoder_segment_ids"]
+    begin, end = meetings(queries, keys, np.where, searched_by_row)
+    for r, i in np.ndindex(queries.shape):
+        seen = np.flatnonzero(keys[r] == (queries[r, i] or keys[r, 0]))
+        assert (begin[r, i], end[r, i]) == (seen[0], seen[-1] + 1)
+
+
+def searched_by_row(keys, queries):
+    return np.stack([np.searchsorted(*pair) for pair in zip(keys, queries, strict=True)])
 
 
 def test_what_no_encoder_takes_is_refused_by_row_and_segment():

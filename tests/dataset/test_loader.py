@@ -4,6 +4,7 @@ import subprocess
 import sys
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import packprep
 from packprep.dataset import attention, loader, manifest, shard
 from packprep.dataset import batches as iteration
 from packprep.dataset.row import Row
-from packprep.dataset.rows import SLOTS
+from packprep.dataset.rows import SLOTS, padding_value
 from packprep.errors import ArgumentError, DatasetError, StateError
 from packprep.format import json_files
 from tests import made as builds
@@ -312,6 +313,8 @@ def test_one_dtype_is_that_of_ids_and_places_alone_and_each_dtype_holds_its_colu
     ahead = {f"labels_{k}" for k in range(2, 9)}
     ids = {"tokens", "labels", *ahead, "segment_ids", "position_ids", "prefix_ends"}
     assert {name for name in own if cast[name] != own[name]} == ids
+    padding = {"tokens": 7, "labels": 7, "labels_3": 7, "block_starts": -1, "loss_mask_2": 0}
+    assert {name: padding_value(name, 7) for name in padding} == padding
     blocks = {"block_lengths", "block_starts", "seq_idx"}
     assert all(own[name] == np.int32 for name in ("position_ids", "prefix_ends", *blocks))
     for name, holds, loses in (  # ids to 527, 64 slots, costs to 4096
@@ -705,6 +708,21 @@ def test_what_the_manifest_says_is_at_hand(tmp_path):
     ds = packprep.open_dataset(str(tmp_path))
     assert (ds.seq_length, ds.vocab_size, ds.pad_id) == (64, 528, PAD)
     assert ds.manifest == manifest.read_manifest(tmp_path) and ds.tasks[1]["name"] == "x"
+    mixed = packprep.open_dataset([tmp_path, tmp_path], shares=[1, 1])
+    before = {"digest": "1" * 32, "fingerprint": "2" * 32, "plan": "3" * 32}
+    for one in (ds, *mixed.datasets):  # Documents were removed from it once.
+        one.manifest["removed"] = {"digest": "4" * 32, "replaces": [before]}
+    versions = [ds.fingerprint_at(digest) for digest in (ds.digest, "1" * 32, "3" * 32)]
+    assert versions == [ds.fingerprint, "2" * 32, None]
+    pairs = (f"{ds.digest},{ds.digest}", f"{'1' * 32},{ds.digest}", f"{ds.digest},{'3' * 32}")
+    same, earlier, unknown = map(mixed.fingerprint_at, pairs)
+    assert (same, unknown) == (mixed.fingerprint, None) and earlier not in (None, same)
+    assert mixed.fingerprint_at(ds.digest) is None
+    del ds.manifest["removed"]
+    for sources, weighted in ({"a": 0, "b": 2}, True), ({"a": 0}, False), ({}, False):
+        ledger = {"sources": {name: {"slots": {"weighted": n}} for name, n in sources.items()}}
+        assert manifest.has_weighted_spans({"ledger": ledger}) == weighted
+    assert not manifest.has_weighted_spans({"ledger": {"sources": {"a": {"slots": {}}, "b": 3}}})
     assert ds.task_params.dtype == np.float32 and ds.task_params.shape == (
         3,
         len(loader.TASK_PARAMS),
@@ -742,6 +760,19 @@ def test_opening_touches_no_shard_and_maps_stay_bounded(tmp_path):
     assert list(ds._open) == [8, 6, 0]
     assert np.array_equal(kept.tokens, ds[0]["tokens"])
     assert ds.batch(range(18))["tokens"].shape == (18, 64)
+
+
+def test_by_default_half_of_the_files_that_may_be_open_are_shards(tmp_path, monkeypatch):
+    make_dataset(tmp_path)
+    for files, shards in ((1, 1), (3, 1), (100, 50), (2046, 1023), (2 * 1026, 1024), (-1, 1024)):
+        system = SimpleNamespace(RLIMIT_NOFILE=7, RLIM_INFINITY=-1)
+        system.getrlimit = {7: (files, 1 << 20)}.get
+        monkeypatch.setattr(loader, "resource", system)
+        assert packprep.open_dataset(tmp_path).max_open == shards
+    monkeypatch.setattr(loader, "resource", None)  # Windows
+    assert packprep.open_dataset(tmp_path).max_open == 256
+    with pytest.raises(ArgumentError, match="^max_open is 0 .* in 1 … 2147483647$"):
+        packprep.open_dataset(tmp_path, max_open=0)
 
 
 def test_threads_and_pickles_read_the_same(tmp_path):
@@ -1009,6 +1040,15 @@ def test_batches_are_what_batch_gives(tmp_path):
     assert np.array_equal(unshuffled["tokens"], whole)
     assert [b["tokens"].shape for b in ds.batches(5, rank=2, world_size=3, epochs=1)] == [(2, 64)]
     assert [b["tokens"].shape for b in ds.batches(12, rank=1, world_size=2, epochs=1)] == [(0, 64)]
+    # Workers of a trainer's loader read every n-th step of what is left.
+    order, after = Numbered(100).batches(4, 5, epochs=1), Numbered(100).batches(4, 5, epochs=1)
+    steps = [batch["tokens"].tolist() for batch in order]
+    for rows, first, every, made in ((0, 1, 3, 2), (0, 24, 7, 0), (0, 3, 5, 9), (40, 1, 2, 1)):
+        after.load_state_dict({**after.state_dict(), "rows": rows})
+        next(after)
+        after.part(first, every, made)
+        part = [batch["tokens"].tolist() for batch in after]
+        assert part == steps[rows // 4 + first + every * made :: every]
 
 
 def test_a_state_has_six_keys_and_survives_json():
@@ -1041,7 +1081,7 @@ def test_a_state_has_six_keys_and_survives_json():
         ({"rows": -1}, "rows"),
         ({"rows": 1.5}, "rows"),
         ({"rows": True}, "rows"),
-        ({"rows": 1 << 63}, "rows"),
+        ({"rows": 1 << 62}, "rows"),
         ({"epoch": 1}, "keys"),
     ],
 )
@@ -1087,6 +1127,17 @@ def test_a_dataset_built_again_from_other_text_of_equal_size_refuses_the_state(t
         two.load_state_dict(before)
 
 
+# Argument → its least and greatest value, of two ranks.
+RANGES = {
+    "batch_size": (1, 2**31 - 1),
+    "rank": (0, 1),
+    "world_size": (1, 2**31 - 1),
+    "seed": (0, 2**64 - 1),
+    "epochs": (0, 2**31 - 1),
+    "samples": (0, 2**62 - 1),
+}
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -1100,13 +1151,25 @@ def test_a_dataset_built_again_from_other_text_of_equal_size_refuses_the_state(t
         {"seed": -1},
         {"seed": 1 << 64},
         {"epochs": -1},
-        {"columns": ["colour"]},
     ],
 )
 def test_arguments_out_of_range_are_clear_errors(arguments):
     [name] = [name for name in arguments if name != "world_size" or len(arguments) == 1]
-    with pytest.raises(ArgumentError, match=name.rstrip("s")):
+    with pytest.raises(ArgumentError, match=f"{name} is {arguments[name]} and should be an integ"):
         Numbered(10).batches(**{"batch_size": 4, **arguments})
+
+
+def test_each_argument_of_batches_has_a_range_and_both_ends_are_allowed():
+    for name, bounds in RANGES.items():
+        given = {"batch_size": 4, "world_size": 2}
+        for value in bounds:
+            Numbered(10).batches(**{**given, name: value})
+        least, most = bounds
+        for value in (least - 1, most + 1):
+            with pytest.raises(ArgumentError, match=f"^{name} is .* in {least} … {most}$"):
+                Numbered(10).batches(**{**given, name: value})
+    with pytest.raises(ArgumentError, match="column"):
+        Numbered(10).batches(4, columns=["colour"])
 
 
 def test_a_dataset_without_rows_ends_at_once_or_says_that_it_never_begins(tmp_path):

@@ -257,3 +257,48 @@ def test_numbers_of_a_manifest_fit_into_its_arrays():
     assert manifest.is_digest("0123456789abcdef" * 2)
     for value in ("0" * 31, "0" * 33, "A" * 32, "g" * 32, "0" * 32 + "\n", 0, None, b"0" * 32):
         assert not manifest.is_digest(value)
+
+
+DIGEST, BIG = "0" * 32, 1 << 63
+REPLACED = {"fingerprint": DIGEST, "digest": DIGEST, "plan": DIGEST}
+# Key → values that a manifest may have, and values that it may not have.
+VALUES = {
+    "law_version": ([1, (1 << 62) - 1], [0, True, 1 << 62]),
+    "seq_length": ([8, (1 << 31) - 8], [0, -8, 4, 9, 1 << 31]),
+    "vocab_size": ([1, (1 << 31) - 1], [0, 1 << 31]),
+    "specials": ([{}, {"pad": 0, "image": [1, 2]}], [[], 3, {"image": [1, -1]}, {"pad": "0"}]),
+    "tasks": ([[{}]], [[], {"r": 1}]),
+    "sources": ([[{}]], [[], {"web": 1}]),
+    "recipe": ([{}, {"documents": {}, "output": {}}], [[], {"documents": []}, {"output": 3}]),
+    "kind": (["store"], ["stores", None]),
+    "max_bad_fraction": ([0, 0.5, 1], [-0.01, 1.01, True, "1"]),
+    "engine": (["bytes", {}], [3, None]),
+    "removed": (
+        [
+            {"digest": DIGEST, "replaces": []},
+            {"digest": DIGEST, "replaces": [REPLACED, {**REPLACED, "removed": DIGEST}]},
+        ],
+        [
+            {"digest": DIGEST},
+            {"digest": "0", "replaces": []},
+            {"digest": DIGEST, "replaces": {}},
+            {"digest": DIGEST, "replaces": [[]]},
+            {"digest": DIGEST, "replaces": [REPLACED, {"digest": DIGEST}]},
+            {"digest": DIGEST, "replaces": [{**REPLACED, "colour": DIGEST}]},
+            {"digest": DIGEST, "replaces": [REPLACED, {**REPLACED, "plan": "0"}]},
+        ],
+    ),
+}
+
+
+def test_each_key_of_a_manifest_has_the_values_that_its_description_names():
+    tables = {**manifest._KEYS, **manifest._TASK_KEYS}
+    of_tasks = {
+        "weight": ([0, 0.5, BIG - 1, 1 - BIG], [BIG, -BIG, 1e19, True, "1"]),
+        "mode_token": ([None, 0], [-1, "0", 1 << 31]),
+        "parameters": ([{}, {"a": BIG - 1, "b": "x"}], [[], {"a": 1, "b": BIG}]),
+    }
+    for key, (valid, invalid) in {**VALUES, **of_tasks}.items():
+        _, is_valid = tables[key]
+        assert all(map(is_valid, valid)), key
+        assert [value for value in invalid if is_valid(value)] == [], key

@@ -362,7 +362,7 @@ def test_balanced_states_go_on_with_other_max_epochs_where_the_rows_before_are_t
     [
         ([1], "should be a list of 2"),
         (3, "should be a list of 2"),
-        ([1, 0], r"max_epochs\[1\] is 0"),
+        ([1, 0], r"max_epochs\[1\] is 0 and should be an integer in 1 … 2147483647$"),
     ],
 )
 def test_max_epochs_that_cannot_be_are_refused(bad, words):
@@ -540,6 +540,14 @@ def test_each_step_is_of_one_dataset_and_its_length_has_its_own_batch_size(lengt
         and state["rows"] == 60
         and state["step_rows"] == {"64": 8, "128": 4}
     )
+    for key, value, words in (
+        ("rows", 1 << 62, "rows is .* in 0 … 4611686018427387903"),
+        ("rows", -1, "rows is -1"),
+        ("step_rows", {"64": 8, "128": 0}, "step_rows of 128 is 0 .* 1 … 4611686018427387903"),
+        ("seed", 1 << 64, "seed is .* in 0 … 18446744073709551615"),
+    ):
+        with pytest.raises(StateError, match=words):
+            mixed.delivered({**state, key: value})
     assert sum(1 for _ in mixed.batches({64: 1, 128: 1}, samples=17)) == 17
     anew = [next(mixed.batches({64: 4, 128: 2}, 7)) for _ in range(2)]
     assert np.array_equal(anew[0]["tokens"], anew[1]["tokens"])
@@ -575,7 +583,7 @@ def test_a_mixture_of_lengths_refuses_what_it_cannot_do(lengths):
     for size, words in (
         (8, r"batch_size is 8, but rows differ in seq_length\nhint: give \{64: …, 128: …\}"),
         ({64: 8}, r"seq_lengths \[64\], but the rows have \[64, 128\]"),
-        ({64: 8, 128: 0}, r"batch_size\[128\] is 0"),
+        ({64: 8, 128: 0}, r"batch_size\[128\] is 0 and should be an integer in 1 … 2147483647$"),
     ):
         with pytest.raises(ArgumentError, match=words):
             mixed.batches(size)

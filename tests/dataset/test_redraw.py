@@ -221,6 +221,13 @@ def test_no_two_epochs_are_equal_and_each_is_itself_again(datasets):
     # chance repeats after 2³² epochs
     beyond = ds.batch(range(20), columns=COLUMNS, epochs=[2**32 + 2] * 20)
     assert all(np.array_equal(beyond[name], seen[2][name]) for name in COLUMNS)
+    for epoch in (-1, 1 << 63):
+        with pytest.raises(ArgumentError, match=r"^epochs\[1\] is .* in 0 … 9223372036854775807$"):
+            ds.batch([0, 1], epochs=[0, epoch])
+        with pytest.raises(ArgumentError, match="^epoch is .* in 0 … 9223372036854775807$"):
+            ds.row(0, epoch)
+    with pytest.raises(ArgumentError, match="there are 1 epochs for 2 rows"):
+        ds.batch([0, 1], epochs=[1])
 
 
 @pytest.mark.parametrize("kind", ["mix", "stratified", "supervised", "padded"])

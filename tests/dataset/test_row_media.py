@@ -69,6 +69,11 @@ def test_a_batch_has_the_places_of_its_rows_in_their_order(folder):
         assert [places(one) for one in batch["media"]] == [
             places(dataset.row(r).media) for r in rows
         ]
+        assert places(batch["media"][-1]) == places(dataset.row(rows[-1]).media)
+        assert places(batch["media"][-15]) == places(dataset.row(7).media)
+        for row in (15, -16):
+            with pytest.raises(IndexError, match=f"row {row} of the media of 15 rows"):
+                batch["media"][row]
         assert places(dataset.with_columns(["media"])[7]["media"]) == places(dataset.row(7).media)
         assert "media" not in dataset.batch([0]) and batch["tokens"].shape == (15, 128)
 
