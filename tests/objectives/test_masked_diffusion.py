@@ -108,7 +108,12 @@ def test_stratified_levels_are_as_evenly_spread_as_mdlms(name, given, expected):
     ],
 )
 def test_parameters_that_do_not_go_together_are_refused(changes):
-    check(DEFAULTS, "task")
+    for allowed in (
+        {"noise_range": (0.0, 0.1)},
+        {"stratified": True},
+        {"exact_count": True, "noise_range": (0.1, 0.1)},
+    ):
+        check({**DEFAULTS, **allowed}, "task")
     with pytest.raises(RecipeError, match="task"):
         check({**DEFAULTS, **changes}, "task")
 

@@ -5,7 +5,12 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from packprep.errors import VocabularyError
-from packprep.tokenizer.file import bytes_tokenizer_json, outline_of, tokens_in_file
+from packprep.tokenizer.file import (
+    bytes_tokenizer_json,
+    continuing_tokens,
+    outline_of,
+    tokens_in_file,
+)
 from packprep.tokenizer.texts import BYTES, SPECIAL, TEXT, ByteTable, TokenTexts
 from tests.tokenizer import tokenizers_made
 
@@ -205,3 +210,28 @@ def test_a_token_inside_a_text_means_what_the_decoder_makes_of_it(kind):
     for id in range(len(tokens)):
         around = tokenizer.decode([0, id, 0], skip_special_tokens=False)
         assert around == "a" + (texts.meaning(id) + texts.meaning(0)).decode(), tokens[id]
+
+
+def test_tokens_that_start_inside_a_character_are_marked_and_ids_have_few_holes():
+    def marked(vocab_size, **model):
+        parsed = tokenizers_made.byte_level("<eos>")
+        data = json.dumps({**parsed, "model": {**parsed["model"], **model}}).encode()
+        return continuing_tokens(data, vocab_size)
+
+    # The 256 bytes have ids in the order of their characters; "Ģ" is byte 128 and "ł" byte 160.
+    vocab = tokenizers_made.byte_level()["model"]["vocab"]
+    flags = marked(321)
+    assert len(flags) == 321 and set(flags) == {0, 1}
+    expected = {"a": 0, "Ġ": 0, "Ģ": 1, "ł": 1, "¿": 1, "Ã": 0}
+    assert {text: flags[vocab[text]] for text in expected} == expected
+    assert marked(1 << 20, vocab={"a": 0}, merges=[]) == b""  # no token starts inside one
+    for vocab_size, count in ((321 + (207 + (1 << 20)), 321), (1002 + (1 << 20), 1001)):
+        of_ids = {**vocab, **{f"more{i}": i for i in range(320, count)}}
+        assert len(marked(vocab_size, vocab=of_ids)) == vocab_size
+        with pytest.raises(VocabularyError, match="and at most 1048576 ids may be without a token"):
+            marked(vocab_size + 1, vocab=of_ids)
+    for far in (321, -1, "1"):
+        with pytest.raises(VocabularyError, match="has no id below its declared vocab_size 321"):
+            marked(321, vocab={**vocab, "far": far})
+    with pytest.raises(VocabularyError, match="tokenizer.json has no vocabulary: KeyError"):
+        continuing_tokens(b'{"model": {}, "added_tokens": []}', 321)

@@ -101,6 +101,7 @@ REFUSED = {
     "its pre-tokenizer is ByteLevel, not Metaspace or a split after spaces": changed(
         "model", byte_fallback=True
     ),
+    "its pre-tokenizer is Metaspace, not a split after spaces": made.mistral_like(),
     "its model has unk_token = '<|endoftext|>'": changed("model", unk_token="<|endoftext|>"),
     "its vocabulary has '\\x0b\\x0b', but not all of its characters": with_a_token_of_what_is_none(
         "\v\v"
