@@ -1,7 +1,11 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from packprep.building import work
 from packprep.building.plan import open_plan
+from packprep.building.segments import LeftOut
 from packprep.building.work import make_shard
 from packprep.dataset.shard import encode
 from packprep.sources.formats import Decoders
@@ -30,6 +34,20 @@ def test_a_shard_may_have_no_rows(tmp_path):
     assert len(rows) >= 9 and rows.count(0) >= 7 and sum(rows) >= 6
     nothing = make_shard(outcome.plan, rows.index(0))
     assert nothing.arrays["tokens"].shape == (0, 512) and nothing.ledger["rows"] == 0
+    # A document without a segment is rejected for the first reason that applies.
+    for long, counts, words in [
+        ("split", {"elsewhere": 1, "unfit": 5}, "9 tokens"),
+        ("split", {"unfit": 5, "too_long": 1}, "a place of media of up to 5 tokens fits into no"),
+        ("split", {"too_long": 1}, "9 tokens do not fit in one segment"),
+        ("drop", {}, "9 tokens do not fit in one segment"),
+        ("drop", {"untrained": 4}, "nothing predicts what is trained"),
+        ("truncate", {"apart": 1}, 'none of the tokens that documents.long = "truncate" keeps'),
+        ("split", {"apart": 1}, "each of its answers is in another piece"),
+        ("split", {}, "nothing predicts what is trained"),
+    ]:
+        lost = LeftOut(*(np.array([counts.get(name, 0)]) for name in LeftOut._fields))
+        plan = SimpleNamespace(recipe=SimpleNamespace(documents=SimpleNamespace(long=long)))
+        assert work._why_left_out(plan, lost, 0, 9)[1].startswith(words)
 
 
 @pytest.mark.parametrize("algorithm", ["best_fit", "first_fit", "next_fit", "concat"])
