@@ -182,10 +182,14 @@ class _Group:
             tokens: Whether `columns` has lists of token ids.
         """
         row = self.first + begin
-        for rows in self._batches((*columns.values(), *chosen_by.values()), begin, end, tokens):
-            numbers = np.arange(row, row + rows.num_rows, dtype=np.int64)
-            yield numbers, self._values(rows, columns), self._values(rows, chosen_by)
-            row += rows.num_rows
+        batches = self._batches((*columns.values(), *chosen_by.values()), begin, end, tokens)
+        for table in _tables(batches, self.batch_bytes):
+            values, fields = (
+                {key: of_key.combine_chunks() for key, of_key in self._values(table, some).items()}
+                for some in (columns, chosen_by)
+            )
+            yield np.arange(row, row + table.num_rows, dtype=np.int64), values, fields
+            row += table.num_rows
 
     def rows_at(
         self, wanted: np.ndarray, columns: Mapping[str, Column], tokens: bool
