@@ -262,6 +262,12 @@ def _dialogue(
     media: list[MediaPlace] = []
     of_record = _weight(record, "the document")
     for k, message in enumerate(given):
+        if _is_plain(message):
+            messages.append(message)
+            train.append(False if k < untrained else None)
+            weights.append(of_record)
+            parts.append(())
+            continue
         what = f"message {k}"
         if not isinstance(message, dict):
             raise _Bad(f"{what} is {_kind(message)}, not an object with a role and a content")
@@ -299,6 +305,17 @@ def _dialogue(
     refuse_many(media)
     marks = tuple(train), tuple(weights), tuple(media), tuple(parts) if any(parts) else ()
     return Dialogue(messages, _tools(record), _kwargs(record), *marks, weight=of_record)
+
+
+def _is_plain(message: Any) -> bool:
+    """Return whether a message only has a role and a text, so that no other field is checked."""
+    return (
+        type(message) is dict
+        and len(message) == 2
+        and type(message.get("content")) is str
+        and type(message.get("role")) is str
+        and message["role"] != ""
+    )
 
 
 def _take_marks(message: dict[str, Any], what: str) -> tuple[bool | None, float]:

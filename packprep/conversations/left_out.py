@@ -307,10 +307,11 @@ def _add_strings(value: Any, strings: list[str]) -> None:
 def texts_of(message: Mapping[str, Any]) -> list[str]:
     """Return the text of each part of a message's content, or [] if the content is null."""
     content = message.get("content")
-    parts = content if isinstance(content, list) else [{"text": content}]
+    if not isinstance(content, list):
+        return [content] if isinstance(content, str) else []
     return [
         part["text"]
-        for part in parts
+        for part in content
         if isinstance(part, dict) and isinstance(part.get("text"), str)
     ]
 

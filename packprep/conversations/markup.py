@@ -118,6 +118,8 @@ class Markup(NamedTuple):
         is_sure = not _may_hold(strings, self.prompt)
         if not is_sure or text.count(self.prompt) != roles.count("assistant"):
             return None
+        heads = {role: self.heads.get(role, "") for role in roles}
+        unsure = {role for role, head in heads.items() if _may_hold(strings, head)}
         spans: list[Span] = []
         begin = 0
         for k, role in enumerate(roles):
@@ -131,8 +133,8 @@ class Markup(NamedTuple):
             # An answer ends before the head of the next message, or at the end of the text.
             end, ends = len(text), self.last_ends
             if k + 1 < len(roles):
-                head, ends = self.heads.get(roles[k + 1], ""), self.ends.get(role, ())
-                end = -1 if _may_hold(strings, head) else text.find(head, begin)
+                after, ends = roles[k + 1], self.ends.get(role, ())
+                end = -1 if after in unsure else text.find(heads[after], begin)
             if end < 0 or not _is_end(text[begin:end], [own for own in ends if own.strip()]):
                 return None
             spans.append((begin, end, k))

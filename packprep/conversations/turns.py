@@ -395,11 +395,13 @@ def _with_contents(
     return filled, text, blocks
 
 
-def _as_read(message: Mapping[str, Any]) -> dict[str, Any]:
+def _as_read(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message as Transformers gives it to templates.
 
     The message has no nulls, and has its reasoning as both "thinking" and "reasoning_content".
     """
+    if len(message) == 2 and message.get("content") is not None:
+        return message  # It only has a role and a content.
     given = {key: value for key, value in message.items() if value is not None}
     said = [given[key] for key in THOUGHTS if key in given]
     if not said:

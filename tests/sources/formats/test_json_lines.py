@@ -15,6 +15,8 @@ from packprep.sources.formats.jsonl import (
     decode_slowly,
     line_decoder,
     nested_too_deep,
+    parse_object,
+    read_integer,
     without_keys,
 )
 from tests.properties import few_and_many
@@ -213,3 +215,30 @@ def test_the_fast_path_and_the_exact_path_agree_on_any_bytes(value, ensure_ascii
     for at, byte in changes:
         line[at % len(line)] = byte
     assert decode(bytes(line)) == decode_slowly(bytes(line), "text")
+
+
+@few_and_many(100, 300, values, st.booleans(), CHANGES)
+def test_objects_have_the_values_of_pythons_decoder(value, ensure_ascii, changes):
+    line = bytearray(json.dumps({"a": value}, ensure_ascii=ensure_ascii).encode())
+    for at, byte in changes:
+        line[at % len(line)] = byte
+    record = parse_object(bytes(line), has_numbers=True)
+    try:
+        expected = json.loads(bytes(line).decode(), parse_int=read_integer)
+    except ValueError:
+        expected = None
+    if isinstance(expected, dict):
+        assert repr(record) == repr(expected)
+    else:
+        assert record[0] in BAD_REASONS
+
+
+def test_integers_of_more_digits_than_the_limit_are_replaced():
+    for offset in (0, 1, 3985, 3986, 3999, 4000):
+        for digits, value in (
+            ("9" * 4000, int("9" * 4000)),
+            ("9" * 4001, 1 << 64),
+            ("-" + "9" * 4000, -(1 << 64)),
+        ):
+            line = f'{{"x": "{"y" * offset}", "n": {digits}}}'.encode()
+            assert parse_object(line, has_numbers=True)["n"] == value
