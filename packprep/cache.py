@@ -30,11 +30,11 @@ _NAMED = re.compile(rb"packprep((?:\.\w+)*)(?: import (\([^)]*\)|[^\n]*))?")
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def keep(what: str, depends_on: bytes, code: str, data: bytes) -> bool:
+def keep(kind: str, depends_on: bytes, code: str, data: bytes) -> bool:
     """Store bytes in the cache, where `kept` finds them. Return whether they could be written.
 
     Args:
-        what: A word for the file name.
+        kind: A word for the file name.
         depends_on: Everything that the bytes depend on, except code.
         code: The digest of the code that computed the bytes.
         data: The bytes to store.
@@ -43,7 +43,7 @@ def keep(what: str, depends_on: bytes, code: str, data: bytes) -> bool:
     if folder is None:
         return False
     # Write under another name and rename, so that readers see the whole file or none.
-    path = os.path.join(folder, f"{what}-{digest_of(depends_on)}")
+    path = os.path.join(folder, f"{kind}-{digest_of(depends_on)}")
     temporary = os.path.join(
         folder, f".{os.path.basename(path)}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
     )
@@ -67,7 +67,7 @@ def keep(what: str, depends_on: bytes, code: str, data: bytes) -> bool:
     return True
 
 
-def kept(what: str, depends_on: bytes, code: str) -> bytes | None:
+def kept(kind: str, depends_on: bytes, code: str) -> bytes | None:
     """Return the bytes that `keep` stored, or None if they are missing or not trusted.
 
     Bytes are not trusted if they are damaged, if other users can write the file, or if another
@@ -75,25 +75,25 @@ def kept(what: str, depends_on: bytes, code: str) -> bytes | None:
     """
     for folder in cache_folders().to_read:
         try:
-            with open_file(os.path.join(folder, f"{what}-{digest_of(depends_on)}")) as file:
+            with open_file(os.path.join(folder, f"{kind}-{digest_of(depends_on)}")) as file:
                 # Check the open file and not its path, because the path could be replaced before
                 # the read.
                 status = os.fstat(file.fileno())
                 if status.st_uid not in _trusted() or status.st_mode & _OTHERS_WRITE:
                     continue
-                found = file.readall()
+                stored_data = file.readall()
         except OSError:
             continue
-        data, digest = found[:-_DIGEST_BYTES], found[-_DIGEST_BYTES:]
+        data, digest = stored_data[:-_DIGEST_BYTES], stored_data[-_DIGEST_BYTES:]
         if digest_of_buffers([code.encode(), data]).encode() == digest:
             return data
     return None
 
 
-def is_kept(what: str) -> bool:
-    """Return whether `keep` stored bytes under the word `what`, which may be a glob pattern."""
+def is_kept(kind: str) -> bool:
+    """Return whether `keep` stored bytes under the word `kind`, which may be a glob pattern."""
     return any(
-        glob.glob(os.path.join(glob.escape(folder), f"{what}-*"))
+        glob.glob(os.path.join(glob.escape(folder), f"{kind}-*"))
         for folder in cache_folders().to_read
     )
 
@@ -166,9 +166,9 @@ def code_digest(path: str) -> str:
     """
     files, waiting = {path}, [path]
     while waiting:
-        more = _read(waiting.pop())[1] - files
-        files |= more
-        waiting += more
+        new_files = _read(waiting.pop())[1] - files
+        files |= new_files
+        waiting += new_files
     return digest_of("".join(sorted(_read(file)[0] for file in files)).encode())
 
 
@@ -237,19 +237,19 @@ def remembered(
             facts = depends_on(*arguments, **named)
             if facts is None:
                 return function(*arguments, **named)
-            what, key = (
+            stored_kind, key = (
                 f"{function.__module__}.{function.__qualname__}",
                 msgspec.msgpack.encode(facts),
             )
             code = code_digest(function.__code__.co_filename)
-            data = kept(what, key, code)
+            data = kept(stored_kind, key, code)
             if data is not None:
                 with contextlib.suppress(ValueError):  # The data has another type.
                     return msgspec.msgpack.decode(data, type=kind)
-            found = function(*arguments, **named)
+            result = function(*arguments, **named)
             with contextlib.suppress(ValueError):  # A partial character is not valid UTF-8.
-                keep(what, key, code, msgspec.msgpack.encode(found))
-            return found
+                keep(stored_kind, key, code, msgspec.msgpack.encode(result))
+            return result
 
         return call
 

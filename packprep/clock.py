@@ -33,9 +33,9 @@ class Clock:
         try:
             yield
         finally:
-            whole = time.perf_counter() - begin
-            self.seconds[name] += whole - self._inner.pop()
-            self._inner[-1] += whole
+            elapsed_s = time.perf_counter() - begin
+            self.seconds[name] += elapsed_s - self._inner.pop()
+            self._inner[-1] += elapsed_s
 
     def steps(self, name: str, iterable: Iterable[T]) -> Iterator[T]:
         """Yield the items of `iterable`. Add the time to get each item to the stage `name`."""
@@ -93,8 +93,8 @@ def describe_profile(profile: Profile) -> dict[str, Any]:
     The rates of the whole build are per wall-clock second. The rates of a stage are per second that
     workers spent in this stage.
     """
-    whole = profile.wall_s * profile.workers
-    seconds = {**profile.seconds, WAITING: max(0.0, whole - sum(profile.seconds.values()))}
+    total_s = profile.wall_s * profile.workers
+    seconds = {**profile.seconds, WAITING: max(0.0, total_s - sum(profile.seconds.values()))}
     return {
         "workers": profile.workers,
         "wall_s": profile.wall_s,
@@ -107,7 +107,7 @@ def describe_profile(profile: Profile) -> dict[str, Any]:
             {
                 "stage": name,
                 "seconds": spent,
-                "share": spent / whole if whole else 0.0,
+                "share": spent / total_s if total_s else 0.0,
                 "text_bytes_per_s": _rate(profile.text_bytes, spent),
                 "tokens_per_s": _rate(profile.tokens, spent),
             }

@@ -66,11 +66,13 @@ def without_secrets(text: str) -> str:
 
 def without_secret(url: str) -> str:
     """Return a URL with … for its password and signature."""
-    scheme, there, rest = url.partition("://")
+    scheme, separator, address = url.partition("://")
     return (
         scheme
-        + there
-        + _SIGNATURE.sub(r"\1…", PASSWORD.sub("…@", rest, 1) if PASSWORD.match(rest) else rest)
+        + separator
+        + _SIGNATURE.sub(
+            r"\1…", PASSWORD.sub("…@", address, 1) if PASSWORD.match(address) else address
+        )
     )
 
 
@@ -115,9 +117,11 @@ def write(message: str, error: bool = False) -> None:
     if _shown == ERRORS and not error:
         return
     shown = without_secrets(message) if "://" in message else message
-    first, *others = map(visible, shown.split("\n"))
+    first_line, *other_lines = map(visible, shown.split("\n"))
     when = f"{time.monotonic() - _begun:.2f} s: " if _shown == STAGES and not error else ""
-    text = "\n".join([f"packprep: {when}{first}", *(f"  {line}".rstrip() for line in others)])
+    text = "\n".join(
+        [f"packprep: {when}{first_line}", *(f"  {line}".rstrip() for line in other_lines)]
+    )
     if sys.stderr is None:  # It is closed, and print would write to stdout instead.
         return
     try:
@@ -150,10 +154,10 @@ _shown = USUAL
 _begun = time.monotonic()
 
 
-def show(what: str) -> None:
+def show(level: str) -> None:
     """Set the level of output of this process: ERRORS, USUAL or STAGES."""
     global _shown
-    _shown = what
+    _shown = level
 
 
 def are_shown() -> bool:
@@ -215,8 +219,8 @@ class Bar:
                 "rejects": self._rejects,
             }
             # Some commands count no documents, so zero counts are not shown.
-            known = [f"{n:,} {what}" for what, n in counts.items() if n]
-            self._bar.set_postfix_str(", ".join(known), refresh=False)
+            known_counts = [f"{n:,} {unit}" for unit, n in counts.items() if n]
+            self._bar.set_postfix_str(", ".join(known_counts), refresh=False)
             self._bar.total = max(self._bar.total, self._bar.n + text_bytes)
             self._bar.update(text_bytes)
 
@@ -262,5 +266,5 @@ def nearest(name: str, names: Sequence[str]) -> str:
     if len(names) <= NEAREST:
         return ", ".join(names)
     near = difflib.get_close_matches(name, names[:MOST_COMPARED], NEAREST, 0)
-    more = len(names) - len(near)
-    return ", ".join(near) + (f" and {more:,} more" if more else "")
+    more_count = len(names) - len(near)
+    return ", ".join(near) + (f" and {more_count:,} more" if more_count else "")

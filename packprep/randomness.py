@@ -80,9 +80,9 @@ def philox(key, c0, c1, c2, c3):
     shape, flat = inputs[0].shape, [x.reshape(-1) for x in inputs]
     out = np.empty((4, flat[0].size), np.uint32)
     for begin in range(0, out.shape[1], _BLOCKS_AT_ONCE):
-        here = slice(begin, begin + _BLOCKS_AT_ONCE)
-        for words_of, word in zip(out, _rounds(*(x[here] for x in flat)), strict=True):
-            words_of[here] = word  # the low half
+        block = slice(begin, begin + _BLOCKS_AT_ONCE)
+        for words_of, word in zip(out, _rounds(*(x[block] for x in flat)), strict=True):
+            words_of[block] = word  # the low half
     return tuple(out.reshape(4, *shape))
 
 
@@ -99,9 +99,9 @@ def _rounds(key, *counter):
     for _ in range(10):
         np.multiply(x0, _MUL_0, out=p0)
         np.multiply(x2, _MUL_1, out=p1)
-        for x, p, other, k in ((x0, p1, x1, k0), (x2, p0, x3, k1)):
+        for x, p, other_word, k in ((x0, p1, x1, k0), (x2, p0, x3, k1)):
             np.right_shift(p, _32, out=x)
-            x ^= other
+            x ^= other_word
             x ^= k
             x &= _LOW  # The high halves of p, x1, x3 and k are cut here or never used.
         # The products become words 1 and 3, and the old words become the buffers of the next round.
@@ -152,17 +152,17 @@ def integers(key, purpose, index, bound, epoch=0):
     bound = bound.astype(np.uint64)
     product = np.asarray(words(key, purpose, index, epoch).astype(np.uint64) * bound)
     threshold = (np.uint64(1) << _32) % bound
-    again = np.asarray((product & _LOW) < threshold)
+    is_rejected = np.asarray((product & _LOW) < threshold)
     attempt = 0
     # Draw again only where the result would be biased.
-    while again.any():
+    while is_rejected.any():
         attempt += 1
         drawn = (
-            words(key[again], purpose, index[again], epoch, attempt).astype(np.uint64)
-            * bound[again]
+            words(key[is_rejected], purpose, index[is_rejected], epoch, attempt).astype(np.uint64)
+            * bound[is_rejected]
         )
-        product[again] = drawn
-        again[again] = (drawn & _LOW) < threshold[again]
+        product[is_rejected] = drawn
+        is_rejected[is_rejected] = (drawn & _LOW) < threshold[is_rejected]
     return (product >> _32).astype(np.int64)
 
 
@@ -247,10 +247,10 @@ def permute(index, size, key, inverse=False):
     result = step(index, half, round_keys)
     outside = result >= size
     while outside.any():
-        some = [
+        key_rows = [
             np.broadcast_to(x, outside.shape)[outside] if x.ndim else x for x in (half, *round_keys)
         ]
-        result[outside] = step(result[outside], some[0], some[1:])
+        result[outside] = step(result[outside], key_rows[0], key_rows[1:])
         outside = result >= size
     return result.astype(np.int64)
 
@@ -287,12 +287,12 @@ def power_of_half(x: np.ndarray) -> np.ndarray:
 
     Only √ and × are used, so that every machine gives the same result.
     """
-    whole = np.floor(x)
-    rest, result = x - whole, np.ones(len(x))
+    whole_part = np.floor(x)
+    fraction, result = x - whole_part, np.ones(len(x))
     # Multiply by the k-th root for each bit 2⁻ᵏ of the fraction.
     for root in ROOTS_OF_HALF:
-        rest = 2.0 * rest
-        bit = rest >= 1.0
+        fraction = 2.0 * fraction
+        bit = fraction >= 1.0
         result = np.where(bit, result * root, result)
-        rest = rest - bit
-    return np.ldexp(result, -whole.astype(np.int64))
+        fraction = fraction - bit
+    return np.ldexp(result, -whole_part.astype(np.int64))

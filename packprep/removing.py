@@ -107,13 +107,13 @@ def remove_documents(
         manifest = read_manifest(local.folder, stores=True)
         # The manifest's digest proves that this plan describes the dataset, before anything is
         # derived from it.
-        found = stored_plan_and_digest(local.folder)
-        if found is None or found[1] != manifest["plan"]["digest"]:
+        stored_plan = stored_plan_and_digest(local.folder)
+        if stored_plan is None or stored_plan[1] != manifest["plan"]["digest"]:
             raise PlanError(
                 f"{old.path_of(PLAN_NAME)} is not the plan that the dataset names\n"
                 "hint: restore the original file"
             )
-        plan = open_plan(local.folder, found=found)
+        plan = open_plan(local.folder, found=stored_plan)
         listed = read_list(Path(documents), plan)
         # Documents that were removed earlier stay removed, so the new list has them too.
         data = encode_removed(_joined(plan.removed.documents, listed))
@@ -129,9 +129,9 @@ def remove_documents(
         # The new plan lists the old dataset, so that earlier receipts and loader states stay valid.
         lists = {
             "digest": digest_of(data),
-            "replaces": [*replaced(found[0]), _replaced(manifest, plan, lost.shards)],
+            "replaces": [*replaced(stored_plan[0]), _replaced(manifest, plan, lost.shards)],
         }
-        planned = encode(as_stored(with_removed(found[0], plan, lists), LATER))
+        planned = encode(as_stored(with_removed(stored_plan[0], plan, lists), LATER))
         _begin(new, planned, data, plan)
         without_them = open_plan(new)
         without_them.max_bad_fraction = manifest.get("max_bad_fraction", plan.max_bad_fraction)
@@ -157,15 +157,15 @@ def remove_documents(
                 _setup, arguments, items, workers, progress.add, new.remove_temporaries
             ):
                 progress.done(item)
-            made = publish(new, without_them)
+            published = publish(new, without_them)
         finally:
             progress.end()
-        assert made is not None
+        assert published is not None
         return {
             "directory": str(old),
             "out": str(new),
             **lost.described(),
-            "fingerprint": made["fingerprint"],
+            "fingerprint": published["fingerprint"],
         }
 
 
@@ -244,10 +244,10 @@ def _document(plan: Plan, line: bytes) -> tuple[str, str, int]:
 
 
 def _joined(
-    one: Mapping[str, Mapping[str, list[int]]], other: Mapping[str, Mapping[str, list[int]]]
+    lists: Mapping[str, Mapping[str, list[int]]], other_lists: Mapping[str, Mapping[str, list[int]]]
 ) -> Documents:
     joined: Documents = {}
-    for documents in (one, other):
+    for documents in (lists, other_lists):
         for source, files in documents.items():
             for file, positions in files.items():
                 joined.setdefault(source, {}).setdefault(file, []).extend(positions)
@@ -311,9 +311,13 @@ class _Lost:
                 if file in listed[source.name]:
                     positions = np.unique(listed[source.name][file])
                     self._of_file[source.first_file + i] = source.name, file, positions
-        self._found = {file: np.zeros(len(own[2]), np.bool_) for file, own in self._of_file.items()}
+        self._found = {
+            file: np.zeros(len(file_and_positions[2]), np.bool_)
+            for file, file_and_positions in self._of_file.items()
+        }
         self._rejected = {
-            file: np.zeros(len(own[2]), np.bool_) for file, own in self._of_file.items()
+            file: np.zeros(len(file_and_positions[2]), np.bool_)
+            for file, file_and_positions in self._of_file.items()
         }
         self._segments = self._tokens = 0
 
@@ -345,18 +349,18 @@ class _Lost:
             arrays = open_arrays(read_file(folder / shard_name(b)), shard_name(b))
             file = np.repeat(arrays["part_file"].astype(np.int64), np.diff(arrays["part_offsets"]))
             position, n = arrays["position"], np.diff(arrays["document_offsets"])
-            there = ~plan.removed.at(file, position)
-            there[arrays["rejected"]] = False
+            is_present = ~plan.removed.at(file, position)
+            is_present[arrays["rejected"]] = False
         else:
             arrays = shard_in(folder, self._manifest, b).arrays
             header = header_columns(arrays)
             self._refuse_later_records(arrays)
             file, position, n = header["file"], header["doc"], header["tokens"]
-            there = n > 0
+            is_present = n > 0
         # Mark the listed positions that have content in this shard, and count their tokens.
         for number in np.intersect1d(file, list(self._of_file)).tolist():
             positions = self._of_file[number][2]
-            of_file = np.flatnonzero((file == number) & there)
+            of_file = np.flatnonzero((file == number) & is_present)
             hit = of_file[np.isin(position[of_file], positions)]
             self._found[number] |= np.isin(positions, position[hit])
             self._segments += 0 if plan.is_store else len(hit)
@@ -365,7 +369,9 @@ class _Lost:
                 self.shards.append(b)
         # A listed document without content may be in the rejects. Messages name both cases
         # separately.
-        numbers = {own[:2]: file for file, own in self._of_file.items()}
+        numbers = {
+            file_and_positions[:2]: file for file, file_and_positions in self._of_file.items()
+        }
         rejected = defaultdict[int, list[int]](list)
         for record in _records(folder / rejects_name(b)):
             if (number := numbers.get((record["source"], record["file"]))) is not None:
@@ -391,9 +397,9 @@ class _Lost:
             # Such a record may be listed if its document is listed too.
             listed = hit[~np.isin(doc[hit], positions)]
             if len(listed):
-                at, document = int(records.position[listed[0]]), int(doc[listed[0]])
+                position, document = int(records.position[listed[0]]), int(doc[listed[0]])
                 raise RecipeError(
-                    f"source {source!r}: the record {name}:{at} is a part of the document"
+                    f"source {source!r}: the record {name}:{position} is a part of the document"
                     f" {name}:{document}, because the source has group_by. A document can only be"
                     " removed as a whole\n"
                     f"hint: list {document} to remove the document with all of its records"
@@ -404,41 +410,44 @@ class _Lost:
         # A listed document without content is in the rejects, or not in the dataset at all.
         none = {
             "rejected": {
-                file: self._rejected[file] & ~found for file, found in self._found.items()
+                file: self._rejected[file] & ~is_removed for file, is_removed in self._found.items()
             },
             "elsewhere": {
-                file: ~self._rejected[file] & ~found for file, found in self._found.items()
+                file: ~self._rejected[file] & ~is_removed
+                for file, is_removed in self._found.items()
             },
         }
-        examples = {key: list(islice(self._said(left), _SHOWN)) for key, left in none.items()}
+        examples = {
+            key: list(islice(self._said(not_found), _SHOWN)) for key, not_found in none.items()
+        }
         return {
             "listed": sum(map(len, self._found.values())),
-            "removed": sum(int(found.sum()) for found in self._found.values()),
+            "removed": sum(int(is_removed.sum()) for is_removed in self._found.values()),
             "segments": self._segments,
             "tokens": self._tokens,
             "shards": self._plan.shards,
             "changed": self.shards,
             **{
-                key: sum(int(of_file.sum()) for of_file in left.values())
-                for key, left in none.items()
+                key: sum(int(of_file.sum()) for of_file in not_found.values())
+                for key, not_found in none.items()
             },
             "examples": examples,
         }
 
-    def _said(self, left: Mapping[int, np.ndarray]) -> Iterator[str]:
-        for file, which in left.items():
+    def _said(self, not_found: Mapping[int, np.ndarray]) -> Iterator[str]:
+        for file, is_missing in not_found.items():
             source, name, positions = self._of_file[file]
-            for position in positions[which].tolist():
+            for position in positions[is_missing].tolist():
                 yield f"{source} {name}:{position}"
 
 
-def why_nothing(found: Mapping[str, Any]) -> str:
+def why_nothing(counts: Mapping[str, Any]) -> str:
     """Return a text that says how many listed documents had no content in a dataset, and why."""
     parts = [
-        f"{found[key]:,} {_NOTHING[key]}: {', '.join(found['examples'][key])}"
-        + (", …" if found[key] > len(found["examples"][key]) else "")
+        f"{counts[key]:,} {_NOTHING[key]}: {', '.join(counts['examples'][key])}"
+        + (", …" if counts[key] > len(counts["examples"][key]) else "")
         for key in _NOTHING
-        if found[key]
+        if counts[key]
     ]
     return "; ".join(parts)
 
@@ -499,17 +508,17 @@ def _change(folder: Path, manifest: Manifest, b: int, old: Plan, plan: Plan, new
     name, entry = shard_name(b), manifest["shards"][b]
     # Compare the bytes with the manifest first. Otherwise a damaged shard would get a new, valid
     # digest.
-    found = read_receipt(LocalFolder(folder), b)
+    receipt_and_data = read_receipt(LocalFolder(folder), b)
     if (
         digest_of_file(folder / name) != entry["digest"]
-        or not found
-        or digest_of(found[1]) != entry["receipt_digest"]
+        or not receipt_and_data
+        or digest_of(receipt_and_data[1]) != entry["receipt_digest"]
     ):
         raise DatasetError(
             f"{folder / name}: this file or its receipt differs from the manifest\n"
             "hint: find the damaged files with `packprep verify`"
         )
-    receipt = found[0]
+    receipt = receipt_and_data[0]
     # Documents that an earlier removal erased are not counted again.
     if plan.is_store:
         arrays, ledger, uses = store_without(

@@ -85,15 +85,15 @@ def stored_segments(plan: Plan, arrays: Arrays) -> Segments:
 def _ends_in_eos(plan: Plan, arrays: Arrays, segments: Segments) -> np.ndarray:
     """Return whether each segment's last token is eos, bool[m]."""
     last_slot = segments.row, segments.first_slot + segments.slots - 1 - segments.fill
-    last = arrays["tokens"][last_slot].astype(np.int64)
+    last_token = arrays["tokens"][last_slot].astype(np.int64)
     # In segments with same-position prediction, tokens may be noised, so the label is read. Other
     # segments need the token, because their last label is pad. Block diffusion does not need the
     # label, because its last token is clean.
     if "labels" in arrays:
         by_task = plan.by_task
         noised = (by_task.in_place & (by_task.copies == 1))[segments.task]
-        last = np.where(noised, arrays["labels"][last_slot], last)
-    ends: np.ndarray = last == plan.vocabulary.roles.get("eos", -1)
+        last_token = np.where(noised, arrays["labels"][last_slot], last_token)
+    ends: np.ndarray = last_token == plan.vocabulary.roles.get("eos", -1)
     return ends
 
 
@@ -104,9 +104,9 @@ def _first_trained(plan: Plan, segments: Segments) -> np.ndarray:
     ranges without gaps cover the body. `prefix_lm` draws the pivot at random if the value is −1.
     Otherwise its pivot is at the start of the trained ranges.
     """
-    first = np.full(len(segments), -1, np.int64)
+    first_index = np.full(len(segments), -1, np.int64)
     if segments.trained is None:
-        return first
+        return first_index
     # Take the outer bounds of each segment's ranges, in slots from the start of the segment.
     offsets, ranges = segments.trained.offsets, segments.trained.ranges.astype(np.int64)
     with_ranges = np.flatnonzero(np.diff(offsets) > 0)
@@ -121,8 +121,8 @@ def _first_trained(plan: Plan, segments: Segments) -> np.ndarray:
     half = supervised.slots // plan.by_task.copies[supervised.task]
     content_end = half - (supervised.eos > 0) - supervised.fill
     is_whole = (gaps == 0) & (begin <= body) & (end >= content_end)
-    first[with_ranges] = np.where(is_whole, -1, begin - body)
-    return first
+    first_index[with_ranges] = np.where(is_whole, -1, begin - body)
+    return first_index
 
 
 class RestoredTokens(NamedTuple):
@@ -169,10 +169,10 @@ def _restore(
     out = np.empty(int(lengths.sum()), arrays["tokens"].dtype)
     fits = np.ones(len(chosen), np.bool_)
     for t, task in enumerate(tasks):
-        which = of_chosen.of_task(t)
-        if not len(which):
+        indices = of_chosen.of_task(t)
+        if not len(indices):
             continue
-        of_task = of_chosen.select(which)
+        of_task = of_chosen.select(indices)
         body = of_task.flat_slots(arrays["tokens"].shape[1]) + of_task.bos + task.mode
         # Labels of same-position tasks are the original tokens in order, as in causal slots.
         objective = causal.OBJECTIVE if task.in_place else task.objective
@@ -182,8 +182,8 @@ def _restore(
         if twice:
             body = body + of_task.slots // task.objective.copies
         assert objective.restore is not None
-        columns = BodySlots(begin[which], of_task.bodies(epoch), body)
-        fits[which] = objective.restore(task, columns, rows, out)
+        columns = BodySlots(begin[indices], of_task.bodies(epoch), body)
+        fits[indices] = objective.restore(task, columns, rows, out)
     # A copied system message starts its segment, but is not content of this chunk.
     if of_chosen.repeated.any():
         out = out[ranks(lengths) >= np.repeat(of_chosen.repeated, lengths)]
@@ -215,16 +215,16 @@ def fitting(plan: Plan, arrays: Arrays, segments: Segments, epoch: int = 0) -> n
         marks = np.searchsorted(ends, np.arange(0, int(ends[-1]), FITTING_TOKENS))
         bounds = np.unique(np.append(marks, len(chosen))).tolist()
         for begin, end in itertools.pairwise(bounds):
-            some = of_task.select(slice(begin, end))
-            bodies = some.bodies(epoch)
+            block = of_task.select(slice(begin, end))
+            bodies = block.bodies(epoch)
             # Indices of tokens start at 0 in each batch, because the batches share a buffer.
-            first = ends[begin:end] - bodies.n
-            first -= first[0]
-            size = int(first[-1] + bodies.n[-1])
+            first_token = ends[begin:end] - bodies.n
+            first_token -= first_token[0]
+            size = int(first_token[-1] + bodies.n[-1])
             if len(scratch) < size:
                 scratch = np.empty(size, scratch.dtype)
-            body = some.flat_slots(length) + some.bos + task.mode
-            columns = BodySlots(first, bodies, body)
+            body = block.flat_slots(length) + block.bos + task.mode
+            columns = BodySlots(first_token, bodies, body)
             fits[chosen[begin:end]] = task.objective.restore(task, columns, slots, scratch)
     return fits
 
@@ -273,9 +273,9 @@ def sound_segments(plan: Plan, shard: Shard) -> Segments:
 _FIND_DAMAGE = "The file is damaged\nhint: find all damage with `packprep verify`"
 
 
-def _damaged(shard: Shard, segment: int, what: str) -> DatasetError:
+def _damaged(shard: Shard, segment: int, reason: str) -> DatasetError:
     return DatasetError(
-        f"{shard.path}: segment {segment} cannot be inverted: {what}. {_FIND_DAMAGE}"
+        f"{shard.path}: segment {segment} cannot be inverted: {reason}. {_FIND_DAMAGE}"
     )
 
 
@@ -434,19 +434,21 @@ def documents_at(
     """
     i = file - source.first_file
     # Read only the splits that can have these positions.
-    wanted = np.unique(positions)
+    wanted_positions = np.unique(positions)
     pieces = np.array(source.pieces.of_file(i), np.int64)
     if position_of(*source.formats[i]) == "byte":
-        pieces = pieces[np.isin(np.arange(len(pieces)), wanted // PIECE_BYTES)]
+        pieces = pieces[np.isin(np.arange(len(pieces)), wanted_positions // PIECE_BYTES)]
     elif (format := FORMATS[source.formats[i][0]]).indexed and not source.in_store:
-        pieces = pieces[format.module.pieces_at(source.path(i), int(source.files.sizes[i]), wanted)]
-    documents = _documents_in(plan, source, {file: wanted}, pieces, use)
-    missing = np.setdiff1d(wanted, documents.position)
+        pieces = pieces[
+            format.module.pieces_at(source.path(i), int(source.files.sizes[i]), wanted_positions)
+        ]
+    documents = _documents_in(plan, source, {file: wanted_positions}, pieces, use)
+    missing = np.setdiff1d(wanted_positions, documents.position)
     if len(missing) and source.grouping:
         # A document that continues a group is read with the group, maybe from an earlier split on.
-        pieces = source.pieces_at(i, wanted)
-        documents = _documents_in(plan, source, {file: wanted}, pieces, use)
-        missing = np.setdiff1d(wanted, documents.position)
+        pieces = source.pieces_at(i, wanted_positions)
+        documents = _documents_in(plan, source, {file: wanted_positions}, pieces, use)
+        missing = np.setdiff1d(wanted_positions, documents.position)
     if len(missing):
         raise SourceError(
             f"source {source.name!r}: {source.files[i].name} no longer has a usable document at"
@@ -463,7 +465,9 @@ def _documents_in(
     use: int,
 ) -> Documents:
     """Return the documents `only` in the splits `pieces` of a source, as in `read_documents`."""
-    slices = ((source, part) for piece in pieces for part in source.slices_of(int(piece), use))
+    slices = (
+        (source, work_range) for piece in pieces for work_range in source.slices_of(int(piece), use)
+    )
     return read_documents(documents_builder(plan), text_reader(plan), slices, only=only)
 
 
@@ -515,8 +519,10 @@ def replay_segments(plan: Plan, arrays: Arrays, chosen: np.ndarray, epoch: int =
             # Render each segment in its own row, so that nothing else influences it.
             rows = np.arange(len(together))
             apart = built.select(together).replace(row=rows, first_slot=0 * rows)
-            own = int(np.searchsorted(together, i))
-            rebuilt = _Rebuilt(plan, arrays, stored, int(chosen[k]), documents, apart, own, epoch)
+            own_index = int(np.searchsorted(together, i))
+            rebuilt = _Rebuilt(
+                plan, arrays, stored, int(chosen[k]), documents, apart, own_index, epoch
+            )
             differences[k] = rebuilt.difference()
     return differences
 
@@ -567,8 +573,8 @@ class _Rebuilt(NamedTuple):
 
     def difference(self) -> str:
         """Return the first difference in words, or ""."""
-        plan, arrays, stored, g, own = self.plan, self.arrays, self.stored, self.g, self.own
-        task, length = plan.tasks[int(stored.task[g])], int(self.apart.slots[own])
+        plan, arrays, stored, g, own_index = self.plan, self.arrays, self.stored, self.g, self.own
+        task, length = plan.tasks[int(stored.task[g])], int(self.apart.slots[own_index])
         if int(stored.slots[g]) != length:
             return f"it has {int(stored.slots[g])} slots, but should have {length}"
         longest, weighting = int(self.apart.slots.max()), plan.recipe.documents.loss_weighting
@@ -580,9 +586,9 @@ class _Rebuilt(NamedTuple):
         is_stratified = task.parameters.get("stratified", False)
         compared = ["key", "tokens", "task", "prefix"]
         for name in compared if is_stratified else [*compared, "noise", "loss_weight"]:
-            value, again = getattr(stored, name)[g], getattr(built, name)[own]
-            if value != again:
-                return f"segment_{name} is {value}, but should be {again}"
+            value, expected = getattr(stored, name)[g], getattr(built, name)[own_index]
+            if value != expected:
+                return f"segment_{name} is {value}, but should be {expected}"
         if difference := self._difference_of_ranges(built) or self._difference_of_media(built):
             return difference
         # Compare slot by slot. In a stratified task, only the labels do not depend on the rest of
@@ -591,29 +597,38 @@ class _Rebuilt(NamedTuple):
         for name in ("labels",) if is_stratified else ("tokens", "loss_mask", "labels"):
             if name not in slots or name not in arrays:
                 continue
-            values, again = arrays[name][row, begin : begin + length], slots[name][own, :length]
-            if len(differs := np.flatnonzero(values != again)):
+            values, expected = (
+                arrays[name][row, begin : begin + length],
+                slots[name][own_index, :length],
+            )
+            if len(differs := np.flatnonzero(values != expected)):
                 i = int(differs[0])
                 return (
                     f"{name} at slot {begin + i} of row {row} is {values[i]}, but should be"
-                    f" {again[i]}"
+                    f" {expected[i]}"
                 )
         return self._difference_of_tokens()
 
     def _difference_of_tokens(self) -> str:
         """Return a message if `restore` finds other tokens than the document's, otherwise ""."""
-        stored, apart, g, own = self.stored, self.apart, self.g, self.own
+        stored, apart, g, own_index = self.stored, self.apart, self.g, self.own
         # The header does not say exactly which tokens are copies. The rebuilt segment does.
         is_segment = np.arange(len(stored)) == g
         exact = stored.replace(
-            repeated=np.where(is_segment, apart.repeated[own], stored.repeated),
-            first_trained=np.where(is_segment, apart.first_trained[own], stored.first_trained),
+            repeated=np.where(is_segment, apart.repeated[own_index], stored.repeated),
+            first_trained=np.where(
+                is_segment, apart.first_trained[own_index], stored.first_trained
+            ),
         )
         restored, _, fits = restore(self.plan, self.arrays, exact, np.array([g]), self.epoch)
         if not fits[0]:
             return "its sentinels are not at the positions in the header"
-        first = int(self.documents.offsets[apart.document[own]] + apart.start[own])
-        if not np.array_equal(restored, self.documents.ids[first : first + int(apart.tokens[own])]):
+        first_token = int(
+            self.documents.offsets[apart.document[own_index]] + apart.start[own_index]
+        )
+        if not np.array_equal(
+            restored, self.documents.ids[first_token : first_token + int(apart.tokens[own_index])]
+        ):
             return "inverting the stored segment does not give the document's tokens"
         return ""
 
@@ -628,27 +643,30 @@ class _Rebuilt(NamedTuple):
             return f"its trained ranges are {are}"
         of_segment = slice(*stored.trained.offsets[g : g + 2].tolist())
         of_built = slice(*built.trained.offsets[self.own : self.own + 2].tolist())
-        ranges, again = stored.trained.ranges[of_segment], built.trained.ranges[of_built]
-        if not np.array_equal(ranges, again):
-            return f"its trained ranges are {ranges.tolist()}, but should be {again.tolist()}"
+        ranges, expected = stored.trained.ranges[of_segment], built.trained.ranges[of_built]
+        if not np.array_equal(ranges, expected):
+            return f"its trained ranges are {ranges.tolist()}, but should be {expected.tolist()}"
         weights = _weights_of(stored.trained)[of_segment]
-        again = _weights_of(built.trained)[of_built]
-        if not np.array_equal(weights, again):
+        expected = _weights_of(built.trained)[of_built]
+        if not np.array_equal(weights, expected):
             return (
                 f"the weights of its trained ranges are {weights.tolist()}, but should be"
-                f" {again.tolist()}"
+                f" {expected.tolist()}"
             )
         return ""
 
     def _difference_of_media(self, built: Segments) -> str:
         """Return a message if the media spans differ, otherwise ""."""
         begin = int(self.stored.first_slot[self.g])
-        spans, again = (
-            [] if media is None else media.of_segment(g, first)
-            for media, g, first in ((self.stored.media, self.g, begin), (built.media, self.own, 0))
+        spans, expected = (
+            [] if media is None else media.of_segment(g, first_slot)
+            for media, g, first_slot in (
+                (self.stored.media, self.g, begin),
+                (built.media, self.own, 0),
+            )
         )
-        difference = f"its media spans are {spans}, but should be {again}"
-        return "" if spans == again else difference[:500]
+        difference = f"its media spans are {spans}, but should be {expected}"
+        return "" if spans == expected else difference[:500]
 
 
 def _weights_of(trained: TrainedRanges) -> np.ndarray:
@@ -716,17 +734,17 @@ def restored_documents(plan: Plan, arrays: Arrays, path: str) -> RestoredDocumen
         goes_on &= column[1:] == column[:-1]
     begins = np.ones(len(order), np.bool_)
     begins[1:] = ~goes_on
-    first = np.flatnonzero(begins)
-    last = np.append(first[1:], len(order)) - 1 if len(order) else first
-    bos, eos = ordered.bos[first], ordered.eos[last]
-    lengths = offsets[last + 1] - offsets[first] + bos + eos
+    first_parts = np.flatnonzero(begins)
+    last_parts = np.append(first_parts[1:], len(order)) - 1 if len(order) else first_parts
+    bos, eos = ordered.bos[first_parts], ordered.eos[last_parts]
+    lengths = offsets[last_parts + 1] - offsets[first_parts] + bos + eos
     tokens = _with_specials(plan, content, lengths, bos, eos)
     # `reduceat` does not accept empty arrays, so an empty shard keeps these empty flags.
-    in_part = first > 0
+    in_part = first_parts > 0
     if len(order):
-        in_part = np.logical_or.reduceat(ordered.first_trained >= 0, first)
+        in_part = np.logical_or.reduceat(ordered.first_trained >= 0, first_parts)
     return RestoredDocuments(
-        tokens, lengths, ordered.source[first], bos, eos, order[first], in_part
+        tokens, lengths, ordered.source[first_parts], bos, eos, order[first_parts], in_part
     )
 
 
@@ -804,9 +822,9 @@ class RecordTexts:
         if records is None:
             return
         for record in records.of(g).listed():
-            first, end = record["tokens"]
+            begin, end = record["tokens"]
             if end <= len(content):
-                ids = content[first:end]
+                ids = content[begin:end]
                 text = self._table.decode(ids)[0].tobytes().decode(errors="replace")
                 yield record["position"], ids, self._texts.without_added_space(text)
 
@@ -828,9 +846,9 @@ def _with_specials(
     ends = np.cumsum(lengths)
     tokens = np.empty(int(ends[-1]), content.dtype)
     is_content = np.ones(len(tokens), np.bool_)
-    for role, at in (("bos", (ends - lengths)[bos == 1]), ("eos", (ends - 1)[eos == 1])):
-        if len(at):
-            tokens[at] = plan.vocabulary.roles[role]
-            is_content[at] = False
+    for role, slots in (("bos", (ends - lengths)[bos == 1]), ("eos", (ends - 1)[eos == 1])):
+        if len(slots):
+            tokens[slots] = plan.vocabulary.roles[role]
+            is_content[slots] = False
     tokens[is_content] = content
     return tokens

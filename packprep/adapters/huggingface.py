@@ -80,14 +80,14 @@ class Collator:
         dataset = opened(directory)
         tasks = tasks_of(dataset)
         named = attention if isinstance(attention, str) else _attention_of(attention, labels)
-        for name, value, known in (
+        for name, value, known_values in (
             ("attention", named, ATTENTIONS),
             ("labels", labels, LABELS),
             ("loss_weights", loss_weights, ("refuse", "ignore")),
         ):
-            if value not in known:
+            if value not in known_values:
                 raise ArgumentError(
-                    f"{name} is {value!r} and should be one of {', '.join(map(repr, known))}"
+                    f"{name} is {value!r} and should be one of {', '.join(map(repr, known_values))}"
                 )
         self.attention, self.labels, self.prefix_bidirectional = named, labels, prefix_bidirectional
         in_place = [task for task in tasks if task["label_alignment"] == "same_slot"]
@@ -221,8 +221,8 @@ def _attention_of(model: Any, labels: str) -> str:
         ArgumentError: If the object is not a Transformers model, or if the model does not take
             shift_labels.
     """
-    own = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    if not isinstance(own, str):
+    implementation = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if not isinstance(implementation, str):
         raise ArgumentError(
             f"attention is a {type(model).__name__} without a config with attn_implementation\n"
             "hint: give its name, as 'sdpa'"
@@ -235,7 +235,7 @@ def _attention_of(model: Any, labels: str) -> str:
             f"{type(model).__name__}.forward does not take shift_labels\n"
             "hint: use labels='shifted_by_model'"
         )
-    return own
+    return implementation
 
 
 def _names(tasks: Sequence[Mapping[str, Any]]) -> str:

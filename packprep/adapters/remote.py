@@ -112,9 +112,9 @@ class ShardCache:
         folder = self.folder / "manifests" / digest_of(data)
         folder.mkdir(exist_ok=True)
         # A rename shows other processes only complete files.
-        part = folder / f"{MANIFEST_NAME}.{os.getpid()}"
-        part.write_bytes(data)
-        os.replace(part, folder / MANIFEST_NAME)
+        temporary_path = folder / f"{MANIFEST_NAME}.{os.getpid()}"
+        temporary_path.write_bytes(data)
+        os.replace(temporary_path, folder / MANIFEST_NAME)
         return read_manifest(folder)
 
     @contextmanager

@@ -124,7 +124,7 @@ def check_tokenizer(ds: str | os.PathLike | Dataset | Mixture, tokenizer: Any) -
             raise ArgumentError(
                 f"{path}: {error.strerror}\nhint: give a {TOKENIZER_NAME} or a folder with one"
             ) from error
-    given = None
+    given_tokenizer = None
     for dataset in datasets_of(opened(ds)):
         digest = dataset.manifest["tokenizer"]["digest"]
         if dataset.manifest["recipe"].get("tokenizer") == "bytes":
@@ -132,14 +132,14 @@ def check_tokenizer(ds: str | os.PathLike | Dataset | Mixture, tokenizer: Any) -
         if file is not None and digest_of(file) == digest:
             continue
         data = _read(dataset, TOKENIZER_NAME)
-        if (found := digest_of(data)) != digest:
+        if (own_digest := digest_of(data)) != digest:
             raise DatasetError(
-                f"{dataset.directory}: {TOKENIZER_NAME} has digest {found}, which differs from"
+                f"{dataset.directory}: {TOKENIZER_NAME} has digest {own_digest}, which differs from"
                 " the manifest\n"
                 "hint: restore the right file"
             )
-        given = given or _loaded(tokenizer if file is None else file)
-        difference = _first_difference(_loaded(data), given)
+        given_tokenizer = given_tokenizer or _loaded(tokenizer if file is None else file)
+        difference = _first_difference(_loaded(data), given_tokenizer)
         if difference:
             raise TokenizerMismatch(
                 f"{dataset.directory}: its ids are not from the given tokenizer: {difference}\n"
@@ -148,40 +148,46 @@ def check_tokenizer(ds: str | os.PathLike | Dataset | Mixture, tokenizer: Any) -
             )
 
 
-def _first_difference(own: Tokenizer, given: Any) -> str | None:
+def _first_difference(own_tokenizer: Tokenizer, given_tokenizer: Any) -> str | None:
     """Describe the first id or text where the given tokenizer differs from the dataset's.
 
     Return None if they agree.
     """
     # The dataset's ids are compared in order, so the message names the lowest id that differs.
-    ids = given.get_vocab()
-    for token, id in sorted(own.get_vocab().items(), key=lambda entry: entry[1]):
+    ids = given_tokenizer.get_vocab()
+    for token, id in sorted(own_tokenizer.get_vocab().items(), key=lambda entry: entry[1]):
         if ids.get(token) != id:
-            there = next((repr(other) for other in ids if ids[other] == id), "no token")
+            given_token = next(
+                (repr(name) for name, given_id in ids.items() if given_id == id), "no token"
+            )
             return (
-                f"id {id} is {token!r}, but {there} in the given tokenizer, where {token!r} is"
+                f"id {id} is {token!r}, but {given_token} in the given tokenizer, where {token!r}"
+                " is"
                 f" {ids.get(token, 'none')}"
             )
     # Equal ids do not show equal merges or normalizers, so texts are encoded too.
-    for k, text in enumerate(_texts(own)):
-        one, other = _encoded(own, text), _encoded(given, text)
-        if one != other:
-            at = len(os.path.commonprefix([one, other]))
+    for k, text in enumerate(_texts(own_tokenizer)):
+        own_ids, given_ids = _encoded(own_tokenizer, text), _encoded(given_tokenizer, text)
+        if own_ids != given_ids:
+            first_difference = len(os.path.commonprefix([own_ids, given_ids]))
             return (
-                f"text {k}, {text[:40]!r}…, is {one[at : at + 8]} from token {at} on, but"
-                f" {other[at : at + 8]} with the given tokenizer"
+                f"text {k}, {text[:40]!r}…, is {own_ids[first_difference : first_difference + 8]}"
+                f" from token {first_difference} on, but"
+                f" {given_ids[first_difference : first_difference + 8]} with the given tokenizer"
             )
     return None
 
 
-def _texts(own: Tokenizer) -> Iterator[str]:
+def _texts(own_tokenizer: Tokenizer) -> Iterator[str]:
     """Yield the texts that both tokenizers encode. They depend on the dataset's tokens."""
     chance = Random(0).random
-    ids = sorted(own.get_vocab().values())
-    added = own.get_added_tokens_decoder()
+    ids = sorted(own_tokenizer.get_vocab().values())
+    added = own_tokenizer.get_added_tokens_decoder()
     words = []
     for id, word in zip(
-        ids, own.decode_batch([[id] for id in ids], skip_special_tokens=False), strict=True
+        ids,
+        own_tokenizer.decode_batch([[id] for id in ids], skip_special_tokens=False),
+        strict=True,
     ):
         # Each token's text appears with and without a space before it. The text of an added token
         # also appears inside a word and with its letter case swapped.

@@ -116,24 +116,29 @@ class Form:
         self.layout, self.ignore_index, self.tail = layout, ignore_index, tail
         self.max_segments, self.pad_id = max_segments, dataset.pad_id
         self.is_split = _is_split(names, dataset, layout, columns, ignore_index)
-        wanted = default_columns(dataset) if columns is None else dataset.checked_columns(columns)
-        if layout == "thd" and MEDIA in wanted:
+        wanted_columns = (
+            default_columns(dataset) if columns is None else dataset.checked_columns(columns)
+        )
+        if layout == "thd" and MEDIA in wanted_columns:
             raise ArgumentError(
                 "layout 'thd' joins rows, so the positions of media would be wrong\n"
                 "hint: use 'bshd', or leave media out"
             )
         if self.is_split:
-            wanted = (*READ, *("loss_weights" for name in wanted if name == "loss_weights"))
+            wanted_columns = (
+                *READ,
+                *("loss_weights" for name in wanted_columns if name == "loss_weights"),
+            )
         # The layout needs segment_ids and the sums need loss_mask. Labels need their mask if
         # ignore_index is written to them.
         needed = ["segment_ids"] if layout == "thd" else []
-        if "prefix_ends" in wanted:
+        if "prefix_ends" in wanted_columns:
             needed += columns_of_blocks(dataset)
-        if ignore_index is not None or "loss_weights" in wanted:
+        if ignore_index is not None or "loss_weights" in wanted_columns:
             needed.append("loss_mask")
         if ignore_index is not None:
-            needed += [MASKS[name] for name in wanted if name in MASKS]
-        self.columns = tuple(dict.fromkeys((*wanted, *needed)))
+            needed += [MASKS[name] for name in wanted_columns if name in MASKS]
+        self.columns = tuple(dict.fromkeys((*wanted_columns, *needed)))
 
     def arrays(
         self, batch: dict[str, np.ndarray], batch_size: int | Mapping[int, int]
@@ -257,10 +262,10 @@ class _Steps:
             rows: Number of rows that all ranks delivered before the run started.
             steps: Number of steps that this worker has made since the run started.
         """
-        of = self._of
+        rank_batches = self._of
         self._rows, self._steps = rows, steps
-        self._batches = of.batches(DTYPES)
-        self._batches.load_state_dict({**of.start, "rows": rows})
+        self._batches = rank_batches.batches(DTYPES)
+        self._batches.load_state_dict({**rank_batches.start, "rows": rows})
         # Worker w of W makes every W-th step, from step w on.
         self._batches.part(self._worker, self._n_workers, steps)
 
@@ -341,8 +346,10 @@ class RankBatches(IterableDataset):
         """
         if self.end is None:
             raise TypeError("a run without an end has no length\nhint: give epochs or samples")
-        of_step, done = self.position.step_samples, self.start["rows"]
-        return order.n_steps(0, done, of_step, 1) + order.n_steps(done, self.end, of_step, 1)
+        of_step, done_rows = self.position.step_samples, self.start["rows"]
+        return order.n_steps(0, done_rows, of_step, 1) + order.n_steps(
+            done_rows, self.end, of_step, 1
+        )
 
     def __iter__(self) -> _Steps:
         worker = get_worker_info()
@@ -407,11 +414,14 @@ class Loader:
                 _warn_of_ranks(self.batches.world_size)
                 # A separate generator keeps DataLoader from drawing from torch's default one,
                 # which would change a model's dropout.
-                own = torch.Generator()
-                made = DataLoader(
-                    self.batches, batch_size=None, num_workers=self._num_workers, generator=own
+                generator = torch.Generator()
+                data_loader = DataLoader(
+                    self.batches,
+                    batch_size=None,
+                    num_workers=self._num_workers,
+                    generator=generator,
                 )
-                self._source = iter(made)
+                self._source = iter(data_loader)
         batch = next(self._source)
         self._steps += 1
         if self._pin_memory:
@@ -493,14 +503,14 @@ def iterable(
     """
     dataset = opened(directory)
     form = Form(dataset, layout, columns, ignore_index, tail, names, max_segments)
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "seed": seed,
         "rank": rank,
         "world_size": world_size,
         "shuffle": shuffle,
         "epochs": epochs,
     }
-    given |= {
+    options |= {
         "samples": samples,
         "redraw": redraw,
         "accelerate": accelerate,
@@ -508,7 +518,7 @@ def iterable(
         "window": window,
         "skip": skip,
     }
-    return RankBatches(dataset, form, batch_size, given)
+    return RankBatches(dataset, form, batch_size, options)
 
 
 def loader(
@@ -694,10 +704,10 @@ class BatchSampler:
             )
         self._batch_size, self._rank, self._world_size = batch_size, rank, world_size
         epochs = None if samples is not None and epochs == 1 else epochs
-        given: dict[str, Any] = {"samples": samples, "balance": balance, "window": window}
-        given["skip"] = skip
+        options: dict[str, Any] = {"samples": samples, "balance": balance, "window": window}
+        options["skip"] = skip
         self._position = self._dataset.batches(
-            batch_size, seed, rank, world_size, shuffle, epochs, **given
+            batch_size, seed, rank, world_size, shuffle, epochs, **options
         )
         self._state = self._position.state_dict()
 

@@ -135,10 +135,10 @@ def key_ranges(
             )
         return KeyRanges(begin, end, segment_ids.shape[1])
     # Slots without blocks get an empty second range.
-    own, clean = RULES["block_diffusion"].keys(*of_query)
+    own_block, clean = RULES["block_diffusion"].keys(*of_query)
     return KeyRanges(
-        torch.where(has_block, own[0], begin),
-        torch.where(has_block, own[1], end),
+        torch.where(has_block, own_block[0], begin),
+        torch.where(has_block, own_block[1], end),
         segment_ids.shape[1],
         torch.where(has_block, clean[0], 0),
         torch.where(has_block, clean[1], 0),
@@ -157,11 +157,11 @@ def _ranges_of_part(batch: Mapping[str, Any], part: str) -> KeyRanges:
     )
 
 
-def _sees(ranges: KeyRanges, at: Any, key: Any) -> torch.Tensor:
-    """Return whether the queries at index `at` of the ranges attend to `key`, as bool."""
-    seen = (key >= ranges.begin[at]) & (key < ranges.end[at])
+def _sees(ranges: KeyRanges, index: Any, key: Any) -> torch.Tensor:
+    """Return whether the queries at index `index` of the ranges attend to `key`, as bool."""
+    seen = (key >= ranges.begin[index]) & (key < ranges.end[index])
     if ranges.more_begin is not None and ranges.more_end is not None:
-        seen = seen | ((key >= ranges.more_begin[at]) & (key < ranges.more_end[at]))
+        seen = seen | ((key >= ranges.more_begin[index]) & (key < ranges.more_end[index]))
     return seen
 
 
@@ -259,10 +259,10 @@ def flex_block_mask(
         touched_end = torch.where(end > begin, -(-end // block_size), 0)
         overlaps += _counts(begin // block_size, touched_end, block_size, n)
         covers += _counts(-(-begin // block_size), end // block_size, block_size, n)
-    whole = covers == block_size
+    is_whole = covers == block_size
     return BlockMask.from_kv_blocks(
-        *_table((overlaps > 0) & ~whole),
-        *_table(whole),
+        *_table((overlaps > 0) & ~is_whole),
+        *_table(is_whole),
         BLOCK_SIZE=block_size,
         mask_mod=_mask_mod(ranges),
         seq_lengths=(length, ranges.n_keys),
@@ -294,18 +294,18 @@ def _table(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         For each query block, the number of key blocks that it uses, int32[B, 1, q], and the indices
         of all n key blocks, int32[B, 1, q, n]. The used key blocks come first.
     """
-    which = blocks.int().sort(dim=-1, descending=True, stable=True).indices
-    return blocks.sum(-1, dtype=torch.int32)[:, None], which.int()[:, None].contiguous()
+    key_blocks = blocks.int().sort(dim=-1, descending=True, stable=True).indices
+    return blocks.sum(-1, dtype=torch.int32)[:, None], key_blocks.int()[:, None].contiguous()
 
 
-def _counts(first: torch.Tensor, end: torch.Tensor, block_size: int, n: int) -> torch.Tensor:
+def _counts(begin: torch.Tensor, end: torch.Tensor, block_size: int, n: int) -> torch.Tensor:
     """Count, for each query block and key block, the queries whose range has the key block.
 
     Only queries of the query block are counted. The key blocks first … end − 1 are the range of a
     query.
 
     Args:
-        first: int64[B, T], first key block of each query.
+        begin: int64[B, T], first key block of each query.
         end: int64[B, T], end of the key blocks of each query.
         block_size: Queries per block.
         n: Number of key blocks.
@@ -313,15 +313,15 @@ def _counts(first: torch.Tensor, end: torch.Tensor, block_size: int, n: int) -> 
     Returns:
         int64[B, q, n].
     """
-    n_rows, length = first.shape
+    n_rows, length = begin.shape
     n_queries = -(-length // block_size)
     # A range adds 1 at its first key block, and −1 after its last one. The running sum counts
     # ranges.
-    counts = torch.zeros(n_rows, n_queries * (n + 1), dtype=torch.int64, device=first.device)
-    row = torch.arange(length, device=first.device) // block_size * (n + 1)
-    some = (end > first).long()  # An empty range counts nowhere.
-    counts.scatter_add_(1, row + first.clamp(max=n), some)
-    counts.scatter_add_(1, row + end.clamp(0, n), -some)
+    counts = torch.zeros(n_rows, n_queries * (n + 1), dtype=torch.int64, device=begin.device)
+    row = torch.arange(length, device=begin.device) // block_size * (n + 1)
+    has_keys = (end > begin).long()  # An empty range counts nowhere.
+    counts.scatter_add_(1, row + begin.clamp(max=n), has_keys)
+    counts.scatter_add_(1, row + end.clamp(0, n), -has_keys)
     return counts.view(n_rows, n_queries, n + 1).cumsum(-1)[..., :n]
 
 
@@ -349,9 +349,9 @@ def varlen_causal(dataset: Dataset | Mixture, prefix_bidirectional: bool = True)
             tasks.
     """
     rules: dict[str, dict[str, None]] = {}  # names of the tasks of each pattern, in order
-    for each in datasets_of(dataset):
-        drawn = each.manifest["ledger"].get("tasks", {})
-        for task in each.tasks:
+    for one_dataset in datasets_of(dataset):
+        drawn = one_dataset.manifest["ledger"].get("tasks", {})
+        for task in one_dataset.tasks:
             if drawn.get(task["name"], {}).get("segments", 1):
                 rules.setdefault(task["attention"], {})[task["name"]] = None
     ahead = {RULES[rule].ahead for rule in rules}
@@ -397,13 +397,13 @@ def _causal(
         return True
     ranges = key_ranges(batch)
     begin, end = _runs(segment_ids)
-    real, last = segment_ids > 0, ranges.end
+    real, last_key = segment_ids > 0, ranges.end
     # A prefix of one slot is causal anyway.
     ahead = real & (end - begin > 1) & (_column(batch, "prefix_ends") > begin + 1)
     if not ahead.any():
         return True
     # The other flag is right only if every segment sees itself completely.
-    short = real & (end - begin > 1) & (last < end)
+    short = real & (end - begin > 1) & (last_key < end)
     if not short.any():
         return False
     row, slot = _first(ahead)

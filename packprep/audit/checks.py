@@ -79,9 +79,9 @@ class Findings:
     def add(self, count: int, places: Callable[[int], Iterator[Place]]) -> None:
         """Add a count. `places` yields at least the given number of places, if there are any."""
         self.count += count
-        wanted = MOST_PLACES - len(self.places)
-        if count and wanted > 0:
-            for place, _ in zip(places(wanted), range(wanted), strict=False):
+        wanted_places = MOST_PLACES - len(self.places)
+        if count and wanted_places > 0:
+            for place, _ in zip(places(wanted_places), range(wanted_places), strict=False):
                 self.places.append(place)
 
 
@@ -131,28 +131,32 @@ def whole_documents(
         for rows in batches:
             yield rows, 0
         return
-    rest: np.ndarray | None = None
+    rest_ids: np.ndarray | None = None
     eos_is_first: bool | None = None
     for rows in batches:
         # If eos comes before each document, a batch is cut before its last eos, otherwise after it.
         if eos_is_first is None and len(rows.ids):
             eos_is_first = int(rows.ids[0]) == special.eos
         # A new file starts a new document.
-        if rest is not None and not rows.continued:
-            yield _stream(rest), 0
-            rest = None
-        ids = rows.ids if rest is None or not len(rest) else np.concatenate((rest, rows.ids))
+        if rest_ids is not None and not rows.continued:
+            yield _stream(rest_ids), 0
+            rest_ids = None
+        ids = (
+            rows.ids
+            if rest_ids is None or not len(rest_ids)
+            else np.concatenate((rest_ids, rows.ids))
+        )
         cut = max(last_after(ids, special.eos) - bool(eos_is_first), 0)
         # With a wrong eos, the whole stream would become one document.
         if not cut and len(ids) >= MOST_UNFINISHED:
             yield _stream(ids), 1
-            rest = ids[:0]
+            rest_ids = ids[:0]
         else:
             if cut:
                 yield _stream(ids[:cut]), 0
-            rest = ids[cut:]
-    if rest is not None:
-        yield _stream(rest), 0
+            rest_ids = ids[cut:]
+    if rest_ids is not None:
+        yield _stream(rest_ids), 0
 
 
 def read_ahead(batches: Iterator[PackedRows]) -> Iterator[PackedRows]:
@@ -302,9 +306,10 @@ class Audit:
             "no positions are stored",
             "unreset_positions", "broken_positions",
         )  # fmt: skip
-        own = columns.get("positions")
+        positions_column = columns.get("positions")
         without(
-            own is not None and columns.get("document_starts", "").startswith(own),
+            positions_column is not None
+            and columns.get("document_starts", "").startswith(positions_column),
             "documents are found by their positions. inner_eos counts missing restarts",
             "unreset_positions",
         )
@@ -332,8 +337,8 @@ class Audit:
             self.rows if self.data.has_rows else self.documents,
             self.data.has_rows,
         )
-        least, most = self.ids or (int(rows.ids[0]), int(rows.ids[0]))
-        self.ids = min(least, int(rows.ids.min())), max(most, int(rows.ids.max()))
+        least_id, greatest_id = self.ids or (int(rows.ids[0]), int(rows.ids[0]))
+        self.ids = min(least_id, int(rows.ids.min())), max(greatest_id, int(rows.ids.max()))
         # A dataset without any eos probably has another eos.
         ends = figures[:, found.INNER_EOS] + figures[:, found.ENDS_IN_EOS]
         self.eos_tokens += int(ends.sum()) + bool(self._eos_is_first)
@@ -401,18 +406,18 @@ class Audit:
     def _add_padding(self, batch: "_Batch") -> None:
         rows, figures = batch.rows, batch.figures
         if self.is_stream:
-            own, numbers = figures[:, found.PADDING], batch.row_numbers()
+            pad_counts, numbers = figures[:, found.PADDING], batch.row_numbers()
         else:
             content = figures[:, found.TOKENS] - figures[:, found.PADDING]
             lengths = np.diff(rows.row_offsets)
-            own = lengths - np.bincount(batch.documents.row, content, minlength=len(lengths))
+            pad_counts = lengths - np.bincount(batch.documents.row, content, minlength=len(lengths))
             numbers = batch.first_row + np.arange(len(lengths))
         total = len(rows.ids) - int((figures[:, found.TOKENS] - figures[:, found.PADDING]).sum())
         self.tallies["padding"].add(
             total,
-            lambda most: (
-                Place(int(numbers[i]), 0, counted(int(own[i]), "token"))
-                for i in np.flatnonzero(own)[:most].tolist()
+            lambda most_places: (
+                Place(int(numbers[i]), 0, counted(int(pad_counts[i]), "token"))
+                for i in np.flatnonzero(pad_counts)[:most_places].tolist()
             ),
         )
 
@@ -433,9 +438,9 @@ class Audit:
             # A chat template may end texts with another token than eos, and then write line feeds.
             lacks = figures[:, found.ENDS_IN_EOS] == 0
             if (self.end, self.after_end) != (self.special.eos, 0):
-                last = documents.end - 1 - self.after_end
-                is_inside = last >= documents.begin
-                ids = batch.rows.ids[np.where(is_inside, last, 0)]
+                last_index = documents.end - 1 - self.after_end
+                is_inside = last_index >= documents.begin
+                ids = batch.rows.ids[np.where(is_inside, last_index, 0)]
                 lacks &= ~(is_inside & (ids == self.end))
             # A full row may cut its last document. The length of a full row is known only at the
             # end.
@@ -537,9 +542,9 @@ class Audit:
             chosen = np.flatnonzero(outside)
             self.tallies["trained_padding"].add(
                 int(outside.sum()),
-                lambda most: (
+                lambda most_places: (
                     Place(batch.first_row + r, 0, f"{counted(int(outside[r]), 'token')} of the row")
-                    for r in chosen[:most].tolist()
+                    for r in chosen[:most_places].tolist()
                 ),
             )
         if "untrained_documents" not in self.unchecked:
@@ -551,24 +556,26 @@ class Audit:
             chosen_rows = np.flatnonzero(by_row == 0)
             self.tallies["untrained_rows"].add(
                 len(chosen_rows),
-                lambda most: (Place(batch.first_row + r, 0) for r in chosen_rows[:most].tolist()),
+                lambda most_places: (
+                    Place(batch.first_row + r, 0) for r in chosen_rows[:most_places].tolist()
+                ),
             )
 
     def _add_wrong_labels(
-        self, batch: "_Batch", labels: np.ndarray, loss: np.ndarray, wrong: np.ndarray
+        self, batch: "_Batch", labels: np.ndarray, loss: np.ndarray, is_wrong: np.ndarray
     ) -> None:
         ids, documents = batch.rows.ids, batch.documents
         shift = int(self.labels_at == NEXT)
 
-        def places(most: int) -> Iterator[Place]:
-            for d in np.flatnonzero(wrong)[:most].tolist():
+        def places(most_places: int) -> Iterator[Place]:
+            for d in np.flatnonzero(is_wrong)[:most_places].tolist():
                 a, b = int(documents.begin[d]), int(documents.end[d]) - shift
                 expected = ids[a + shift : b + shift].astype(np.int64)
                 i = a + int(np.flatnonzero(loss[a:b] & (labels[a:b] != expected))[0])
                 detail = f"label {int(labels[i])} for token {int(ids[i + shift])}"
                 yield Place(batch.row_number(d), batch.position(i, d), detail)
 
-        self.tallies["wrong_labels"].add(int(wrong.sum()), places)
+        self.tallies["wrong_labels"].add(int(is_wrong.sum()), places)
 
     def _check_positions(self, batch: "_Batch", positions: np.ndarray) -> None:
         documents = batch.documents
@@ -590,8 +597,8 @@ class Audit:
     def _add_tokens(self, kind: str, batch: "_Batch", tokens: np.ndarray) -> None:
         rows = batch.rows
 
-        def places(most: int) -> Iterator[Place]:
-            for i in tokens[:most].tolist():
+        def places(most_places: int) -> Iterator[Place]:
+            for i in tokens[:most_places].tolist():
                 yield batch.place_of_token(i, f"id {int(rows.ids[i])}")
 
         self.tallies[kind].add(len(tokens), places)
@@ -615,12 +622,15 @@ class Audit:
             noun = "row" if kind == "duplicate_rows" else "document at row"
             if not self.data.has_rows:
                 noun = "document"
-            places = [Place(*at, f"as {noun} {first[0]:,}") for at, first in copies.pairs]
+            places = [
+                Place(*row_and_token, f"as {noun} {first_place[0]:,}")
+                for row_and_token, first_place in copies.pairs
+            ]
             self.tallies[kind].add(copies.number, partial(_first, places))
 
 
-def _first(places: list[Place], most: int) -> Iterator[Place]:
-    return iter(places[:most])
+def _first(places: list[Place], most_places: int) -> Iterator[Place]:
+    return iter(places[:most_places])
 
 
 class _Batch(NamedTuple):
@@ -637,13 +647,13 @@ class _Batch(NamedTuple):
 
     def row_numbers(self) -> np.ndarray:
         """Return the row of each document in the dataset, int64[d]."""
-        own = self.documents.row if self.has_rows else np.arange(len(self.documents))
-        return self.first_row + own
+        rows_in_batch = self.documents.row if self.has_rows else np.arange(len(self.documents))
+        return self.first_row + rows_in_batch
 
     def position(self, token: int, d: int) -> int:
         """Return the position of a token of document d in its row."""
-        first = self.rows.row_offsets[self.documents.row[d]] if self.has_rows else 0
-        return token - int(first if self.has_rows else self.documents.begin[d])
+        row_begin = self.rows.row_offsets[self.documents.row[d]] if self.has_rows else 0
+        return token - int(row_begin if self.has_rows else self.documents.begin[d])
 
     def positions(self) -> np.ndarray:
         """Return the first position of each document in its row, int64[d]."""
@@ -651,9 +661,9 @@ class _Batch(NamedTuple):
             return np.zeros(len(self.documents), np.int64)
         return self.documents.begin - self.rows.row_offsets[self.documents.row]
 
-    def places(self, chosen: np.ndarray, most: int) -> Iterator[Place]:
+    def places(self, chosen: np.ndarray, most_places: int) -> Iterator[Place]:
         """Yield the places of the first documents among `chosen`, int64[k]."""
-        for d in chosen[:most].tolist():
+        for d in chosen[:most_places].tolist():
             begin = int(self.documents.begin[d])
             count = counted(int(self.figures[d, found.TOKENS]), "token")
             yield Place(self.row_number(d), self.position(begin, d), count)

@@ -95,25 +95,32 @@ class HashTable:
             path = Path(self._folder.name) / f"{f:02x}"
             yield np.fromfile(path, RECORD) if path.exists() else np.empty(0, RECORD)
 
-    def divided_by(self, other: "HashTable") -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the records whose hashes are not in `other`, and those whose hashes are in it."""
+    def divided_by(self, other_table: "HashTable") -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the records whose hashes are not in `other_table`, and the records in both."""
         # The groups of both tables must match, so both spill if one did.
-        if self._folder is not None or other._folder is not None:
+        if self._folder is not None or other_table._folder is not None:
             self._spill()
-            other._spill()
-        for own, others in zip(self.groups(), other.groups(), strict=True):
-            if not len(others):
-                yield own, own[:0]
+            other_table._spill()
+        for own_records, other_records in zip(self.groups(), other_table.groups(), strict=True):
+            if not len(other_records):
+                yield own_records, own_records[:0]
                 continue
-            at = np.minimum(np.searchsorted(others["x"], own["x"]), len(others) - 1)
-            is_in = others["x"][at] == own["x"]
+            nearest_index = np.minimum(
+                np.searchsorted(other_records["x"], own_records["x"]), len(other_records) - 1
+            )
+            is_in = other_records["x"][nearest_index] == own_records["x"]
             # Another hash with the same `x` may come first, which almost never happens.
-            for i in np.flatnonzero(is_in & (others["y"][at] != own["y"])):
-                is_in[i] = own["y"][i] in others["y"][others["x"] == own["x"][i]]
-            yield own[~is_in], own[is_in]
+            for i in np.flatnonzero(
+                is_in & (other_records["y"][nearest_index] != own_records["y"])
+            ):
+                is_in[i] = (
+                    own_records["y"][i]
+                    in other_records["y"][other_records["x"] == own_records["x"][i]]
+                )
+            yield own_records[~is_in], own_records[is_in]
 
-    def copies(self, most: int) -> Copies:
-        """Return the number of copies, and the pairs of the `most` first copies."""
+    def copies(self, most_pairs: int) -> Copies:
+        """Return the number of copies, and the pairs of the `most_pairs` first copies."""
         count = 0
         pairs: list[tuple[tuple[int, int], tuple[int, int]]] = []
         for block in self.groups():
@@ -123,16 +130,18 @@ class HashTable:
             is_copy[1:] = (block["x"][1:] == block["x"][:-1]) & (block["y"][1:] == block["y"][:-1])
             count += int(is_copy.sum())
             firsts = np.flatnonzero(~is_copy)
-            found = np.flatnonzero(is_copy)
+            copy_indices = np.flatnonzero(is_copy)
             # The first copies of all groups are among the first copies of each group.
-            order = np.lexsort((block["token"][found], block["row"][found]))[:most]
-            for i in found[order].tolist():
-                first = block[firsts[np.searchsorted(firsts, i, "right") - 1]]
+            order = np.lexsort((block["token"][copy_indices], block["row"][copy_indices]))[
+                :most_pairs
+            ]
+            for i in copy_indices[order].tolist():
+                first_record = block[firsts[np.searchsorted(firsts, i, "right") - 1]]
                 pairs.append(
                     (
                         (int(block["row"][i]), int(block["token"][i])),
-                        (int(first["row"]), int(first["token"])),
+                        (int(first_record["row"]), int(first_record["token"])),
                     )
                 )
-            pairs = sorted(pairs)[:most]
+            pairs = sorted(pairs)[:most_pairs]
         return Copies(count, pairs)

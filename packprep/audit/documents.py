@@ -79,13 +79,13 @@ def find_documents(
     attended = rows.attended
     if attended is None and rows.segments is not None:
         attended = rows.segments != 0
-    first, last = rows.row_offsets[:-1], rows.row_offsets[1:]
+    row_begins, row_ends = rows.row_offsets[:-1], rows.row_offsets[1:]
     if attended is not None:
         begin, end = content_by_mask(attended, rows.row_offsets)
         is_padding = ~attended
     else:
-        begin, is_padding = first, None
-        end = last
+        begin, is_padding = row_begins, None
+        end = row_ends
         # A stream has no rows to pad, so a pad that is also eos is taken for eos there.
         pad = special.own_pad if is_stream else special.pad
         if pad >= 0:
@@ -93,7 +93,7 @@ def find_documents(
             content = content_by_pad(
                 read_only(rows.ids), rows.row_offsets, pad, special.eos, is_bos
             )
-            begin, end = (first if is_stream else content[0]), content[1]
+            begin, end = (row_begins if is_stream else content[0]), content[1]
     # A column with boundaries decides. Without such a column, eos decides.
     if rows.segments is not None:
         starts = _starts_of_segments(rows.segments, rows.row_offsets)
@@ -230,43 +230,43 @@ def document_figures(ids, begin, end, special, figures, hashes, heads):
             fewer.
     """
     eos, bos, unk, pad = special[0], special[1], special[2], special[3]
-    multiplier, other = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
-    left, right = np.uint64(31), np.uint64(33)
+    multiplier, second_multiplier = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
+    left_shift, right_shift = np.uint64(31), np.uint64(33)
     for d in range(begin.shape[0]):
         a, b = begin[d], end[d]
         # One bos at the start and one eos at the end are not content, so they do not change the
         # hash.
-        first, last = a, b
-        if first < last and ids[first] == bos:
-            first += 1
-        ends_in_eos = last > first and ids[last - 1] == eos
+        first_token, last_token = a, b
+        if first_token < last_token and ids[first_token] == bos:
+            first_token += 1
+        ends_in_eos = last_token > first_token and ids[last_token - 1] == eos
         if ends_in_eos:
-            last -= 1
+            last_token -= 1
         # If bos is eos, a single such token is the start and the end of its document.
-        elif first == last and bos == eos:
+        elif first_token == last_token and bos == eos:
             ends_in_eos = True
         # The lanes differ in multiplier and rotation, so two documents rarely collide in both.
-        bos_count, eos_count, unk_count, pad_count = first - a, 0, 0, 0
+        bos_count, eos_count, unk_count, pad_count = first_token - a, 0, 0, 0
         x, y = np.uint64(0x243F6A8885A308D3), np.uint64(0x13198A2E03707344)
         heads[d] = 0
-        for i in range(first, last):
+        for i in range(first_token, last_token):
             t = np.int64(ids[i])
             bos_count += t == bos
             eos_count += t == eos
             unk_count += t == unk
             pad_count += t == pad
             x = (x ^ np.uint64(t)) * multiplier
-            x = (x << left) | (x >> right)
-            y = (y ^ np.uint64(t)) * other
-            y = (y << right) | (y >> left)
+            x = (x << left_shift) | (x >> right_shift)
+            y = (y ^ np.uint64(t)) * second_multiplier
+            y = (y << right_shift) | (y >> left_shift)
             # 0 means that a document is shorter than HEAD, so no head may be 0.
-            if i - first == HEAD - 1:
+            if i - first_token == HEAD - 1:
                 heads[d] = x | np.uint64(1)
         # Inner tokens count as eos then. Only a second one at the start counts as bos.
         if bos == eos:
-            bos_count = (first - a) + (first < last and ids[first] == bos)
+            bos_count = (first_token - a) + (first_token < last_token and ids[first_token] == bos)
         # Hashes are divided among files by their top byte, which must depend on all tokens.
-        length = np.uint64(last - first)
+        length = np.uint64(last_token - first_token)
         hashes[d, 0] = mixed(x ^ length)
         hashes[d, 1] = mixed(y ^ length)
         figures[d, 0] = b - a
@@ -281,12 +281,12 @@ def document_figures(ids, begin, end, special, figures, hashes, heads):
 def row_hashes(row, hashes, figures, rows):
     """Return the hashes of rows, uint64[rows, 2], from the hashes of their documents in order."""
     out = np.zeros((rows, 2), np.uint64)
-    multiplier, other = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
+    multiplier, second_multiplier = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
     for d in range(row.shape[0]):
         r = row[d]
         # The hash of a document leaves out bos and eos, so its number of tokens is mixed in.
         x = (out[r, 0] ^ hashes[d, 0] ^ np.uint64(figures[d, 0])) * multiplier
-        y = (out[r, 1] ^ hashes[d, 1]) * other
+        y = (out[r, 1] ^ hashes[d, 1]) * second_multiplier
         out[r, 0] = x ^ (x >> np.uint64(31))
         out[r, 1] = y ^ (y >> np.uint64(33))
     return out
@@ -333,7 +333,7 @@ def loss_figures(ids, columns, documents):
         a, b = documents.begin[d], documents.end[d]
         r = documents.row[d]
         is_first = a == documents.row_begin[r]
-        trained, wrong = 0, 0
+        trained, wrong_labels = 0, 0
         # Inside the document, a label is the next token. The last position predicts a token outside
         # of it.
         if columns.is_next:
@@ -341,7 +341,7 @@ def loss_figures(ids, columns, documents):
                 if loss[i]:
                     trained += 1
                     if has_labels:
-                        wrong += labels[i] != ids[i + 1]
+                        wrong_labels += labels[i] != ids[i + 1]
             if loss[b - 1]:
                 trained += 1
                 is_inside = b < documents.row_end[r]
@@ -358,10 +358,10 @@ def loss_figures(ids, columns, documents):
                 if loss[i]:
                     trained += i > a or not is_first
                     if has_labels:
-                        wrong += labels[i] != ids[i]
+                        wrong_labels += labels[i] != ids[i]
             out[d, 2] = loss[a] and not is_first
         out[d, 0] = trained
-        out[d, 1] = wrong
+        out[d, 1] = wrong_labels
     return out
 
 

@@ -90,14 +90,14 @@ def _page(described: Mapping[str, Any]) -> bytes:
 
 def _bars(histogram: list[list[int]]) -> list[tuple[str, str, int]]:
     """Return (range, count, width in percent) of each bin."""
-    most = max(count for _, count in histogram)
+    most_documents = max(count for _, count in histogram)
     return [
         (
-            f"{first:,}" if first < 2 else f"{first:,} … {2 * first - 1:,}",
+            f"{bin_start:,}" if bin_start < 2 else f"{bin_start:,} … {2 * bin_start - 1:,}",
             f"{count:,}",
-            round(100 * count / most),
+            round(100 * count / most_documents),
         )
-        for first, count in histogram
+        for bin_start, count in histogram
     ]
 
 

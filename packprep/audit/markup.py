@@ -75,7 +75,12 @@ def prompt_search(source: str, vocabulary: Vocabulary) -> Search | str:
     answer = answer or next((end.strip() for end in markup.ends.get("user", ()) if end.strip()), "")
     texts = {head.strip(): _PROMPT for role, head in markup.heads.items() if role != "assistant"}
     # After the end of a prompt, an answer may go on that was cut, without markup before it.
-    ends = [end for role, own in markup.ends.items() if role != "assistant" for end in own]
+    ends = [
+        end
+        for role, ends_of_role in markup.ends.items()
+        if role != "assistant"
+        for end in ends_of_role
+    ]
     texts = dict.fromkeys((end.strip() for end in ends), _OUTSIDE) | texts
     texts = {text: role for text, role in texts.items() if text} | {answer: _ASSISTANT}
     if not answer or _PROMPT not in texts.values():
@@ -90,10 +95,12 @@ def prompt_search(source: str, vocabulary: Vocabulary) -> Search | str:
 def _are_visible(source: str, engine: Engine, marks: _Marks) -> bool:
     """Return whether the markers give the roles of a made-up conversation."""
     for ids, roles in _made_up(source, engine):
-        found = [role for role in found_roles(read_only(ids), marks).tolist() if role != _OUTSIDE]
+        found_order = [
+            role for role in found_roles(read_only(ids), marks).tolist() if role != _OUTSIDE
+        ]
         expected = [_ASSISTANT if role == "assistant" else _PROMPT for role in roles]
         # Some templates write the system message into the user's, or always write one.
-        return found in (expected, expected[1:], [_PROMPT, *expected])
+        return found_order in (expected, expected[1:], [_PROMPT, *expected])
     return False
 
 
@@ -155,20 +162,20 @@ def reasoning_search(vocabulary: Vocabulary) -> Search | str:
 def _marks(engine: Engine, texts: dict[str, int]) -> _Marks:
     """Return the ids of texts, the longest first. A text may end with joined line feeds."""
     ids, offsets = engine.encode([end for text in texts for end in (text, f"{text}\n\n")])
-    found: dict[tuple[int, ...], int] = {}
+    role_of_ids: dict[tuple[int, ...], int] = {}
     for i, (text, role) in enumerate(texts.items()):
         alone = ids[offsets[2 * i] : offsets[2 * i + 1]].tolist()
         ended = ids[offsets[2 * i + 1] : offsets[2 * i + 2]].tolist()
-        found[tuple(alone)] = role
+        role_of_ids[tuple(alone)] = role
         # A tokenizer may join ">" with line feeds, so a mark has a second form.
         if text.startswith("<") and ended[: len(alone)] != alone:
-            found[tuple(ended[: len(alone)])] = role
-    sequences = sorted((one for one in found if one), key=len, reverse=True)
-    lengths = [len(one) for one in sequences]
+            role_of_ids[tuple(ended[: len(alone)])] = role
+    sequences = sorted((mark_ids for mark_ids in role_of_ids if mark_ids), key=len, reverse=True)
+    lengths = [len(mark_ids) for mark_ids in sequences]
     return _Marks(
-        np.array([id for one in sequences for id in one], np.int64),
+        np.array([id for mark_ids in sequences for id in mark_ids], np.int64),
         np.append(0, np.cumsum(lengths)).astype(np.int64),
-        np.array([found[one] for one in sequences], np.int64),
+        np.array([role_of_ids[mark_ids] for mark_ids in sequences], np.int64),
     )
 
 
@@ -185,10 +192,10 @@ def mark_at(ids, i, end, marks):
     """Return the number of the first mark that starts at token i, or −1."""
     # Longer marks come first, so the longest mark at a token is found.
     for m in range(marks.roles.shape[0]):
-        first, length = marks.offsets[m], marks.offsets[m + 1] - marks.offsets[m]
+        first_id, length = marks.offsets[m], marks.offsets[m + 1] - marks.offsets[m]
         if i + length <= end:
             k = 0
-            while k < length and ids[i + k] == marks.ids[first + k]:
+            while k < length and ids[i + k] == marks.ids[first_id + k]:
                 k += 1
             if k == length:
                 return m

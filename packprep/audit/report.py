@@ -61,10 +61,10 @@ def describe_audit(request: Request) -> dict[str, Any]:
     try:
         return _audited(request)
     except SourceError as error:
-        what, _, hint = str(error).partition("\nhint: ")
+        message, _, hint = str(error).partition("\nhint: ")
         # The readers of sources also serve builds, so their hints may be about a recipe.
         hint = "fetch the data again, or write them again" if "recipe" in hint else hint
-        raise SourceError(f"{what}\nhint: {hint}" if hint else what) from None
+        raise SourceError(f"{message}\nhint: {hint}" if hint else message) from None
 
 
 def _audited(request: Request) -> dict[str, Any]:
@@ -129,19 +129,19 @@ def _audited(request: Request) -> dict[str, Any]:
 def _look_up_source(source: Plan, audit: Audit, notes: list[str]) -> int:
     """Count the documents of --source that the data lack, and return the number of documents."""
     assert audit.heads is not None
-    found = compare_source(source, audit.special, audit.of_documents, audit.heads)
+    comparison = compare_source(source, audit.special, audit.of_documents, audit.heads)
     for kind, count, places in (
-        ("missing_documents", found.missing, found.missing_places),
-        ("cut_documents", found.cut, found.cut_places),
+        ("missing_documents", comparison.missing, comparison.missing_places),
+        ("cut_documents", comparison.cut, comparison.cut_places),
     ):
         audit.tallies[kind].count = count
         audit.tallies[kind].places = [Place(-1, -1, place) for place in places]
-    if found.rejected:
+    if comparison.rejected:
         notes.append(
-            f"{counted(found.rejected, 'document')} of the source cannot be tokenized and were"
+            f"{counted(comparison.rejected, 'document')} of the source cannot be tokenized and were"
             " not looked up"
         )
-    return found.documents
+    return comparison.documents
 
 
 def _check(request: Request) -> None:
@@ -186,14 +186,16 @@ def _searches(
         return {}, reasons | needed
     if not _has_loss(data):
         return {}, reasons
-    found: dict[str, Search | str] = {
+    searches_or_reasons: dict[str, Search | str] = {
         "trained_prompts": "no chat template is known. Give --chat-template"
         if template is None
         else prompt_search(template, vocabulary),
         "empty_reasoning": reasoning_search(vocabulary),
     }
-    searches = {kind: one for kind, one in found.items() if not isinstance(one, str)}
-    return searches, reasons | {k: v for k, v in found.items() if isinstance(v, str)}
+    searches = {
+        kind: search for kind, search in searches_or_reasons.items() if not isinstance(search, str)
+    }
+    return searches, reasons | {k: v for k, v in searches_or_reasons.items() if isinstance(v, str)}
 
 
 def _has_loss(data: PackedData) -> bool:
@@ -215,11 +217,15 @@ def _origin_of_labels(audit: Audit, data: PackedData) -> dict[str, Any] | None:
 
 
 def _lengths(audit: Audit) -> dict[str, Any]:
-    known = {"documents": audit.document_lengths if audit.has_documents else None}
+    lengths_by_kind = {"documents": audit.document_lengths if audit.has_documents else None}
     if audit.data.has_rows:
-        known["rows"] = audit.row_lengths
-        known["documents_per_row"] = audit.per_row if audit.has_documents else None
-    return {name: one.described() for name, one in known.items() if one is not None}
+        lengths_by_kind["rows"] = audit.row_lengths
+        lengths_by_kind["documents_per_row"] = audit.per_row if audit.has_documents else None
+    return {
+        name: length_counts.described()
+        for name, length_counts in lengths_by_kind.items()
+        if length_counts is not None
+    }
 
 
 def _notes(audit: Audit) -> list[str]:
@@ -234,8 +240,8 @@ def _notes(audit: Audit) -> list[str]:
         )
     if "duplicate_documents" not in audit.unchecked:
         spilled = audit.of_documents.spilled_bytes + audit.of_rows.spilled_bytes
-        how = f"with {spilled:,} bytes in a temporary folder" if spilled else "in memory"
-        notes.append(f"copies were counted exactly, by hashes of 128 bits, {how}")
+        storage = f"with {spilled:,} bytes in a temporary folder" if spilled else "in memory"
+        notes.append(f"copies were counted exactly, by hashes of 128 bits, {storage}")
     if audit.uncompared:
         notes.append(
             f"{counted(audit.uncompared, 'document')} of less than {LEAST_COMPARED} tokens were not"
@@ -265,14 +271,14 @@ def _described(
         # A limit that cannot be checked fails, so that a script does not pass without the check.
         why = audit.unchecked[kind]
         return {**common, "state": UNCHECKED, "why": why, "failed": limit is not None}
-    whole = wholes[about.unit]
-    share = tally.count / whole if whole else 0.0
+    total = wholes[about.unit]
+    share = tally.count / total if total else 0.0
     state = CLEAN if not tally.count else FINDING if share > about.most else BELOW
     return {
         **common,
         "state": state,
         "count": tally.count,
-        "of": whole,
+        "of": total,
         "share": share,
         "threshold": about.most,
         "means": about.means,
@@ -321,18 +327,21 @@ def facts_of(described: Mapping[str, Any]) -> list[tuple[str, str]]:
         "documents": "document lengths",
     }
     for name, title in names.items():
-        if one := described["lengths"].get(name):
-            facts.append((title, f"{one['min']:,} … {one['max']:,}, mean {one['mean']:,.1f}"))
+        if entry := described["lengths"].get(name):
+            facts.append((title, f"{entry['min']:,} … {entry['max']:,}, mean {entry['mean']:,.1f}"))
     if described["documents_from"]:
         facts.append(("documents from", described["documents_from"]))
     if labels := described["labels"]:
         meaning = {"same": "the token at their own position", "next": "the next token"}
-        how = "detected" if labels["detected"] else "defined by the format"
-        facts.append(("labels", f"for {meaning[labels['predict']]} ({how})"))
+        origin = "detected" if labels["detected"] else "defined by the format"
+        facts.append(("labels", f"for {meaning[labels['predict']]} ({origin})"))
     if described["trained_tokens"] is not None and described["tokens"]:
         share = described["trained_tokens"] / described["tokens"]
         facts.append(("trained", f"{described['trained_tokens']:,} tokens, {share:.2%}"))
-    ids = [f"{name} {one['id']} ({one['from']})" for name, one in described["special_ids"].items()]
+    ids = [
+        f"{name} {entry['id']} ({entry['from']})"
+        for name, entry in described["special_ids"].items()
+    ]
     facts.append(("ids", "{} … {}".format(*described["ids"])))
     facts.append(
         ("special ids", ", ".join(ids) or "none known: give --tokenizer, or --eos-id and others")
@@ -370,8 +379,8 @@ def place_in_words(place: Mapping[str, Any]) -> str:
     if "row" not in place and "position" not in place:
         return str(place["document"])
     where = f"row {place['row']:,}" if "row" in place else f"document {place['document']:,}"
-    at = f":{place['position']:,}" if place["position"] else ""
-    return f"{where}{at}" + (f" ({place['detail']})" if place["detail"] else "")
+    position = f":{place['position']:,}" if place["position"] else ""
+    return f"{where}{position}" + (f" ({place['detail']})" if place["detail"] else "")
 
 
 def unchecked_by_reason(checks: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
@@ -385,13 +394,16 @@ def unchecked_by_reason(checks: list[dict[str, Any]]) -> list[tuple[str, list[st
 
 def verdict_of(described: Mapping[str, Any]) -> list[str]:
     """Return sentences that sum up the audit."""
-    found = [check for check in described["checks"] if check["state"] == FINDING]
-    lines = [f"{check['kind']}: {check['title']}. {check['means']}" for check in found]
+    findings = [check for check in described["checks"] if check["state"] == FINDING]
+    lines = [f"{check['kind']}: {check['title']}. {check['means']}" for check in findings]
     checked = sum(check["state"] != UNCHECKED for check in described["checks"])
-    total = f"{counted(len(found), 'finding')} in {counted(checked, 'check')}"
+    total = f"{counted(len(findings), 'finding')} in {counted(checked, 'check')}"
     states = {check["kind"]: check["state"] for check in described["checks"]}
-    for what, is_unchecked in (("over the limits of", False), ("not checked in spite of", True)):
+    for limit_words, is_unchecked in (
+        ("over the limits of", False),
+        ("not checked in spite of", True),
+    ):
         failed = [k for k in described["failed"] if (states[k] == UNCHECKED) == is_unchecked]
         if failed:
-            total += f"; {what} --fail-on: {', '.join(failed)}"
+            total += f"; {limit_words} --fail-on: {', '.join(failed)}"
     return [*lines, total]

@@ -63,11 +63,11 @@ def plan_source(source: str, tokenizer: str, chat_template: str) -> Plan:
         inputs = look_up(read_recipe(table, Path.cwd()), {}, is_store=True)
         plan = Plan(make_plan(inputs), inputs.vocabulary.tokenizer_json)
     except (RecipeError, SourceError) as error:
-        what, _, hint = str(error).partition("\nhint: ")
+        message, _, hint = str(error).partition("\nhint: ")
         if "source" in hint:  # Such hints name settings of a recipe.
             hint = "give --source an existing file or pattern of documents"
-        what = what.removeprefix("source 'source0': ")
-        raise RecipeError(f"--source {source}: {what}\nhint: {hint}") from None
+        message = message.removeprefix("source 'source0': ")
+        raise RecipeError(f"--source {source}: {message}\nhint: {hint}") from None
     for note in inputs.vocabulary.notes:
         say(note)
     return plan
@@ -85,15 +85,15 @@ def compare_source(
         packed: The hashes of the packed documents.
         heads: The hashes of the first 16 tokens of the packed documents.
     """
-    names = [name for one in plan.sources for name in one.files.names]
-    own, lost, rejected = HashTable(), HashTable(), 0
+    names = [name for planned_source in plan.sources for name in planned_source.files.names]
+    source_table, lost, rejected = HashTable(), HashTable(), 0
     for file, positions, hashes, of_heads, rejects in _hashes(plan, special):
-        own.add(hashes, np.full(len(hashes), file, np.int64), positions, of_heads)
+        source_table.add(hashes, np.full(len(hashes), file, np.int64), positions, of_heads)
         rejected += rejects
     documents = missing = cut = 0
     places: tuple[list[str], list[str]] = ([], [])
     # A document without an equal hash may have been cut, so its head is looked up next.
-    for absent, present in own.divided_by(packed):
+    for absent, present in source_table.divided_by(packed):
         documents += len(absent) + len(present)
         keys = np.column_stack((absent["head"], np.zeros_like(absent["head"])))
         lost.add(keys, absent["row"], absent["token"], absent["head"])
@@ -112,11 +112,11 @@ def _hashes(
     reader = text_reader(plan)
     ids_of = np.array([special.eos, special.bos, special.unk, -1], np.int64)
     for shard in range(plan.shards):
-        for source, part in slices_of(plan, shard):
-            for read in reader.read(source, part, None, xxhash.xxh3_128()):
+        for source, work_range in slices_of(plan, shard):
+            for read in reader.read(source, work_range, None, xxhash.xxh3_128()):
                 offsets = read.tokens.offsets
                 # Documents that were rejected by the tokenizer have a position, but no tokens.
-                kept = np.delete(
+                kept_positions = np.delete(
                     np.arange(len(read.positions)), [i for i, *_ in read.tokens.rejected]
                 )
                 count = len(offsets) - 1
@@ -126,12 +126,16 @@ def _hashes(
                 document_figures(
                     read_only(ids), offsets[:-1], offsets[1:], ids_of, figures, hashes, heads
                 )
-                positions = read.positions if len(read.positions) == count else read.positions[kept]
+                positions = (
+                    read.positions
+                    if len(read.positions) == count
+                    else read.positions[kept_positions]
+                )
                 rejects = len(read.rejects) + len(read.tokens.rejected)
                 # A document without tokens cannot be missing from packed data.
                 is_filled = np.diff(offsets) > 0
                 yield (
-                    part.file,
+                    work_range.file,
                     positions[is_filled],
                     hashes[is_filled],
                     heads[is_filled],

@@ -38,14 +38,14 @@ class ChosenIds:
 
     def __init__(
         self,
-        given: Mapping[str, int],
+        given_ids: Mapping[str, int],
         of_data: Mapping[str, tuple[int, str]],
         vocabulary: Vocabulary | None,
     ):
         """Choose the ids.
 
         Args:
-            given: Name → id from the options.
+            given_ids: Name → id from the options.
             of_data: Name → (id, place), from the data's own notes.
             vocabulary: The vocabulary of --tokenizer, or None.
         """
@@ -60,10 +60,10 @@ class ChosenIds:
             ids["vocab_size"] = vocabulary.vocab_size - len(added)
             of_tokenizer = {name: (id, "the tokenizer") for name, id in ids.items()}
         # In this order, a later place wins over an earlier one.
-        options = {name: (id, _OPTIONS[name]) for name, id in given.items()}
+        options = {name: (id, _OPTIONS[name]) for name, id in given_ids.items()}
         self.places: dict[str, tuple[int, str]] = {**of_tokenizer, **of_data, **options}
-        others = {self.places[n][0] for n in ("eos", "bos", "pad") if n in self.places}
-        if "unk" in self.places and self.places["unk"][0] in others:
+        other_ids = {self.places[n][0] for n in ("eos", "bos", "pad") if n in self.places}
+        if "unk" in self.places and self.places["unk"][0] in other_ids:
             del self.places["unk"]  # As in GPT-2. Such a token does not show unknown text.
         self.ids = SpecialIds(**{name: id for name, (id, _) in self.places.items()})
         self.notes = [

@@ -158,18 +158,19 @@ def _agreed_position(tasks: Sequence[_Task], count: int | None) -> tuple[int, in
             "hint: add --array-count N"
         )
     # The flag and all schedulers must agree. Otherwise no task might make some of the shards.
-    whole = counts[0] if count is None else count
-    if {task.index for task in tasks} != {index} or not {*counts} <= {whole}:
+    task_count = counts[0] if count is None else count
+    if {task.index for task in tasks} != {index} or not {*counts} <= {task_count}:
         words = [*map(str, tasks), *([] if count is None else [f"--array-count {count}"])]
         raise RecipeError(f"{' and '.join(words)} contradict each other\nhint: {_BOTH_FLAGS}")
     # Only --array-count can give fewer tasks than the scheduler started.
-    if index >= whole:
-        numbers = f"{scheduler.first} … {int(scheduler.first) + whole - 1}"
+    if index >= task_count:
+        numbers = f"{scheduler.first} … {int(scheduler.first) + task_count - 1}"
         raise RecipeError(
-            f"{scheduler.index} gives the index {index}, which is not below --array-count {whole}\n"
+            f"{scheduler.index} gives the index {index}, which is not below --array-count"
+            f" {task_count}\n"
             f"hint: number the tasks {numbers}, or add --array-index I"
         )
-    return index, whole
+    return index, task_count
 
 
 def _task_of(scheduler: Scheduler, environment: Mapping[str, str]) -> _Task | None:
@@ -181,42 +182,45 @@ def _task_of(scheduler: Scheduler, environment: Mapping[str, str]) -> _Task | No
     Raises:
         RecipeError: If a variable is missing, is not a number, or contradicts another variable.
     """
-    first, number = scheduler.first, scheduler.index
+    first_variable, number = scheduler.first, scheduler.index
     # If the first number is known in advance, the index is known without the other variables.
     needed = (
-        [number] if isinstance(first, int) else [number, first, scheduler.last, scheduler.count]
+        [number]
+        if isinstance(first_variable, int)
+        else [number, first_variable, scheduler.last, scheduler.count]
     )
-    others = [scheduler.last, scheduler.count, scheduler.step]
-    names = [name for name in dict.fromkeys([*needed, *others]) if name]
-    given = {name: environment[name] for name in names if name in environment}
+    optional_variables = [scheduler.last, scheduler.count, scheduler.step]
+    names = [name for name in dict.fromkeys([*needed, *optional_variables]) if name]
+    values = {name: environment[name] for name in names if name in environment}
     # A variable with the last number shows an array too. Its missing index is then an error, not a
     # whole build.
-    in_array = given[number] != scheduler.outside if number in given else scheduler.last in given
+    in_array = values[number] != scheduler.outside if number in values else scheduler.last in values
     if not in_array:
         return None
-    wrong = [
-        name for name in names if not _is_number(given.get(name, "" if name in needed else "0"))
+    wrong_names = [
+        name for name in names if not _is_number(values.get(name, "" if name in needed else "0"))
     ]
-    if wrong:
+    if wrong_names:
         raise RecipeError(
-            f"in {scheduler.name}, but {', '.join(wrong)} is missing or not a number\n"
+            f"in {scheduler.name}, but {', '.join(wrong_names)} is missing or not a number\n"
             f"hint: {_BOTH_FLAGS}"
         )
     # Compute the number of tasks. Other tasks of the array divide the shards by the same number.
-    numbers = {name: int(value) for name, value in given.items()}
-    low = first if isinstance(first, int) else numbers[first]
+    numbers = {name: int(value) for name, value in values.items()}
+    low = first_variable if isinstance(first_variable, int) else numbers[first_variable]
     step = numbers.get(scheduler.step) or 1
     count = numbers.get(scheduler.count)
-    if (last := numbers.get(scheduler.last)) is not None:
-        if count is not None and last - low + 1 != count:
+    if (last_number := numbers.get(scheduler.last)) is not None:
+        if count is not None and last_number - low + 1 != count:
             raise RecipeError(
-                f"this {scheduler.name} array has {count} tasks numbered {low} … {last}, so it is"
+                f"this {scheduler.name} array has {count} tasks numbered {low} … {last_number}, so"
+                " it is"
                 f" incomplete\nhint: {_BOTH_FLAGS}"
             )
-        count = (last - low) // step + 1
+        count = (last_number - low) // step + 1
     # In steps of 2 from 1, the numbers 1, 3 and 5 have the indices 0, 1 and 2.
-    index, rest = divmod(numbers[number] - low, step)
-    if rest or index < 0 or (count is not None and index >= count):
+    index, remainder = divmod(numbers[number] - low, step)
+    if remainder or index < 0 or (count is not None and index >= count):
         high = "" if count is None else low + (count - 1) * step
         by_step = f" in steps of {step}" if step > 1 else ""
         raise RecipeError(
@@ -255,15 +259,15 @@ def share_of(index: int, count: int, shards: int) -> range:
     return range(-(-index * shards // count), -(-(index + 1) * shards // count))
 
 
-def tasks_of(shards: Iterable[int], count: int, of: int) -> list[int]:
+def tasks_of(shards: Iterable[int], count: int, shard_count: int) -> list[int]:
     """Return the indices of the array tasks that make the given `shards`, ascending.
 
     Args:
         shards: Shard numbers.
         count: Number of array tasks.
-        of: Number of all shards of the build.
+        shard_count: Number of all shards of the build.
     """
-    return sorted({b * count // of for b in shards})
+    return sorted({b * count // shard_count for b in shards})
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -274,4 +278,4 @@ def ranges(numbers: Sequence[int]) -> str:
             parts[-1] = [parts[-1][0], number]
         else:
             parts.append([number])
-    return ",".join("-".join(map(str, part)) for part in parts)
+    return ",".join("-".join(map(str, bounds)) for bounds in parts)

@@ -103,11 +103,11 @@ def read_receipt(out: Folder, shard: int) -> tuple[dict[str, Any], bytes] | None
     rejects = receipt["rejects"] if isinstance(receipt["rejects"], dict) else {}
     # A complete receipt with further keys is from a newer version. Making its shard again would not
     # help.
-    for found, known, later in (
+    for record, known_keys, later in (
         (receipt, _RECEIPT_KEYS, LATER[""]),
         (rejects, REJECTS_KEYS, LATER["rejects"]),
     ):
-        if known <= found.keys() and (unknown := found.keys() - known - later.keys()):
+        if known_keys <= record.keys() and (unknown := record.keys() - known_keys - later.keys()):
             raise PlanError(f"{out.path_of(name)}: {newer_version(min(unknown))}")
     return with_defaults(receipt, LATER), data
 
@@ -135,10 +135,10 @@ def done_receipt(
 
     `digests` are the results of `plan_digests`. A receipt with another plan digest does not count.
     """
-    found = read_receipt(out, shard)
-    if found is None or found[0]["plan_digest"] not in digests:
+    receipt_and_data = read_receipt(out, shard)
+    if receipt_and_data is None or receipt_and_data[0]["plan_digest"] not in digests:
         return None
-    receipt = found[0]
+    receipt = receipt_and_data[0]
     rejects = receipt["rejects"]
     if not _can_be_gone_on_with(receipt):
         return None
@@ -149,19 +149,23 @@ def done_receipt(
     for name, size in sizes:
         if out.size(name) != size:
             return None
-    return found
+    return receipt_and_data
 
 
-def encode_rejects(made: Made | StoreShard) -> bytes:
+def encode_rejects(shard_data: Made | StoreShard) -> bytes:
     """Return the bytes of a shard's rejects file: one JSON record per line; b"" without rejects."""
-    return b"".join(map(encode, made.documents.rejected.records()))
+    return b"".join(map(encode, shard_data.documents.rejected.records()))
 
 
-def commit_shard(out: Folder, plan: Plan, shard: int, made: Made | StoreShard) -> dict[str, Any]:
+def commit_shard(
+    out: Folder, plan: Plan, shard: int, shard_data: Made | StoreShard
+) -> dict[str, Any]:
     """Commit the files of a new shard, and return its receipt."""
-    documents = made.documents
-    rejects = encode_rejects(made), len(documents.rejected)
-    return commit_files(out, plan, shard, made.arrays, made.ledger, rejects, documents.text_digests)
+    documents = shard_data.documents
+    rejects = encode_rejects(shard_data), len(documents.rejected)
+    return commit_files(
+        out, plan, shard, shard_data.arrays, shard_data.ledger, rejects, documents.text_digests
+    )
 
 
 def commit_files(
@@ -292,8 +296,8 @@ def missing_shards(out: Folder, digests: Sequence[str], shards: Sequence[int]) -
         digests: The results of `plan_digests`. A receipt with another plan digest does not count.
         shards: The shard numbers to check.
     """
-    found = out.each(partial(done_receipt, digests=digests), shards)
-    return [b for b, receipt in zip(shards, found, strict=True) if receipt is None]
+    receipts = out.each(partial(done_receipt, digests=digests), shards)
+    return [b for b, receipt in zip(shards, receipts, strict=True) if receipt is None]
 
 
 def publish(out: Folder, plan: Plan) -> dict[str, Any] | None:
@@ -310,12 +314,12 @@ def publish(out: Folder, plan: Plan) -> dict[str, Any] | None:
     # publication.
     entries, ledgers = [], []
     sources, tasks = [s.name for s in plan.sources], [t.name for t in plan.tasks]
-    for b, found in enumerate(
+    for b, receipt_and_data in enumerate(
         out.each(partial(done_receipt, digests=plan.digests), range(plan.shards))
     ):
-        if found is None:
+        if receipt_and_data is None:
             return None
-        receipt, data = found
+        receipt, data = receipt_and_data
         if not is_ledger(receipt["ledger"], sources, tasks):
             raise BuildError(
                 f"{out.path_of(receipt_name(b))}: this receipt has no ledger of this build\n"
@@ -430,11 +434,13 @@ def _refuse_without_rows(out: Folder, plan: Plan, total: Ledger) -> None:
     if total["row_slots"]:
         return
     if any(OTHER_LENGTH in source["documents"]["rejected"] for source in total["sources"].values()):
-        others = [length for length in plan.recipe.lengths if length != plan.recipe.seq_length]
+        other_lengths = [
+            length for length in plan.recipe.lengths if length != plan.recipe.seq_length
+        ]
         instead = (
             "leave this length out of seq_lengths"
-            if len(others) > 1
-            else f"set seq_length = {others[0]} instead of seq_lengths"
+            if len(other_lengths) > 1
+            else f"set seq_length = {other_lengths[0]} instead of seq_lengths"
         )
         raise BuildError(
             f"{out}: no document goes into rows of {plan.recipe.seq_length}\n"
@@ -466,8 +472,8 @@ def _refuse_unused_sources(out: Folder, plan: Plan, total: Ledger) -> None:
         if not documents["read"] or documents["used"] or {OTHER_LENGTH, REMOVED} & reasons.keys():
             continue
         # Show a document with the most frequent reason, because it explains most of the rejects.
-        most = max(sorted(reasons), key=reasons.__getitem__)
-        record = _first_reject(out, plan, source.name, most)
+        most_frequent = max(sorted(reasons), key=reasons.__getitem__)
+        record = _first_reject(out, plan, source.name, most_frequent)
         path, begin = "", b""
         if record is not None:
             i = source.files.names.index(record["file"])
@@ -476,11 +482,11 @@ def _refuse_unused_sources(out: Folder, plan: Plan, total: Ledger) -> None:
                 begin, _ = begin_of(path, int(source.files.sizes[i]), source.formats[i][1])
         # Special tokens in messages need other advice than those in plain text.
         quoted = (
-            most == "special_text"
+            most_frequent == "special_text"
             and record is not None
             and record["detail"].endswith(" in a message")
         )
-        advice = advice_on(IN_MESSAGES if quoted else most, path or "FILE", begin)
+        advice = advice_on(IN_MESSAGES if quoted else most_frequent, path or "FILE", begin)
         seen = f". {path}: document at {record['position']}: {record['detail']}" if record else ""
         if quoted:
             seen = (

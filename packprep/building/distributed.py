@@ -99,16 +99,16 @@ def build_shard(
     )
     if not 0 <= number < plan.shards:
         raise ArgumentError(f"shard {number} does not exist: {out} has 0 … {plan.shards - 1}")
-    found = done_receipt(output, number, plan.digests)
-    if found is None:
+    receipt_and_data = done_receipt(output, number, plan.digests)
+    if receipt_and_data is None:
         list(make([ShardsToMake((ShardToMake(number),))], lambda *counts: None))
-        found = done_receipt(output, number, plan.digests)
-    if found is None:
+        receipt_and_data = done_receipt(output, number, plan.digests)
+    if receipt_and_data is None:
         raise BuildError(
             f"{out}: shard {number} was committed, but is now missing\n"
             "hint: find the process that removes files, and make the shard again"
         )
-    return found[0]
+    return receipt_and_data[0]
 
 
 def finish(out: str | os.PathLike, max_bad_fraction: float | None = None) -> dict[str, Any]:
@@ -168,10 +168,10 @@ def status_of(
         PlanError: If `out` has neither a plan nor a job that will write it.
     """
     out = folder_at(out)
-    found = stored_plan_and_digest(out)
+    plan_and_digest = stored_plan_and_digest(out)
     jobs = build_jobs(str(out))
     # A waiting job, or the build of another row length, may still write the plan.
-    if found is None and (jobs or is_one_of_several):
+    if plan_and_digest is None and (jobs or is_one_of_several):
         return {
             "out": str(out),
             "shards": None,
@@ -180,15 +180,15 @@ def status_of(
             "published": False,
             "jobs": jobs,
         }
-    if found is None:
+    if plan_and_digest is None:
         command = first_command(str(out))
-        first = (
+        advice = (
             f"unless its jobs are waiting (see squeue), start it with {command}"
             if command
             else f"start one with `packprep build … --out {out}`"
         )
-        raise PlanError(f"{out}: no plan.json, so no build was started here\nhint: {first}")
-    plan, digest = found
+        raise PlanError(f"{out}: no plan.json, so no build was started here\nhint: {advice}")
+    plan, digest = plan_and_digest
     missing = missing_shards(out, plan_digests(plan, digest), range(plan["shards"]))
     result: dict[str, Any] = {
         "out": str(out),
@@ -215,12 +215,12 @@ def _refused(out: Folder, plan: Mapping[str, Any], digest: str) -> str:
     `plan` and `digest` are the results of `stored_plan_and_digest`.
     """
     names = [[entry["name"] for entry in plan[key]] for key in ("sources", "tasks")]
-    found = [
+    receipts = [
         done_receipt(out, shard, plan_digests(plan, digest)) for shard in range(plan["shards"])
     ]
     ledgers = [
         receipt["ledger"]
-        for receipt, _ in filter(None, found)
+        for receipt, _ in filter(None, receipts)
         if is_ledger(receipt["ledger"], *names)
     ]
     limit = plan["recipe"]["documents"]["max_bad_fraction"]

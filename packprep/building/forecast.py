@@ -167,18 +167,18 @@ def _total(plan: Mapping[str, Any], column: str) -> int:
 
 def _figures_of_task(recipe: Recipe, task: Task, all_weights: float) -> dict[str, Any]:
     """Return the forecast of one task as a dict. `all_weights` is the sum of all tasks' weights."""
-    inner = inner_capacity(recipe, task, 0)
-    figures = task.objective.forecast(task, inner) if task.objective.forecast else {}
+    inner_tokens = inner_capacity(recipe, task, 0)
+    figures = task.objective.forecast(task, inner_tokens) if task.objective.forecast else {}
     return {
         "name": task.name,
         "objective": task.objective.name,
         "weight": task.weight / all_weights,
-        "longest_inner": inner,
+        "longest_inner": inner_tokens,
         "longest_last": capacity(recipe, task, 0, int(recipe.documents.eos_after_document)),
         "pieces_of_a_row": pieces_of_a_row(recipe, task),
         "figures": {
-            name: {"wanted": wanted, "realised": realised}
-            for name, (wanted, realised) in figures.items()
+            name: {"wanted": wanted_value, "realised": realised}
+            for name, (wanted_value, realised) in figures.items()
         },
     }
 
@@ -196,10 +196,11 @@ def _warnings_of_task(recipe: Recipe, task: Task, figures: Mapping[str, Any]) ->
     )
     # The length formula rounds and limits these figures, so they can differ from the recipe's.
     for name, figure in figures["figures"].items():
-        wanted, realised = figure["wanted"], figure["realised"]
-        if abs(realised - wanted) > FAR * wanted:
+        wanted_value, realised = figure["wanted"], figure["realised"]
+        if abs(realised - wanted_value) > FAR * wanted_value:
             yield (
-                f"task {task.name}: {name} will be {realised:.3g} at full length, not {wanted:g}."
+                f"task {task.name}: {name} will be {realised:.3g} at full length, not"
+                f" {wanted_value:g}."
                 f" Use {'more sentinels' if lacks_sentinels else 'longer rows'} to come closer"
             )
     # Too few sentinels can limit segments to a part of a row.
@@ -344,8 +345,8 @@ def _of_store(plan: Mapping[str, Any], recipe: Recipe) -> dict[str, Any] | None:
         return None
     # The plan counts tokens of all passes, but a store has each document once.
     uses = [
-        s["repeat"] * (one.sample[1] - one.sample[0])
-        for s, one in zip(plan["sources"], recipe.sources, strict=True)
+        s["repeat"] * (recipe_source.sample[1] - recipe_source.sample[0])
+        for s, recipe_source in zip(plan["sources"], recipe.sources, strict=True)
     ]
     tokens = [source["tokens"] / use for source, use in zip(plan["sources"], uses, strict=True)]
     documents = sum(
@@ -373,12 +374,15 @@ def built_together(
         missing: Number of missing shards of each.
     """
     reader = next((i for i, count in enumerate(missing) if count), 0)
-    documents = [_TOKEN_BYTES * one["tokens"] // one["shards"] for one in forecasts]
+    documents = [
+        _TOKEN_BYTES * one_forecast["tokens"] // one_forecast["shards"]
+        for one_forecast in forecasts
+    ]
     return [
-        one
-        | {"worker_bytes": one["worker_bytes"] + sum(documents) - own}
+        one_forecast
+        | {"worker_bytes": one_forecast["worker_bytes"] + sum(documents) - own_bytes}
         | ({} if i == reader else {"read_s": 0.0, "tokenize_s": 0.0})
-        for i, (one, own) in enumerate(zip(forecasts, documents, strict=True))
+        for i, (one_forecast, own_bytes) in enumerate(zip(forecasts, documents, strict=True))
     ]
 
 

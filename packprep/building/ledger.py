@@ -149,9 +149,9 @@ def _of_passes(counts: Mapping[int, int], source: Source) -> dict[str, Any]:
 
     `counts` maps a number of passes to a number of documents, as `Documents.passes`.
     """
-    found: dict[str, Any] = {FILTERED: counts[0]} if counts.get(0) else {}
+    counts_by_key: dict[str, Any] = {FILTERED: counts[0]} if counts.get(0) else {}
     of_used = {str(number): counts[number] for number in sorted(counts) if number}
-    return found | ({PASSES: of_used} if of_used and isinstance(source.repeat, str) else {})
+    return counts_by_key | ({PASSES: of_used} if of_used and isinstance(source.repeat, str) else {})
 
 
 def _document_counts(documents: Documents, name: str, joined: int) -> dict[str, Any]:
@@ -307,15 +307,15 @@ def add_ledgers(ledgers: Iterable[Ledger]) -> dict[str, Any]:
     return total
 
 
-def without_counts(ledger: Ledger, part: Ledger) -> dict[str, Any]:
-    """Return a copy of `ledger`, minus the counts of the ledger `part`."""
+def without_counts(ledger: Ledger, subtracted: Ledger) -> dict[str, Any]:
+    """Return a copy of `ledger`, minus the counts of the ledger `subtracted`."""
     total = add_ledgers((ledger,))
-    _add(total, part, -1)
+    _add(total, subtracted, -1)
     return total
 
 
-def _add(total: dict[str, Any], part: Ledger, sign: int = 1) -> None:
-    for key, value in part.items():
+def _add(total: dict[str, Any], counts: Ledger, sign: int = 1) -> None:
+    for key, value in counts.items():
         if isinstance(value, Mapping):
             _add(total.setdefault(key, {}), value, sign)
         else:
@@ -355,7 +355,7 @@ def imbalances(ledger: Ledger, is_total: bool = False) -> list[str]:
             total + ledger["row_padding"],
         )
     )
-    return [f"{what}: {left} ≠ {right}" for what, left, right in pairs if left != right]
+    return [f"{identity}: {left} ≠ {right}" for identity, left, right in pairs if left != right]
 
 
 def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
@@ -382,11 +382,11 @@ def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
         **dict.fromkeys(counts, 0),
     }
 
-    def fits(part: Any, form: Any, path: tuple[str, ...]) -> bool:
+    def fits(value: Any, form: Any, path: tuple[str, ...]) -> bool:
         if not isinstance(form, dict):
-            return is_count(part)
-        if not isinstance(part, dict) or (
-            path[-2:] not in reasons and not form.keys() <= part.keys()
+            return is_count(value)
+        if not isinstance(value, dict) or (
+            path[-2:] not in reasons and not form.keys() <= value.keys()
         ):
             return False
         # Which later keys are allowed depends on the part of the ledger.
@@ -399,23 +399,23 @@ def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
             "documents": (FILTERED, PASSES, JOINED, GROUP_CUTS, UNGROUPED),
         }.get(path[0] if path[:1] == ("tasks",) else path[-1] if path else "", ())
         # An unknown count comes from a newer version. An unknown source or task is another build's.
-        unknown = set() if path[-2:] in reasons else part.keys() - form.keys() - set(later)
+        unknown = set() if path[-2:] in reasons else value.keys() - form.keys() - set(later)
         if unknown and path not in (("sources",), ("tasks",)):
             raise PlanError(f"ledger: {newer_version('.'.join((*path, min(unknown))))}")
         if unknown:
             return False
         # Reasons, passes and later counts are not in the form. Of these, only passes are a dict.
         forms = {PASSES: {}, **form}
-        return all(fits(part[key], forms.get(key, 0), (*path, key)) for key in part)
+        return all(fits(value[key], forms.get(key, 0), (*path, key)) for key in value)
 
     return fits(value, form, ())
 
 
 def check(ledger: Ledger, where: str, is_total: bool = False) -> None:
     """Raise a BuildError if a ledger does not balance. The message lists the `imbalances`."""
-    wrong = imbalances(ledger, is_total)
-    if wrong:
+    problems = imbalances(ledger, is_total)
+    if problems:
         raise BuildError(
-            f"{where}: the ledger does not balance ({'; '.join(wrong)})\n"
+            f"{where}: the ledger does not balance ({'; '.join(problems)})\n"
             "hint: report this bug in packprep"
         )

@@ -42,18 +42,18 @@ def folders_of_lengths(recipe: Recipe, out: Folder) -> list[tuple[Recipe, str]]:
     Raises:
         PlanError: If `out` is a dataset, or has other files and no dataset of this recipe.
     """
-    folders = {f"seq_{one.seq_length}": one for one in recipe.by_length()}
+    folders = {f"seq_{one_recipe.seq_length}": one_recipe for one_recipe in recipe.by_length()}
     if out.exists(PLAN_NAME):
         raise PlanError(
             f"{out} is a dataset, but seq_lengths make several\nhint: give --out another folder"
         )
     is_begun = any(out.exists(f"{name}/{PLAN_NAME}") for name in folders)
-    if not is_begun and (others := [name for name in out.others() if name not in folders]):
+    if not is_begun and (other_names := [name for name in out.others() if name not in folders]):
         raise PlanError(
-            f"{out} has files that are not from this build: {listed(others)}\n"
+            f"{out} has files that are not from this build: {listed(other_names)}\n"
             "hint: give --out a new or empty folder"
         )
-    return [(one, f"{out}/{name}") for name, one in folders.items()]
+    return [(one_recipe, f"{out}/{name}") for name, one_recipe in folders.items()]
 
 
 def lengths_mixture(manifests: Sequence[Mapping[str, Any]]) -> bytes:
@@ -120,8 +120,8 @@ def shared_work(
     for output, (plan, numbers) in enumerate(zip(plans, missing, strict=True)):
         name = f"seq_{plan.recipe.seq_length}" if len(plans) > 1 else ""
         for number in numbers:
-            part = number * parts // plan.shards
-            key = (0, part) if are_alike else (output, number)
+            range_number = number * parts // plan.shards
+            key = (0, range_number) if are_alike else (output, number)
             items.setdefault(key, []).append(ShardToMake(number, output, name))
 
     def end_of(shard: ShardToMake) -> Fraction:
@@ -147,26 +147,28 @@ def read_shards(
         progress: As in `make_shard`.
         clock: As in `make_shard`.
     """
-    first, _ = shards[0]
+    first_plan, _ = shards[0]
     # A document may skip the search for message boundaries only if no row length cuts it.
     uncut = min(uncut_tokens(plan.recipe, plan.cut_limits) for plan, _ in shards)
-    reader = replace(text_reader(first, decoders, clock), uncut_tokens=uncut)
+    reader = replace(text_reader(first_plan, decoders, clock), uncut_tokens=uncut)
     builders = {i: documents_builder(plan, most_bytes(plan)) for i, (plan, _) in enumerate(shards)}
-    seen = first.seen or [None] * len(first.sources)
+    seen = first_plan.seen or [None] * len(first_plan.sources)
     # Per source: the work ranges that are not read yet, and how many of them each shard needs.
     waiting: list[tuple[Iterator[tuple[Any, list[int]]], Counter[int]]] = []
-    for s, source in enumerate(first.sources):
+    for s, source in enumerate(first_plan.sources):
         common = list(common_slices([(plan.sources[s], b, plan.shards) for plan, b in shards]))
         needed = [readers for _, readers in common]
-        parts = with_keeps(zip(repeat(source), (part for part, _ in common)))
+        parts = with_keeps(zip(repeat(source), (work_range for work_range, _ in common)))
         waiting.append((zip(parts, needed, strict=True), Counter(chain(*needed))))
     # Read the work ranges that shard i still needs. They may also fill builders of later shards.
     for i in range(len(shards)):
         for parts_of_source, unread in waiting:
             while unread[i]:
-                (source, part, keep), readers = next(parts_of_source)
-                with file_unchanged(source, part, seen[source.index]):
-                    read_into([builders[r] for r in readers], reader, source, part, keep, progress)
+                (source, work_range, keep), readers = next(parts_of_source)
+                with file_unchanged(source, work_range, seen[source.index]):
+                    read_into(
+                        [builders[r] for r in readers], reader, source, work_range, keep, progress
+                    )
                 unread.subtract(readers)
         yield builders.pop(i).documents()
 
@@ -177,9 +179,9 @@ def read_alike(plans: Sequence[Plan]) -> bool:
     The plans are from one recipe with several row lengths. They differ only if another version of
     packprep wrote one of them.
     """
-    first, *others = plans
+    first_plan, *other_plans = plans
     return all(
-        source.reads_like(other)
-        for plan in others
-        for source, other in zip(first.sources, plan.sources, strict=True)
+        source.reads_like(other_source)
+        for plan in other_plans
+        for source, other_source in zip(first_plan.sources, plan.sources, strict=True)
     )

@@ -31,11 +31,11 @@ in the stack. `assign` explains runs.
 
 
 @kernel(inline=True)
-def _highest(bits, most):
-    """Return the highest member ≤ `most` of a bit set (uint64[…]); 0 without such a member."""
-    # Clear the bits above `most` in its block of 64 bits.
-    block = most >> 6
-    word = bits[block] & (~np.uint64(0) >> np.uint64(63 - (most & 63)))
+def _highest(bits, most_slots):
+    """Return the highest member ≤ `most_slots` of a bit set (uint64[…]), or 0."""
+    # Clear the bits above `most_slots` in its block of 64 bits.
+    block = most_slots >> 6
+    word = bits[block] & (~np.uint64(0) >> np.uint64(63 - (most_slots & 63)))
     while word == np.uint64(0):
         if block == 0:
             return np.int64(0)
@@ -96,23 +96,23 @@ def assign(counts, capacity, max_segments):
     # A row of `capacity` segments is full.
     n_rows, limit = np.int64(0), max_segments or capacity
     for length in range(capacity, 0, -1):
-        left, fill = counts[length], capacity - length
-        while left > 0:
+        remaining, fill = counts[length], capacity - length
+        while remaining > 0:
             # Take the top run of the fullest rows that fit, otherwise as many new rows as needed.
             fill = _highest(filled, fill)
-            run, row, step, rows, in_row = np.int64(-1), n_rows, 1, left, 0
+            run, row, step, rows, in_row = np.int64(-1), n_rows, 1, remaining, 0
             if fill > 0:
                 run = top[fill]
                 row, step, rows, in_row, _ = runs[run]
-            each = min((capacity - fill) // length, limit - in_row)
-            # Fill rows with `each` segments, then one row with the remaining segments.
-            while min(left, rows) > 0:
-                documents = min(each, left)
-                moved = min(rows, left // documents)
+            per_row = min((capacity - fill) // length, limit - in_row)
+            # Fill rows with `per_row` segments, then one row with the remaining segments.
+            while min(remaining, rows) > 0:
+                documents = min(per_row, remaining)
+                moved = min(rows, remaining // documents)
                 placements = _with_row(placements, placed)
                 _write_row(placements, placed, (row, step, moved, documents, fill))
                 placed += 1
-                left, rows = left - moved * documents, rows - moved
+                remaining, rows = remaining - moved * documents, rows - moved
                 row += moved * step
                 # Rows that cannot take another segment are not pushed.
                 new_fill, new_in_row = fill + documents * length, in_row + documents
@@ -190,11 +190,11 @@ def _fill_rows(placements, counts, lengths, places, row, offset):
         while place == end:
             length -= 1
             end += counts[length]
-        r, step, rows, each, fill = placements[p]
+        r, step, rows, row_segment, fill = placements[p]
         for _ in range(rows):
             # The offset is in the low bits, so adding `length` moves only the offset.
             row_and_offset = np.uint64(r << 32 | fill)
-            for _ in range(each):
+            for _ in range(row_segment):
                 places[place] = row_and_offset
                 row_and_offset += np.uint64(length)
                 place += 1
@@ -246,13 +246,13 @@ def _first_fit(lengths, capacity, max_segments, row, offset):
 
 @kernel
 def _next_fit(lengths, capacity, max_segments, row, offset):
-    r, fill, many = np.int64(0), np.int64(0), np.int64(0)
+    r, fill, segments_in_row = np.int64(0), np.int64(0), np.int64(0)
     for i in range(lengths.shape[0]):
-        if fill + lengths[i] > capacity or (max_segments > 0 and many >= max_segments):
-            r, fill, many = r + 1, np.int64(0), np.int64(0)
+        if fill + lengths[i] > capacity or (max_segments > 0 and segments_in_row >= max_segments):
+            r, fill, segments_in_row = r + 1, np.int64(0), np.int64(0)
         row[i], offset[i] = r, fill
         fill += lengths[i]
-        many += 1
+        segments_in_row += 1
 
 
 class _Remaining(NamedTuple):
@@ -288,9 +288,11 @@ def _smallest_other_parts(remaining, room):
     # Each list is sorted by the other part, so its first segment has the smallest.
     for side in range(2):
         for v in range(room[side] + 1):
-            first = remaining.head[side, v]
-            if first < remaining.end[side, v]:
-                least[side, leaves + v] = remaining.parts[1 - side, remaining.listed[side, first]]
+            first_place = remaining.head[side, v]
+            if first_place < remaining.end[side, v]:
+                least[side, leaves + v] = remaining.parts[
+                    1 - side, remaining.listed[side, first_place]
+                ]
         for node in range(leaves - 1, 0, -1):
             least[side, node] = min(least[side, 2 * node], least[side, 2 * node + 1])
     return least
@@ -305,7 +307,7 @@ def _update(least, side, node):
 
 
 @kernel(inline=True)
-def _largest_fitting(least, side, part, other):
+def _largest_fitting(least, side, part_slots, other_slots):
     """Return the size of the largest segment that fits, or -1 if none fits.
 
     The size of a segment is the number of its slots in sequence `side`.
@@ -314,20 +316,20 @@ def _largest_fitting(least, side, part, other):
         least: int64[2, 2 · leaves]: the trees of `_smallest_other_parts` for the remaining
             segments.
         side: 0 for inputs, 1 for targets.
-        part: Maximum slots of a segment in this sequence.
-        other: Maximum slots of a segment in the other sequence.
+        part_slots: Maximum slots of a segment in this sequence.
+        other_slots: Maximum slots of a segment in the other sequence.
     """
     leaves = least.shape[1] // 2
-    node = leaves + part
+    node = leaves + part_slots
     # Climb until a subtree to the left has a segment that fits, then enter it.
-    if least[side, node] > other:
-        while node > 1 and (node & 1 == 0 or least[side, node - 1] > other):
+    if least[side, node] > other_slots:
+        while node > 1 and (node & 1 == 0 or least[side, node - 1] > other_slots):
             node >>= 1
         if node <= 1:
             return np.int64(-1)
         node -= 1
     while node < leaves:
-        node = 2 * node + 1 if least[side, 2 * node + 1] <= other else 2 * node
+        node = 2 * node + 1 if least[side, 2 * node + 1] <= other_slots else 2 * node
     return node - leaves
 
 
@@ -360,9 +362,9 @@ def _pack_sides(order, remaining, room, spare, max_segments, row):
         segment = np.int64(-1)
         if rows > 0 and in_row < max_segments:
             side = 0 if (free[0] - spare[0]) * room[1] > (free[1] - spare[1]) * room[0] else 1
-            part = _largest_fitting(least, side, free[side], free[1 - side])
-            if part >= 0:
-                segment = listed[side, head[side, part]]
+            part_slots = _largest_fitting(least, side, free[side], free[1 - side])
+            if part_slots >= 0:
+                segment = listed[side, head[side, part_slots]]
         # Start a row with the largest remaining segment if none fits.
         if segment < 0:
             while placed[order[turn]]:
@@ -416,14 +418,16 @@ def pack_sides(
     parts = np.stack((inputs, targets))
     order = np.argsort(-np.maximum(inputs * room[1], targets * room[0]), kind="stable")
     listed = np.stack((np.lexsort((targets, inputs)), np.lexsort((inputs, targets))))
-    counts = np.stack([np.bincount(part, minlength=int(room.max()) + 1) for part in parts])
+    counts = np.stack(
+        [np.bincount(part_lengths, minlength=int(room.max()) + 1) for part_lengths in parts]
+    )
     end = np.cumsum(counts, axis=1)
     # With 8 slots in each sequence, 80 input slots and 40 target slots, 4 target slots per row stay
     # empty.
     needed, spare = parts.sum(axis=1).tolist(), np.zeros(2, np.int64)
     tighter = 0 if needed[0] * sides[1] >= needed[1] * sides[0] else 1
-    other = 1 - tighter
-    spare[other] = sides[other] - needed[other] * sides[tighter] // needed[tighter]
+    looser = 1 - tighter
+    spare[looser] = sides[looser] - needed[looser] * sides[tighter] // needed[tighter]
     remaining = _Remaining(parts, listed, end - counts, end)
     _pack_sides(order, remaining, room, spare, max_segments, row)
     return row
@@ -432,14 +436,14 @@ def pack_sides(
 def rows_of(segments: Segments, recipe: Recipe, tasks: Sequence[Task]) -> np.ndarray:
     """Pack segments by the recipe's algorithm, and return the row of each segment, int64[m]."""
     packing = recipe.packing
-    most = packing.max_segments_per_row or FORMAT_MAX_SEGMENTS
+    most_segments = packing.max_segments_per_row or FORMAT_MAX_SEGMENTS
     if packing.algorithm == "concat":
         return segments.row
     if packing.sides is not None:
         inputs = inputs_of(tasks, segments)
-        return pack_sides(inputs, segments.slots - inputs, packing.sides, most)
+        return pack_sides(inputs, segments.slots - inputs, packing.sides, most_segments)
     physical = segments.slots + -segments.slots % packing.pad_seq_to_mult
-    return pack(physical, recipe.seq_length, packing.algorithm, most)[0]
+    return pack(physical, recipe.seq_length, packing.algorithm, most_segments)[0]
 
 
 def pack(
@@ -534,7 +538,7 @@ def placement(
     final_begin = np.cumsum(counts) - counts
     final_row = np.repeat(np.arange(rows), counts)
     final = order[np.arange(m) + np.repeat(begin[shuffled] - final_begin, counts)]
-    # `before` counts the slots before each segment, over all rows. Subtracting the row's first
-    # value gives the first slot.
-    before = np.cumsum(physical[final]) - physical[final]
-    return final, final_row, before - before[final_begin][final_row]
+    # `slots_before` counts the slots before each segment, over all rows. Subtracting the row's
+    # first value gives the first slot.
+    slots_before = np.cumsum(physical[final]) - physical[final]
+    return final, final_row, slots_before - slots_before[final_begin][final_row]

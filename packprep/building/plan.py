@@ -78,8 +78,8 @@ def recipe_of(stored: Mapping[str, Any]) -> Recipe:
     ]:
         raise PlanError("plan.json: its sources differ from its recipe's")
     # Later steps look up mode tokens and media kinds without a check.
-    wanted = {entry.mode_token for entry in recipe.tasks if entry.mode_token is not None}
-    if not wanted <= stored["vocabulary"]["mode_tokens"].keys():
+    wanted_tokens = {entry.mode_token for entry in recipe.tasks if entry.mode_token is not None}
+    if not wanted_tokens <= stored["vocabulary"]["mode_tokens"].keys():
         raise PlanError("plan.json: its vocabulary does not have the mode tokens of its tasks")
     if (stored["vocabulary"].get("media") or {}).keys() != (recipe.specials.media or {}).keys():
         raise PlanError("plan.json: its vocabulary does not have the media kinds of its recipe")
@@ -280,8 +280,8 @@ class Plan:
                         f"plan.json: sources[{i}]: ratios has no {format_name(*kind)}, the format"
                         " of its files"
                     )
-            wanted = planned.uses if isinstance(source.repeat, str) else None
-            if (planned.pass_shares and len(planned.pass_shares)) != wanted:
+            wanted_passes = planned.uses if isinstance(source.repeat, str) else None
+            if (planned.pass_shares and len(planned.pass_shares)) != wanted_passes:
                 raise PlanError(
                     f"plan.json: sources[{i}]: pass_shares does not match the passes of its repeat"
                 )
@@ -360,8 +360,8 @@ def open_store(location: str) -> TokenStore:
 @lru_cache(maxsize=16)
 def _opened_store(location: str, manifest_digest: str) -> TokenStore:
     folder = folder_at(location)
-    found = stored_plan_and_digest(folder)
-    if found is None or found[0]["kind"] != STORE:
+    plan_and_digest = stored_plan_and_digest(folder)
+    if plan_and_digest is None or plan_and_digest[0]["kind"] != STORE:
         raise PlanError(
             f"{location} is not a token store\n"
             f"hint: make one with `packprep tokenize RECIPE --out {location}`, or give the new"
@@ -376,17 +376,17 @@ def _opened_store(location: str, manifest_digest: str) -> TokenStore:
     # plan.
     path = folder.path_of(MANIFEST_NAME)
     manifest = check_manifest(decode(folder.read(MANIFEST_NAME), path), path)
-    own = own_digest(as_stored(manifest, LATER_IN_MANIFEST))
+    own_manifest_digest = own_digest(as_stored(manifest, LATER_IN_MANIFEST))
     if (
-        manifest["digest"] != own
-        or manifest["plan"]["digest"] != found[1]
+        manifest["digest"] != own_manifest_digest
+        or manifest["plan"]["digest"] != plan_and_digest[1]
         or manifest.get("kind") != STORE
     ):
         raise DatasetError(
             f"{path}: this file or the plan next to it was changed or damaged\n"
             f"hint: find the damage with `packprep verify {location}`, and restore the file"
         )
-    return TokenStore(folder, open_plan(folder, found=found), manifest)
+    return TokenStore(folder, open_plan(folder, found=plan_and_digest), manifest)
 
 
 def stored_plan(out: str | os.PathLike | Folder) -> dict[str, Any] | None:
@@ -395,8 +395,8 @@ def stored_plan(out: str | os.PathLike | Folder) -> dict[str, Any] | None:
     Raises:
         PlanError: If any byte of the file has changed since it was written.
     """
-    found = stored_plan_and_digest(out)
-    return found[0] if found else None
+    plan_and_digest = stored_plan_and_digest(out)
+    return plan_and_digest[0] if plan_and_digest else None
 
 
 def refuse_others(out: Folder) -> None:
@@ -411,9 +411,9 @@ def refuse_others(out: Folder) -> None:
             f"{out} is a link to {out.path.readlink()}, which does not exist\n"
             "hint: create that folder, or remove the link"
         )
-    if others := out.others():
+    if other_files := out.others():
         raise PlanError(
-            f"{out} has files that packprep did not write: {listed(others)}\n"
+            f"{out} has files that packprep did not write: {listed(other_files)}\n"
             "hint: give --out a new or empty folder"
         )
 
@@ -442,7 +442,7 @@ def lengths_in(out: Folder) -> list[int]:
     Return [] without such plans. If the plans disagree, the most frequent value is returned.
     Unreadable plans are ignored.
     """
-    found = []
+    lengths_found = []
     for name in [*out.others()] or _mixed_in(out):  # An object store lists nothing.
         if name.startswith("seq_") and "/" not in name:
             with contextlib.suppress(PackprepError):
@@ -450,8 +450,8 @@ def lengths_in(out: Folder) -> list[int]:
                     "seq_lengths"
                 )
                 if isinstance(lengths, list) and all(map(is_count, lengths)):
-                    found.append(lengths)
-    return max(found, key=found.count, default=[])
+                    lengths_found.append(lengths)
+    return max(lengths_found, key=lengths_found.count, default=[])
 
 
 def _mixed_in(out: Folder) -> list[str]:
@@ -600,14 +600,17 @@ def at_text(name: str, prefix: str) -> str:
     """
     if prefix.startswith(IN_STORE):
         with contextlib.suppress(PackprepError, OSError):
-            own = next(
-                one
-                for one in open_store(prefix.removeprefix(IN_STORE)).plan.sources
-                if one.name == name
+            own_source = next(
+                store_source
+                for store_source in open_store(prefix.removeprefix(IN_STORE)).plan.sources
+                if store_source.name == name
             )
-            paths = (os.path.join(own.prefix, file) for file in own.files.names[:_LOOKED_AT])
-            if not is_url(own.prefix) and all(map(os.path.exists, paths)):
-                return own.prefix
+            paths = (
+                os.path.join(own_source.prefix, file)
+                for file in own_source.files.names[:_LOOKED_AT]
+            )
+            if not is_url(own_source.prefix) and all(map(os.path.exists, paths)):
+                return own_source.prefix
     return prefix
 
 

@@ -216,17 +216,19 @@ def _wrong_key(plan: Mapping[str, Any], made_with: Any) -> str:
     for place, value in parts:
         # The place "sources[3]: " belongs to the part "sources" of _PARTS.
         name = place.partition("[")[0].rstrip(": ")
-        known = {field.name for field in msgspec.structs.fields(_PARTS[name])}
-        if isinstance(value, Mapping) and value.keys() - known:
-            return place + unknown_key(min(value.keys() - known), made_with)
-        if isinstance(value, Mapping) and (missing := known - value.keys() - LATER[name].keys()):
+        known_keys = {field.name for field in msgspec.structs.fields(_PARTS[name])}
+        if isinstance(value, Mapping) and value.keys() - known_keys:
+            return place + unknown_key(min(value.keys() - known_keys), made_with)
+        if isinstance(value, Mapping) and (
+            missing := known_keys - value.keys() - LATER[name].keys()
+        ):
             return f"{place}key {min(missing)!r} is missing\n{_RESTORE}"
     return ""
 
 
 def _disagreement(plan: PlanForm) -> str:
     """Return a message if values of a plan contradict each other; otherwise ""."""
-    vocabulary, last = plan.vocabulary, 0
+    vocabulary, last_source = plan.vocabulary, 0
     ids = [
         *vocabulary.roles.values(),
         *vocabulary.sentinels,
@@ -244,9 +246,9 @@ def _disagreement(plan: PlanForm) -> str:
     for i, file in enumerate(plan.files):
         if file.piece_bytes is not None and len(file.piece_bytes) != file.pieces:
             return f"files[{i}]: piece_bytes does not match its {file.pieces} splits"
-        if not last <= file.source < len(plan.sources):
+        if not last_source <= file.source < len(plan.sources):
             return f"files[{i}]: source {file.source} does not exist or is out of order"
-        last = file.source
+        last_source = file.source
     for i, source in enumerate(plan.sources):
         if source.store is not None and not source.prefix.startswith(IN_STORE):
             return (
@@ -254,8 +256,12 @@ def _disagreement(plan: PlanForm) -> str:
             )
         # A store keeps estimates for later datasets. They must match the number and splits of its
         # files.
-        first, end = (bisect_left(plan.files, n, key=lambda file: file.source) for n in (i, i + 1))
-        if plan.kind == STORE and (why := wrong_estimates(source.estimates, plan.files[first:end])):
+        first_file, end = (
+            bisect_left(plan.files, n, key=lambda file: file.source) for n in (i, i + 1)
+        )
+        if plan.kind == STORE and (
+            why := wrong_estimates(source.estimates, plan.files[first_file:end])
+        ):
             return f"sources[{i}]: estimates: {why}"
     if sum(file.pieces for file in plan.files) > MOST_PIECES:
         return f"files: more than {MOST_PIECES} splits, the maximum of a corpus"

@@ -154,12 +154,12 @@ class Inputs:
     @cached_property
     def removed(self) -> bytes:
         """Return removed.json as bytes, or b"" if no document was removed from the token stores."""
-        found = {
-            name: own
+        removed_documents = {
+            name: removed_of_store
             for name, store in self.stores.items()
-            if (own := store.plan.removed.documents.get(name))
+            if (removed_of_store := store.plan.removed.documents.get(name))
         }
-        return encode_removed(found) if found else b""
+        return encode_removed(removed_documents) if removed_documents else b""
 
     @property
     def removed_digest(self) -> str | None:
@@ -202,23 +202,30 @@ def look_up(recipe: Recipe, moved: Mapping[str, str], is_store: bool = False) ->
                 f"hint: give the name of a source, as in --source {names[0]}=…"
             )
     # Files of a token store are the files that it was made from, so both ways give the same splits.
-    found = []
+    roots_and_files = []
     for i, source in enumerate(recipe.sources):
         if source.name in stores:
             files = files_in(stores[source.name], source.name, i)
-            found.append((files.root, files))
+            roots_and_files.append((files.root, files))
         else:
-            found.append(find_files(source, i, recipe.base, moved.get(source.name)))
-        kept = stores[source.name].kept_fields(source.name) if source.name in stores else None
-        _refuse_without_fields(source, i, found[-1][1], kept)
+            roots_and_files.append(find_files(source, i, recipe.base, moved.get(source.name)))
+        kept_fields = (
+            stores[source.name].kept_fields(source.name) if source.name in stores else None
+        )
+        _refuse_without_fields(source, i, roots_and_files[-1][1], kept_fields)
     # Empty inputs usually come from an unfinished download, so refuse them before a plan exists.
-    if not any(files.sizes.any() for _, files in found):
-        first = next(
-            (os.path.join(files.root, files.names[0]) for _, files in found if len(files)),
+    if not any(files.sizes.any() for _, files in roots_and_files):
+        first_path = next(
+            (
+                os.path.join(files.root, files.names[0])
+                for _, files in roots_and_files
+                if len(files)
+            ),
             "none",
         )
         raise RecipeError(
-            f"the inputs are empty: no file of the sources has any bytes (first file: {first})\n"
+            "the inputs are empty: no file of the sources has any bytes (first file:"
+            f" {first_path})\n"
             "hint: fetch the files again, or name others in paths"
         )
     # The tasks determine which special tokens the vocabulary must have.
@@ -233,28 +240,32 @@ def look_up(recipe: Recipe, moved: Mapping[str, str], is_store: bool = False) ->
         )
     check_tokenizer(recipe, vocabulary, stores)
     template = template_of(template, stores)
-    prefixes, of_sources = tuple(p for p, _ in found), tuple(files for _, files in found)
+    prefixes, of_sources = (
+        tuple(p for p, _ in roots_and_files),
+        tuple(files for _, files in roots_and_files),
+    )
     return Inputs(recipe, vocabulary, prefixes, of_sources, template, stores, is_store)
 
 
 def _refuse_without_fields(
-    source: Source, i: int, files: Files, kept: Sequence[str] | None
+    source: Source, i: int, files: Files, kept_fields: Sequence[str] | None
 ) -> None:
     """Raise RecipeError if source `i` reads fields, but a file or its token store has none.
 
-    `kept` has the fields that the source's token store keeps, or is None without a store.
+    `kept_fields` has the fields that the source's token store keeps, or is None without a store.
     """
     passes = Passes.of(source, i)
     if passes is None and not source.keep:
         return
     key = "keep" if passes is None else "where" if source.where is not None else "repeat"
     # A token store has only the fields that its own recipe kept.
-    if kept is not None:
-        missing = [name for name in passes.fields if name not in kept] if passes else []
+    if kept_fields is not None:
+        missing = [name for name in passes.fields if name not in kept_fields] if passes else []
         if missing:
             raise RecipeError(
                 f"sources[{i}].{key} reads {missing[0]!r}, which the token store of source"
-                f" {source.name!r} does not keep; it keeps {', '.join(kept) or 'no fields'}\n"
+                f" {source.name!r} does not keep; it keeps"
+                f" {', '.join(kept_fields) or 'no fields'}\n"
                 "hint: name the field in keep of the store's recipe, and make the store again",
                 ("sources", i, key),
             )
@@ -279,10 +290,12 @@ def look_up_each(
     The files and the tokenizer are looked up once. The results share their calibration, which does
     not depend on the row length. The arguments are as in `look_up`.
     """
-    first = look_up(recipes[0], moved, is_store)
+    first_inputs = look_up(recipes[0], moved, is_store)
     lengths = [recipe.seq_length for recipe in recipes[1:]]
-    others = [replace(first, recipe=replace(first.recipe, seq_length=n)) for n in lengths]
-    return [first, *others]
+    other_inputs = [
+        replace(first_inputs, recipe=replace(first_inputs.recipe, seq_length=n)) for n in lengths
+    ]
+    return [first_inputs, *other_inputs]
 
 
 def token_dtype(recipe: Recipe, vocab_size: int) -> np.dtype:
@@ -381,9 +394,9 @@ def make_plan(
                 **resolved,
                 "prefix": source.prefix,
                 "patterns": patterns_of(source.source, recipe.base, inputs.stores),
-                **stored_estimates(estimate, source, resolved["text_bytes"], kept),
+                **stored_estimates(estimate, source, resolved["text_bytes"], kept_estimates),
             }
-            for source, estimate, resolved, kept in zip(
+            for source, estimate, resolved, kept_estimates in zip(
                 sources, estimates, derived["sources"], calibration.kept, strict=True
             )
         ],
@@ -595,10 +608,10 @@ def _proven_and_calibrated(inputs: Inputs, say: Callable[[str], None]) -> _Calib
     recipe, vocabulary = inputs.recipe, inputs.vocabulary
     special_text = recipe.documents.special_text
     names = candidates(recipe.engine, vocabulary, inputs.text_bytes)
-    first = np.cumsum([0, *map(len, inputs.files)]).tolist()
+    first_files = np.cumsum([0, *map(len, inputs.files)]).tolist()
     sources = [
         PlannedSource(
-            source, i, inputs.prefixes[i], inputs.files[i], first[i], UNSAMPLED, recipe.seed,
+            source, i, inputs.prefixes[i], inputs.files[i], first_files[i], UNSAMPLED, recipe.seed,
             in_order=inputs.is_store, kinds=tuple(vocabulary.media),
             stream=id_stream(source, vocabulary),
         )
@@ -624,8 +637,8 @@ def _proven_and_calibrated(inputs: Inputs, say: Callable[[str], None]) -> _Calib
             samples = [_calibrated(inputs, source, engine) for source in sources]
             if engine is not None:
                 prove(engine, texts, special_text, vocabulary)
-            estimates, kept = (list(column) for column in zip(*samples, strict=True))
-            return _Calibration(name, sources, estimates, kept)
+            estimates, kept_estimates = (list(column) for column in zip(*samples, strict=True))
+            return _Calibration(name, sources, estimates, kept_estimates)
         except (EngineRefusal, EngineFault) as error:
             if recipe.engine != "auto":
                 raise refused(name, str(error)) from error
@@ -645,13 +658,13 @@ def _calibrated(
         RecipeError: If the recipe's tasks or loss weighting cannot be used for the source.
     """
     recipe = inputs.recipe
-    kept: list[dict[str, Any]] = []
+    kept_estimates: list[dict[str, Any]] = []
     if engine is None or source.name in inputs.stores:
         estimates = estimates_in(inputs.stores[source.name], source)
     else:
         settings, template = recipe.documents, inputs.chat_template
         with _named(source, recipe):
-            estimates, kept = sampled(
+            estimates, kept_estimates = sampled(
                 source, engine, inputs.vocabulary, settings, template, inputs.is_store
             )
     with _named(source, recipe):
@@ -662,7 +675,7 @@ def _calibrated(
         if estimates.supervised:
             check_supervised(recipe, source.index)
         check_loss_weighting(recipe, source.index, estimates.supervised)
-    return estimates, kept
+    return estimates, kept_estimates
 
 
 def sampled(
@@ -687,12 +700,12 @@ def sampled(
     if not is_store:
         return estimates, []
     noted = dict(source.files.piece_bytes)
-    known = [
+    known_estimates = [
         estimates_as_json(estimates, noted),
         estimates_as_json(sample(True), source.files.piece_bytes),
     ]
     source.files.forget(noted)
-    return estimates, known
+    return estimates, known_estimates
 
 
 def _supervise_of(settings: DocumentKeys, template: str | None) -> Supervise | None:
@@ -706,7 +719,10 @@ def _supervise_of(settings: DocumentKeys, template: str | None) -> Supervise | N
 
 
 def stored_estimates(
-    estimates: Estimates, source: PlannedSource, text_bytes: int, known: list[dict[str, Any]]
+    estimates: Estimates,
+    source: PlannedSource,
+    text_bytes: int,
+    known_estimates: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """From a source's entry in the plan, return the part that the calibration sample determines.
 
@@ -714,7 +730,7 @@ def stored_estimates(
         estimates: The estimates.
         source: The source. Its `repeat` must be set.
         text_bytes: The text bytes of the source in the plan.
-        known: The second result of `sampled`.
+        known_estimates: The second result of `sampled`.
     """
     return {
         "ratios": estimates.ratios,
@@ -723,7 +739,7 @@ def stored_estimates(
             round(text_bytes / estimates.document_bytes) if estimates.document_bytes else 0
         ),
         "relative_error": estimates.error_of(source),
-        **({"estimates": known} if known else {}),
+        **({"estimates": known_estimates} if known_estimates else {}),
         **({} if estimates.pass_shares is None else {"pass_shares": estimates.pass_shares}),
     }
 
@@ -734,10 +750,10 @@ def estimates_in(store: TokenStore, source: PlannedSource) -> Estimates:
     The store also has the number of text bytes of each split. These numbers are recorded in
     `source.files`.
     """
-    kept = planned_in(store, source.name)["estimates"]
-    estimates, piece_bytes = estimates_from_json(kept[source.source.share is not None])
-    for i, held in piece_bytes.items():
-        source.files.note(i, held)
+    kept_estimates = planned_in(store, source.name)["estimates"]
+    estimates, piece_bytes = estimates_from_json(kept_estimates[source.source.share is not None])
+    for i, content_bytes in piece_bytes.items():
+        source.files.note(i, content_bytes)
     return estimates if source.passes is None else chosen_estimates(store, source, estimates)
 
 
@@ -777,7 +793,7 @@ def repeats(recipe: Recipe, once: Sequence[int], tokens_per_byte: Sequence[float
     if shares[0] is None:
         return [most_passes(source, i) for i, source in enumerate(recipe.sources)]
     # Compute the tokens of one pass over the sampled documents of each source.
-    whole = sum(share for share in shares if share is not None)
+    total_share = sum(share for share in shares if share is not None)
     tokens = []
     for source, size, of_byte in zip(recipe.sources, once, tokens_per_byte, strict=True):
         low, high = source.sample
@@ -789,19 +805,22 @@ def repeats(recipe: Recipe, once: Sequence[int], tokens_per_byte: Sequence[float
             )
     # Without total_tokens, the total is as large as possible without reading a source more than
     # once.
-    parts = [share / whole for share in shares if share is not None]
-    total = recipe.total_tokens or min(t / part for t, part in zip(tokens, parts, strict=True))
-    found = [
-        max(1e-6, float(f"{total * part / t:.6g}")) for t, part in zip(tokens, parts, strict=True)
+    parts = [share / total_share for share in shares if share is not None]
+    total = recipe.total_tokens or min(
+        t / fraction for t, fraction in zip(tokens, parts, strict=True)
+    )
+    repeats_of_sources = [
+        max(1e-6, float(f"{total * fraction / t:.6g}"))
+        for t, fraction in zip(tokens, parts, strict=True)
     ]
-    for source, repeat in zip(recipe.sources, found, strict=True):
+    for source, repeat in zip(recipe.sources, repeats_of_sources, strict=True):
         if repeat > MOST_USES:
             raise RecipeError(
                 f"source {source.name!r}: its share of total_tokens = {recipe.total_tokens} would"
                 f" use each of its documents {repeat:g} times, but the maximum is {MOST_USES}\n"
                 "hint: ask for fewer tokens, or give the source more text"
             )
-    return found
+    return repeats_of_sources
 
 
 def most_passes(source: Source, index: int = 0) -> float:
@@ -834,12 +853,14 @@ def _shard_text_bytes(
     """
     if recipe.output.shard_text_bytes != "auto":
         return int(recipe.output.shard_text_bytes)
-    part = CHATS_PART if has_chats else 1
-    long_rows = int(2000 // part * recipe.seq_length / max(tokens_per_byte, 1e-6))
-    most = min(max(64 * MIB // part, long_rows, -(-text_bytes // 50_000)), 512 * MIB)
-    even = next((n for n in EVEN_SHARDS if n * most >= text_bytes), 1)
+    fraction_of_text = CHATS_PART if has_chats else 1
+    long_rows = int(2000 // fraction_of_text * recipe.seq_length / max(tokens_per_byte, 1e-6))
+    most_bytes = min(
+        max(64 * MIB // fraction_of_text, long_rows, -(-text_bytes // 50_000)), 512 * MIB
+    )
+    even = next((n for n in EVEN_SHARDS if n * most_bytes >= text_bytes), 1)
     less = -(-text_bytes // even)
-    return less if even > 1 and less >= long_rows else most
+    return less if even > 1 and less >= long_rows else most_bytes
 
 
 def other_stores(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
@@ -847,17 +868,17 @@ def other_stores(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
 
     For example, one reads files and the other a token store, or both read different token stores.
     """
-    found = []
+    problems = []
     for source, planned in zip(inputs.recipe.sources, plan["sources"], strict=True):
         store, was_stored = inputs.stores.get(source.name), planned["prefix"].startswith(IN_STORE)
         if (store is not None) != was_stored:
             places = ("a token store", "files") if store else ("files", "a token store")
-            found.append(
+            problems.append(
                 "source {!r} is in {} here, but in {} in the plan".format(source.name, *places)
             )
         elif store is not None and planned["store"] not in (None, *store.digests):
-            found.append(other_store(source.name, store, planned["store"]))
-    return found
+            problems.append(other_store(source.name, store, planned["store"]))
+    return problems
 
 
 def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
@@ -869,26 +890,26 @@ def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
     # Equal fingerprints prove equal inputs. The rest only finds words for a difference.
     if plan["fingerprint"] == inputs.fingerprint:
         return []
-    found = []
+    reasons = []
     if plan["tokenizer"]["digest"] != inputs.vocabulary.digest:
-        found.append(
+        reasons.append(
             f"the tokenizer changed (digest {inputs.vocabulary.digest} here,"
             f" {plan['tokenizer']['digest']} in the plan)"
         )
     if plan["chat_template"] != inputs.chat_template:
-        found.append("the chat template changed")
+        reasons.append("the chat template changed")
     # Compare recipes with presets expanded and defaults filled in, so that only real changes are
     # listed.
-    now, planned = (
+    own_values, planned = (
         json_value(without_places(whole_recipe(r)))
         for r in (normalised(inputs.recipe), plan["recipe"])
     )
-    found += changed_keys(now, planned, "{} is {} here and {} in the plan")
+    reasons += changed_keys(own_values, planned, "{} is {} here and {} in the plan")
     # Compare the files of both by source and name. A file counts as equal if its size is equal.
     listed: dict[tuple[int, str], int] = {
         (f["source"], f["name"]): f["size"] for f in plan["files"]
     }
-    here = {
+    own_sizes = {
         (files.source, name): size
         for files in inputs.files
         for name, size in zip(files.names, files.sizes.tolist(), strict=True)
@@ -896,46 +917,51 @@ def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
     names = dict(enumerate([source["name"] for source in plan["recipe"]["sources"]]))
     names |= {i: source.name for i, source in enumerate(inputs.recipe.sources)}
     if inputs.removed_digest != removed_digest(plan):
-        found.append(
+        reasons.append(
             "the removed documents differ: resume a copy with `packprep remove`, and a build with"
             " its own token store"
         )
-    for key in sorted(set(listed) | set(here)):
-        if listed.get(key) != here.get(key):
-            before, after = (
-                "no file" if d.get(key) is None else f"{d[key]} bytes" for d in (listed, here)
+    for key in sorted(set(listed) | set(own_sizes)):
+        if listed.get(key) != own_sizes.get(key):
+            planned_size, current_size = (
+                "no file" if d.get(key) is None else f"{d[key]} bytes" for d in (listed, own_sizes)
             )
-            found.append(
-                f"input {key[1]!r} of source {names[key[0]]!r}: {before} in the plan, {after} now"
+            reasons.append(
+                f"input {key[1]!r} of source {names[key[0]]!r}: {planned_size} in the plan,"
+                f" {current_size} now"
             )
-    return found[:10] + (["…"] if len(found) > 10 else []) or ["the fingerprint differs"]
+    return reasons[:10] + (["…"] if len(reasons) > 10 else []) or ["the fingerprint differs"]
 
 
-def changed_keys(now: Any, planned: Any, words: str, where: str = "") -> list[str]:
-    """Return a message for each key whose values in `now` and `planned` differ.
+def changed_keys(new_values: Any, planned: Any, words: str, where: str = "") -> list[str]:
+    """Return a message for each key whose values in `new_values` and `planned` differ.
 
     Args:
-        now: A value of the recipe, such as a dict of keys.
+        new_values: A value of the recipe, such as a dict of keys.
         planned: The same value in the plan.
         words: A format string with three fields: the key, its value now, and its value in the plan.
-        where: The key of `now` in the recipe, for example "documents".
+        where: The key of `new_values` in the recipe, for example "documents".
     """
-    if isinstance(now, dict) and isinstance(planned, dict):
-        keys = sorted(set(now) | set(planned))
+    if isinstance(new_values, dict) and isinstance(planned, dict):
+        keys = sorted(set(new_values) | set(planned))
         places = [(k, f"{where}.{k}" if where else k) for k in keys]
         return [
-            c for k, place in places for c in changed_keys(now.get(k), planned.get(k), words, place)
+            c
+            for k, place in places
+            for c in changed_keys(new_values.get(k), planned.get(k), words, place)
         ]
     # Lists of tables with equal length, such as sources, are compared table by table.
     if (
-        isinstance(now, list)
+        isinstance(new_values, list)
         and isinstance(planned, list)
-        and len(now) == len(planned)
-        and any(isinstance(v, dict) for v in now)
+        and len(new_values) == len(planned)
+        and any(isinstance(v, dict) for v in new_values)
     ):
-        pairs = enumerate(zip(now, planned, strict=True))
+        pairs = enumerate(zip(new_values, planned, strict=True))
         return [c for i, (a, b) in pairs for c in changed_keys(a, b, words, f"{where}[{i}]")]
-    return [] if now == planned else [words.format(where, _short(now), _short(planned))]
+    return (
+        [] if new_values == planned else [words.format(where, _short(new_values), _short(planned))]
+    )
 
 
 def _short(value: Any) -> str:

@@ -63,8 +63,12 @@ def available_cpus() -> int:
 
     It is SLURM_CPUS_PER_TASK if set, otherwise the number of CPUs in the process's affinity.
     """
-    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    return int(given) if given.isdigit() and int(given) else len(os.sched_getaffinity(0))
+    slurm_cpus = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    return (
+        int(slurm_cpus)
+        if slurm_cpus.isdigit() and int(slurm_cpus)
+        else len(os.sched_getaffinity(0))
+    )
 
 
 def free_memory() -> int:
@@ -75,7 +79,7 @@ def free_memory() -> int:
     """
     meminfo = Path("/proc/meminfo").read_text()
     free = [
-        int(found[1]) << 10 for found in re.finditer(r"^MemAvailable: *(\d+) kB$", meminfo, re.M)
+        int(match[1]) << 10 for match in re.finditer(r"^MemAvailable: *(\d+) kB$", meminfo, re.M)
     ]
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -119,11 +123,11 @@ def _left_by_limits(root: Path, path: str, limit: str, used: str) -> Iterator[in
     group = root / path.strip("/")
     for folder in (group, *group.parents):
         with contextlib.suppress(OSError, ValueError, TypeError):  # The file is missing, or "max".
-            most = int((folder / limit).read_text())
-            found = re.search(
+            limit_bytes = int((folder / limit).read_text())
+            match = re.search(
                 rf"^(?:total_)?{used} (\d+)$", (folder / "memory.stat").read_text(), re.M
             )
-            yield most - int(found[1])  # type: ignore[index]
+            yield limit_bytes - int(match[1])  # type: ignore[index]
         if folder == root:
             return
 
@@ -148,17 +152,18 @@ def _keep_sockets_near() -> None:
     Raises:
         BuildError: If no folder with a short path is writable.
     """
-    before, given = tempfile.tempdir, tempfile.gettempdir()
-    for folder in (given, *_SHORT_FOLDERS):
+    folder_before, given_folder = tempfile.tempdir, tempfile.gettempdir()
+    for folder in (given_folder, *_SHORT_FOLDERS):
         if len(os.fsencode(folder)) <= _MOST_FOLDER_BYTES and os.access(folder, os.W_OK | os.X_OK):
             try:
                 tempfile.tempdir = folder
                 get_temp_dir()  # The first call creates the folder for all later calls.
             finally:
-                tempfile.tempdir = before
+                tempfile.tempdir = folder_before
             return
     raise BuildError(
-        f"TMPDIR = {given} is too long for the sockets of worker processes, whose paths have at"
+        f"TMPDIR = {given_folder} is too long for the sockets of worker processes, whose paths"
+        " have at"
         " most 107 bytes\n"
         f"hint: set TMPDIR to a folder of at most {_MOST_FOLDER_BYTES} bytes, or give --workers 1"
     )
@@ -278,17 +283,17 @@ def in_processes(
 
 def _started(
     context: Any,
-    others: Iterable[Connection],
+    other_connections: Iterable[Connection],
     setup: Callable[..., Do],
     arguments: Sequence[Any],
 ) -> tuple[Connection, Any]:
     """Start a worker. Return the parent's end of the worker's pipe, and the worker process.
 
-    A forked worker inherits the connections to `others`, and closes them.
+    A forked worker inherits the connections to `other_connections`, and closes them.
     """
     connection, end_of_worker = context.Pipe()
     is_forked = context.get_start_method() == "fork"
-    inherited = [connection, *others] if is_forked else []
+    inherited = [connection, *other_connections] if is_forked else []
     environment = None if is_forked else dict(os.environ)
     process = context.Process(
         target=_work, args=(end_of_worker, inherited, environment, setup, arguments), daemon=True
@@ -333,18 +338,18 @@ class _Worker:
         code = self.process.exitcode
         if code in _STOPPED_CODES:
             return Stopped(STOPPED)
-        how = (
+        end_in_words = (
             f"was killed by signal {-code}"
             if code is not None and code < 0
             else f"ended with status {code}"
         )
-        again = "run the same command again"
+        remedy = "run the same command again"
         if code == -signal.SIGKILL:
-            how += ", which the kernel does to processes that use too much memory"
-            again += " with fewer --workers"
+            end_in_words += ", which the kernel does to processes that use too much memory"
+            remedy += " with fewer --workers"
         whose = "its" if self.handed else "a"
         return BuildError(
-            f"{self}{whose} worker process {how}\nhint: {again}; committed work is kept"
+            f"{self}{whose} worker process {end_in_words}\nhint: {remedy}; committed work is kept"
         )
 
 
@@ -353,13 +358,15 @@ def _signals_noted() -> Iterator[list[int]]:
     """Add each signal of STOP_SIGNALS to the yielded list instead of handling it."""
     noted: list[int] = []
     try:
-        before = {s: signal.signal(s, lambda number, _: noted.append(number)) for s in STOP_SIGNALS}
+        handlers_before = {
+            s: signal.signal(s, lambda number, _: noted.append(number)) for s in STOP_SIGNALS
+        }
     except ValueError:  # Outside the main thread, the caller handles signals.
-        before = {}
+        handlers_before = {}
     try:
         yield noted
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers_before.items():
             signal.signal(number, handler)
 
 
@@ -417,9 +424,9 @@ def _work(
         with sending:
             connection.send((kind, value))
 
-    def say(*said: Any) -> None:
+    def say(*message: Any) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            send("say", said)
+            send("say", message)
 
     def handed() -> Iterator[Any]:
         while (item := connection.recv()) is not None:

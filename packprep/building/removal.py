@@ -107,13 +107,13 @@ class Removed:
             files: int64[n]: the number of each document's file in the plan.
             positions: int64[n]: the position of each document in its file.
         """
-        found = np.zeros(len(files), np.bool_)
+        is_removed = np.zeros(len(files), np.bool_)
         for file in (
             np.intersect1d(files, list(self._positions)).tolist() if self._positions else ()
         ):
             of_file = np.flatnonzero(files == file)
-            found[of_file] = np.isin(positions[of_file], self._positions[file])
-        return found
+            is_removed[of_file] = np.isin(positions[of_file], self._positions[file])
+        return is_removed
 
     def segments(self, segments: Segments) -> np.ndarray:
         """For each segment, return whether removed.json lists its document, bool[m]."""
@@ -209,12 +209,12 @@ def without(
         entry = ledger["sources"][name]
         # All slots of the removed segments become padding of their source, so its total stays.
         tokens, n_slots = gone.tokens[of_source].sum(), gone.slots[of_source].sum()
-        documents, n_records = (int((each[:, 0] == s).sum()) for each in (passes, records))
+        documents, n_records = (int((counts[:, 0] == s).sum()) for counts in (passes, records))
         _lose(entry, documents, int(tokens), int(n_slots), n_records - documents)
         # The split between eos and repeated tokens is an estimate. Neither count may be negative.
         added = entry["slots"]["added"]
-        for kind, other in (("eos", "copy"), ("copy", "eos")):
-            added[other] += min(added[kind], 0)
+        for kind, other_kind in (("eos", "copy"), ("copy", "eos")):
+            added[other_kind] += min(added[kind], 0)
             added[kind] = max(added[kind], 0)
         if count := int(media_slots[of_source].sum()):
             entry["slots"][MEDIA] -= count
@@ -233,9 +233,9 @@ def _with_records(passes: np.ndarray, segments: Segments, removed: np.ndarray) -
     if segments.records is None:
         return passes
     owner = segments.records.owner
-    which = removed[owner]
-    gone = segments.select(owner[which])
-    columns = gone.source, gone.repeat, gone.file, segments.records.position[which]
+    indices = removed[owner]
+    gone = segments.select(owner[indices])
+    columns = gone.source, gone.repeat, gone.file, segments.records.position[indices]
     return np.unique(np.concatenate((passes, np.stack(columns, axis=1))), axis=0)
 
 
@@ -304,7 +304,7 @@ def _eos(plan: Any, segments: Segments, removed: np.ndarray) -> np.ndarray:
 
 
 def store_without(
-    plan: Any, arrays: Arrays, before: Removed, ledger: dict[str, Any]
+    plan: Any, arrays: Arrays, removed_before: Removed, ledger: dict[str, Any]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], np.ndarray]:
     """In a shard of a token store, erase the documents that removed.json lists.
 
@@ -315,7 +315,7 @@ def store_without(
     Args:
         plan: A `building.plan.Plan`.
         arrays: The shard's arrays.
-        before: Documents that were erased earlier. They are not counted again.
+        removed_before: Documents that were erased earlier. They are not counted again.
         ledger: The shard's ledger before the removal.
 
     Returns:
@@ -326,16 +326,16 @@ def store_without(
     number = owners(np.diff(arrays["part_offsets"]))
     file, position = arrays["part_file"].astype(np.int64)[number], arrays["position"]
     # Documents that an earlier removal erased are already counted.
-    which = plan.removed.at(file, position) & ~before.at(file, position)
-    which[arrays["rejected"]] = False
-    first = [source.first_file for source in plan.sources]
-    source = np.searchsorted(first, file[which], "right") - 1
+    is_removed = plan.removed.at(file, position) & ~removed_before.at(file, position)
+    is_removed[arrays["rejected"]] = False
+    first_files = [source.first_file for source in plan.sources]
+    source = np.searchsorted(first_files, file[is_removed], "right") - 1
     # Replace tokens without moving any, so that cuts, rows and keys of other documents stay.
     lengths, tokens = np.diff(arrays["document_offsets"]), np.array(arrays["tokens"])
-    tokens[np.repeat(which, lengths)] = plan.vocabulary.roles["pad"]
+    tokens[np.repeat(is_removed, lengths)] = plan.vocabulary.roles["pad"]
     ledger = copy.deepcopy(ledger)
     for s, planned in enumerate(plan.sources):
-        count, n = int((source == s).sum()), int(lengths[which][source == s].sum())
+        count, n = int((source == s).sum()), int(lengths[is_removed][source == s].sum())
         if not count:
             continue
         _lose(ledger["sources"][planned.name], count, n, n)
@@ -343,23 +343,23 @@ def store_without(
         {
             **arrays,
             "tokens": tokens,
-            **_without_refs(arrays, which),
-            **without_fields(arrays, which, fields_of_parts(plan, arrays)),
+            **_without_refs(arrays, is_removed),
+            **without_fields(arrays, is_removed, fields_of_parts(plan, arrays)),
         },
         ledger,
-        np.stack((source, 0 * source, file[which], position[which]), axis=1),
+        np.stack((source, 0 * source, file[is_removed], position[is_removed]), axis=1),
     )
 
 
-def _without_refs(arrays: Arrays, which: np.ndarray) -> dict[str, np.ndarray]:
+def _without_refs(arrays: Arrays, is_removed: np.ndarray) -> dict[str, np.ndarray]:
     """Return the media references of a store's shard, except those of some documents.
 
-    `which`, bool[D], selects these documents. The result is {"place_ref_offsets": …, "place_refs":
-    …}, or {} if the shard has no media.
+    `is_removed`, bool[D], selects these documents. The result is {"place_ref_offsets": …,
+    "place_refs": …}, or {} if the shard has no media.
     """
     if "place_offsets" not in arrays:
         return {}
     lengths = np.diff(arrays["place_ref_offsets"])
-    kept = np.repeat(~which[arrays["supervised"]], np.diff(arrays["place_offsets"]))
-    refs = arrays["place_refs"][np.repeat(kept, lengths)]
-    return {"place_ref_offsets": offsets_of(np.where(kept, lengths, 0)), "place_refs": refs}
+    is_kept = np.repeat(~is_removed[arrays["supervised"]], np.diff(arrays["place_offsets"]))
+    refs = arrays["place_refs"][np.repeat(is_kept, lengths)]
+    return {"place_ref_offsets": offsets_of(np.where(is_kept, lengths, 0)), "place_refs": refs}

@@ -133,8 +133,10 @@ def _write_next_tokens(first_slot, slots, prefix, pad, rows):
         begin, n, seen = first_slot[i], slots[i], max(prefix[i] - 1, 0)
         # A slot is trained if the next slot, which has its target, is trainable (P9).
         if rows.trainable.shape[0] > 0:
-            first, count = begin + seen, max(n - 1 - seen, 0)
-            copy_items(rows.loss_mask, first, rows.trainable, first + 1, count)
+            first_label_slot, count = begin + seen, max(n - 1 - seen, 0)
+            copy_items(
+                rows.loss_mask, first_label_slot, rows.trainable, first_label_slot + 1, count
+            )
         else:
             for t in range(np.uint64(begin + seen), np.uint64(begin + max(n - 1, seen))):
                 rows.loss_mask[t] = 1
@@ -242,8 +244,8 @@ def _mark_spans(segments, trained, has_prefix, rows):
                     end_weight = trained.weights[k]
                     if grouped:
                         end_group = trained.group[k]
-                first = max(trained.spans[k, 0] - start, 0) + repeated
-                for token in range(first, min(span_stop - start + repeated, n)):
+                first_token = max(trained.spans[k, 0] - start, 0) + repeated
+                for token in range(first_token, min(span_stop - start + repeated, n)):
                     slot = body + token + (shift if token >= pivot else 0)
                     trainable[slot] = 1
                     marked += 1
@@ -526,8 +528,8 @@ class _Writer:
         # Labels are copied before the noise replaces tokens, so they are the original tokens (P10).
         if task.shift:
             for copy in range(copies):  # The labels of each copy end with pad.
-                first = first_slot + copy * half
-                copy_ranges(rows.tokens, first + 1, half - 1, rows.labels, first)
+                second_slot = first_slot + copy * half
+                copy_ranges(rows.tokens, second_slot + 1, half - 1, rows.labels, second_slot)
         else:
             copy_ranges(rows.tokens, first_slot, of_task.slots, rows.labels, first_slot)
         trainable = None if texts.training is None else rows.trainable
@@ -593,13 +595,18 @@ def target_of(
         loss_mask: The flat loss mask, which receives the noised slots.
         trainable: One flag per flat slot, or None if all slots are trainable.
     """
-    before = segments.bos + task.mode
+    slots_before = segments.bos + task.mode
     eos = segments.eos if task.parameters.get("noise_eos", True) else 0
     count = segments.tokens + segments.repeated + eos + segments.fill
     count = np.where(segments.has_tokens, count, 0)  # Removed documents have no candidates.
-    candidates = noise.Candidates(segments.key, first_slot + before, count, segments.row)
+    candidates = noise.Candidates(segments.key, first_slot + slots_before, count, segments.row)
     return Target(
-        candidates, before, segments.slots // task.objective.copies, trainable, tokens, loss_mask
+        candidates,
+        slots_before,
+        segments.slots // task.objective.copies,
+        trainable,
+        tokens,
+        loss_mask,
     )
 
 
@@ -662,8 +669,8 @@ def _joined_blocks(count: int, parts: list[tuple[np.ndarray, NoisedBlocks]]) -> 
     for segment, noised in parts:
         block_counts = noised.blocks.count
         # Block j of a segment goes to index offsets[segment] + j.
-        which = np.repeat(offsets[segment], block_counts) + ranks(block_counts)
-        level[which], weight[which] = noised.level, noised.weight
+        block_indices = np.repeat(offsets[segment], block_counts) + ranks(block_counts)
+        level[block_indices], weight[block_indices] = noised.level, noised.weight
     return NoiseBlocks(offsets, level, weight)
 
 
@@ -700,13 +707,13 @@ def _records(segments: Segments, records: Records) -> Records:
     # Segments are in row order. Sort them to find the first segment of each document.
     order = np.lexsort((segments.start, segments.document))
     document = segments.document[order]
-    first = np.ones(len(order), np.bool_)
-    first[1:] = document[1:] != document[:-1]
+    is_first = np.ones(len(order), np.bool_)
+    is_first[1:] = document[1:] != document[:-1]
     counts = np.zeros(len(segments), np.int64)
-    counts[order[first]] = np.diff(records.offsets)[document[first]]
+    counts[order[is_first]] = np.diff(records.offsets)[document[is_first]]
     begin = records.offsets[segments.document]
-    which = np.repeat(begin, counts) + ranks(counts)
-    position, start, tokens = (column[which] for column in records[1:])
+    record_indices = np.repeat(begin, counts) + ranks(counts)
+    position, start, tokens = (column[record_indices] for column in records[1:])
     return Records(offsets_of(counts), position, start, tokens.astype(np.int32))
 
 
@@ -738,17 +745,22 @@ def _media(
     """Return the media spans of the segments, or None if no segment has a media span."""
     places, counts = training.places, np.diff(training.place_offsets)
     # First token of each media span in the flat tokens of all documents, ascending.
-    first = places.first + np.repeat(documents.offsets[:-1], counts)
+    first_tokens = places.first + np.repeat(documents.offsets[:-1], counts)
     begin = documents.offsets[segments.document] + segments.start
     # Cuts keep media spans whole. A span that starts inside a segment therefore also ends there
     # (P25).
-    low, high = np.searchsorted(first, begin), np.searchsorted(first, begin + segments.tokens)
+    low, high = (
+        np.searchsorted(first_tokens, begin),
+        np.searchsorted(first_tokens, begin + segments.tokens),
+    )
     count = high - low
     if not count.any():
         return None
     segment = owners(count)
-    which = np.repeat(low, count) + ranks(count)
-    token = first[which] - begin[segment] + segments.repeated[segment]  # index in the body
+    place_indices = np.repeat(low, count) + ranks(count)
+    token = (
+        first_tokens[place_indices] - begin[segment] + segments.repeated[segment]
+    )  # index in the body
     slot = (segments.first_slot + segments.bos)[segment] + token
     # The mode token and the slots that an objective adds move a span to later slots.
     for t, task in enumerate(tasks):
@@ -758,7 +770,7 @@ def _media(
             bodies = segments.select(segment[of_task]).bodies()
             pivot, shift = task.objective.token_slots(task, bodies).T
             slot[of_task] += np.where(token[of_task] >= pivot, shift, 0)
-    spans = places.at(which)
+    spans = places.at(place_indices)
     return MediaSpans(
         offsets_of(count),
         spans.ref_offsets,
@@ -782,10 +794,10 @@ def body_tokens(documents: Documents, segments: Segments) -> tuple[np.ndarray, n
         return begin, documents.ids
     parts, end = [documents.ids], len(documents.ids)
     for g in repeating:
-        first = documents.offsets[segments.document[g]]
-        content = first + segments.start[g]
+        first_token = documents.offsets[segments.document[g]]
+        content = first_token + segments.start[g]
         parts += [
-            documents.ids[first : first + segments.repeated[g]],
+            documents.ids[first_token : first_token + segments.repeated[g]],
             documents.ids[content : content + segments.tokens[g]],
         ]
         begin[g] = end

@@ -45,13 +45,13 @@ def with_removed(
             None if no document is removed.
     """
     files = [[(file.name, file.size) for file in source.files] for source in plan.sources]
-    kept = {key: value for key, value in stored.items() if key != "digest"}
+    kept_values = {key: value for key, value in stored.items() if key != "digest"}
     digest = None if removed is None else removed["digest"]
-    own = fingerprint(
+    new_fingerprint = fingerprint(
         plan.recipe, files, stored["tokenizer"]["digest"], stored["chat_template"], digest
     )
-    made = {**kept, "fingerprint": own, "removed": removed}
-    return {**made, "digest": own_digest(as_stored(made, LATER))}
+    new_plan = {**kept_values, "fingerprint": new_fingerprint, "removed": removed}
+    return {**new_plan, "digest": own_digest(as_stored(new_plan, LATER))}
 
 
 def plan_replaced(stored: Mapping[str, Any], plan: Plan, number: int) -> tuple[str, str]:
@@ -67,6 +67,6 @@ def plan_replaced(stored: Mapping[str, Any], plan: Plan, number: int) -> tuple[s
     """
     entries = replaced(stored)
     digest = entries[number].get("removed")
-    before = {"digest": digest, "replaces": entries[:number]} if digest else None
-    again = with_removed(stored, plan, before)
-    return again["fingerprint"], digest_of(encode(as_stored(again, LATER)))
+    removed_before = {"digest": digest, "replaces": entries[:number]} if digest else None
+    earlier_plan = with_removed(stored, plan, removed_before)
+    return earlier_plan["fingerprint"], digest_of(encode(as_stored(earlier_plan, LATER)))

@@ -202,7 +202,7 @@ def _build_each(
         missing_shards(out, plan.digests, share)
         for (_, out, plan), share in zip(outputs, shares, strict=True)
     ]
-    made, shards = sum(map(len, missing)), sum(plan.shards for _, _, plan in outputs)
+    missing_count, shards = sum(map(len, missing)), sum(plan.shards for _, _, plan in outputs)
     # All row lengths share one reading of the text, so the output with the most missing text
     # counts.
     text_bytes = max(
@@ -214,15 +214,15 @@ def _build_each(
     worker_count = workers_for(text_bytes) if workers is None else workers
     items = shared_work([plan for _, _, plan in outputs], missing, worker_count, array[1])
     worker_count = min(worker_count, len(items))
-    if made:
+    if missing_count:
         # The engine is loaded once. Workers are forked from this process and share it.
         with clock.stage("start-up"):
             engine = outputs[0].plan.text_engine
         inputs, _, fewest = min(outputs, key=lambda output: output.plan.shards)
         progress.say(pace(fewest.stored, engine, inputs, workers, array[1]))
-    if made < shards:
-        progress.say(_to_do(sum(map(len, shares)), made, shards))
-    progress.begin(text_bytes, shards, made)
+    if missing_count < shards:
+        progress.say(_to_do(sum(map(len, shares)), missing_count, shards))
+    progress.begin(text_bytes, shards, missing_count)
     counts = np.zeros(4, np.int64)
 
     # `counts` sums documents, text bytes, tokens and rejects over all workers.
@@ -262,10 +262,10 @@ def _build_each(
     # Without a manifest, other array tasks still have to make shards.
     outcomes = []
     for (_, out, plan), numbers, manifest in zip(outputs, missing, manifests, strict=True):
-        others = (
+        other_shards = (
             len(missing_shards(out, plan.digests, range(plan.shards))) if manifest is None else 0
         )
-        outcomes.append(Outcome(out.location, plan, manifest, len(numbers), others, profile))
+        outcomes.append(Outcome(out.location, plan, manifest, len(numbers), other_shards, profile))
     return outcomes
 
 
@@ -278,7 +278,7 @@ def _unfilled(plan: Plan, manifest: Mapping[str, Any]) -> list[str]:
         if task.parameters.get("eos_fill") == "block" and ledger["tasks"][task.name].get(ANSWERS)
     ]
     if not names or any(
-        "eos_fill" in each["slots"]["added"] for each in ledger["sources"].values()
+        "eos_fill" in counts["slots"]["added"] for counts in ledger["sources"].values()
     ):
         return []
     return [
@@ -369,7 +369,9 @@ def build_lengths(
         PackprepError: As in `build` and `folders_of_lengths`.
     """
     out = folder_at(out)
-    targets = [(one, folder_at(folder)) for one, folder in folders_of_lengths(recipe, out)]
+    targets = [
+        (one_recipe, folder_at(folder)) for one_recipe, folder in folders_of_lengths(recipe, out)
+    ]
     outcomes = _build_each(targets, progress, **options)
     # The shares come from all ledgers, so mixture.json is written after the last publication.
     manifests = [outcome.manifest for outcome in outcomes if outcome.manifest is not None]
@@ -403,17 +405,20 @@ def pace(
         workers: The argument `workers` of `build`.
         array_count: Number of array tasks.
     """
-    said = "tokens from stores: no tokenizer runs"
+    description = "tokens from stores: no tokenizer runs"
     if engine is not None:
-        said = engine_in_words(engine, inputs.recipe.engine, inputs.vocabulary, inputs.text_bytes)
+        description = engine_in_words(
+            engine, inputs.recipe.engine, inputs.vocabulary, inputs.text_bytes
+        )
     text_bytes, shards = sum(source["text_bytes"] for source in plan["sources"]), plan["shards"]
     all_workers = workers_for(text_bytes // array_count) if workers is None else workers
     # A worker with less than WORKER_TEXT_BYTES of text is not worth its start.
     at_work = min(array_count * all_workers, text_bytes // WORKER_TEXT_BYTES)
     if shards >= at_work:
-        return said
+        return description
     return (
-        f"{said}; {shards} {'shards' if shards > 1 else 'shard'} for {at_work} workers. To use all"
+        f"{description}; {shards} {'shards' if shards > 1 else 'shard'} for {at_work} workers. To"
+        " use all"
         f" of them, give --set output.shard_text_bytes={-(-text_bytes // at_work)} and build into"
         " another folder"
     )
@@ -453,8 +458,8 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
     """
     for message in inputs.vocabulary.notes:
         say(message)
-    found = begun(inputs, out)
-    if found is None:
+    plan_and_digest = begun(inputs, out)
+    if plan_and_digest is None:
         samples: list[Estimates] = []
         fresh = make_plan(inputs, say, samples)
         # Refuse before the first file exists, so that a corrected recipe can use the same folder.
@@ -470,9 +475,9 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
         ):
             say(f"warning: {warning}")
         # The plan names the tokenizer and removed.json, so it is written after them.
-        first = out.create(TOKENIZER_NAME, inputs.vocabulary.tokenizer_json)
+        is_first = out.create(TOKENIZER_NAME, inputs.vocabulary.tokenizer_json)
         if (
-            not first
+            not is_first
             and stored_plan(out) is None
             and digest_of(out.read(TOKENIZER_NAME)) != inputs.vocabulary.digest
         ):
@@ -487,12 +492,12 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
         if out.create(PLAN_NAME, encode(as_stored(fresh, LATER))):
             out.create(FIRST_SEEN_NAME, note_of(inputs.files))
         # Read the plan back, because another build may have written it first.
-        found = begun(inputs, out)
-        assert found is not None
-    engine = found[0]["engine"]["name"]
+        plan_and_digest = begun(inputs, out)
+        assert plan_and_digest is not None
+    engine = plan_and_digest[0]["engine"]["name"]
     if inputs.recipe.engine not in ("auto", engine):
         say(f"the build resumes with engine {engine}, as in its plan")
-    plan = open_plan(out, inputs.prefixes, found)
+    plan = open_plan(out, inputs.prefixes, plan_and_digest)
     # The limit affects only publication, so a resumed build may change it.
     plan.max_bad_fraction = inputs.recipe.documents.max_bad_fraction
     return plan
@@ -508,18 +513,18 @@ def begun(inputs: Inputs, out: Folder) -> tuple[dict[str, Any], str] | None:
         RecipeError: If the paths of a source match the files that the build writes.
     """
     _refuse_own_inputs(inputs, out)
-    found = stored_plan_and_digest(out)
-    if found is None and (out.exists(MANIFEST_NAME) or out.exists("receipts")):
-        found = stored_plan_and_digest(out)  # Another process may have just written it.
-        if found is None:
+    plan_and_digest = stored_plan_and_digest(out)
+    if plan_and_digest is None and (out.exists(MANIFEST_NAME) or out.exists("receipts")):
+        plan_and_digest = stored_plan_and_digest(out)  # Another process may have just written it.
+        if plan_and_digest is None:
             raise PlanError(
                 f"{out} has files of a build, but no plan.json\n"
                 "hint: restore plan.json, or build into another folder"
             )
-    if found is None:
+    if plan_and_digest is None:
         refuse_others(out)
         return None
-    plan, _ = found
+    plan, _ = plan_and_digest
     if (plan["kind"] == STORE) != inputs.is_store:
         raise PlanError(
             f"{out} is a {'dataset' if inputs.is_store else 'token store'}\n"
@@ -535,7 +540,7 @@ def begun(inputs: Inputs, out: Folder) -> tuple[dict[str, Any], str] | None:
             f"{out} was started with another recipe or other inputs: {'; '.join(changed)}\n"
             "hint: resume with the original recipe and inputs, or build into another folder"
         )
-    return found
+    return plan_and_digest
 
 
 def _refuse_own_inputs(inputs: Inputs, out: Folder) -> None:
@@ -669,7 +674,7 @@ def shard_maker(
                     if shard is not None:
                         plan, number = plans[shard.output], shard.number
                         with clock.stage("other"):
-                            made = (
+                            shard_data = (
                                 shard_of(plan, number, next(documents), clock)
                                 if len(shards) > 1
                                 else make(plan, number, decoders, report, clock)
@@ -681,9 +686,11 @@ def shard_maker(
                         if is_last_of_item:
                             yield clock.take()
                     if shard is not None:
-                        write = writer.submit(commit_shard, outs[shard.output], plan, number, made)
+                        write = writer.submit(
+                            commit_shard, outs[shard.output], plan, number, shard_data
+                        )
                         written = write, shard is shards[-1]
-                        del made  # Once a shard is written, the next one can use its memory.
+                        del shard_data  # Once a shard is written, the next one can use its memory.
 
     return make_all
 
@@ -712,7 +719,12 @@ def note_of(files: Sequence[Files]) -> bytes:
     for a source at a URL.
     """
     return encode(
-        {"modified": [None if own.seen is None else own.seen[:, 1].tolist() for own in files]}
+        {
+            "modified": [
+                None if source_files.seen is None else source_files.seen[:, 1].tolist()
+                for source_files in files
+            ]
+        }
     )
 
 
@@ -731,15 +743,15 @@ def changed_files(out: Folder, files: Sequence[Files]) -> list[np.ndarray]:
     if not isinstance(times, list) or len(times) != len(files):
         times = [None] * len(files)
     changed = []
-    for of_source, before in zip(files, times, strict=True):
-        # A damaged note leaves `known` empty, so that all files of the source are compared.
-        known = np.zeros(0, np.int64)
+    for of_source, times_before in zip(files, times, strict=True):
+        # A damaged note leaves `known_times` empty, so that all files of the source are compared.
+        known_times = np.zeros(0, np.int64)
         with contextlib.suppress(TypeError, ValueError, OverflowError):
-            known = np.array(before, np.int64)
+            known_times = np.array(times_before, np.int64)
         if of_source.seen is None:
             changed.append(np.zeros(0, np.int64))
-        elif known.shape == (len(of_source),):
-            changed.append(np.flatnonzero(known != of_source.seen[:, 1]))
+        elif known_times.shape == (len(of_source),):
+            changed.append(np.flatnonzero(known_times != of_source.seen[:, 1]))
         else:
             changed.append(np.arange(len(of_source)))
     return changed
@@ -756,19 +768,21 @@ def done_shards_of(out: Folder, plan: Plan, changed: Sequence[np.ndarray]) -> li
     # Find the shards with text of a changed file. If all files changed, all shards have such text.
     sources: dict[int, list[int]] = {}
     for source, files in zip(plan.sources, changed, strict=True):
-        own: Iterable[int] = range(plan.shards)
+        own_shards: Iterable[int] = range(plan.shards)
         if len(files) < len(source.files):
             pieces = [np.asarray(source.pieces.of_file(i), np.int64) for i in files.tolist()]
-            own = source.shards_of(
+            own_shards = source.shards_of(
                 np.unique(np.concatenate([*pieces, np.zeros(0, np.int64)])), plan.shards
             ).tolist()
-        for b in own:
+        for b in own_shards:
             sources.setdefault(b, []).append(source.index)
     # Only finished shards are compared. The others are made from the files as they are now.
     shards = sorted(sources)
-    found = out.each(lambda near, b: done_receipt(near, b, plan.digests), shards)
+    shard_receipts = out.each(lambda near, b: done_receipt(near, b, plan.digests), shards)
     receipts = {
-        b: receipt[0] for b, receipt in zip(shards, found, strict=True) if receipt is not None
+        b: receipt[0]
+        for b, receipt in zip(shards, shard_receipts, strict=True)
+        if receipt is not None
     }
     return [
         DoneShard(
@@ -804,14 +818,17 @@ def refuse(plan: Plan, item: DoneShard, source: int, changed: np.ndarray) -> Non
     `source` is the index of the source, and `changed` has the indices of the source's changed
     files.
     """
-    own = plan.sources[source]
-    parts = own.slices(item.number, plan.shards)
+    own_source = plan.sources[source]
+    parts = own_source.slices(item.number, plan.shards)
     paths = {
-        part.path: None for part in parts if part.file - own.first_file in set(changed.tolist())
+        work_range.path: None
+        for work_range in parts
+        if work_range.file - own_source.first_file in set(changed.tolist())
     }
-    more = f" or {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+    rest_in_words = f" or {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
     raise SourceError(
-        f"{' or '.join(list(paths)[:_SHOWN])}{more}: its bytes changed since {item} read it, but"
+        f"{' or '.join(list(paths)[:_SHOWN])}{rest_in_words}: its bytes changed since {item} read"
+        " it, but"
         " its size did not. The dataset would mix old and new documents\n"
         "hint: restore the file, or build into another folder"
     )

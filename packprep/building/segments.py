@@ -97,9 +97,11 @@ def _block_limits(tasks: Sequence[Task]) -> _BlockLimits:
 def cut_limits(recipe: Recipe, tasks: Sequence[Task]) -> CutLimits:
     """Return the limits that `cut` applies for a recipe and its tasks."""
     by_length = [capacities(replace(recipe, seq_length=length), tasks) for length in recipe.lengths]
-    last, inner = (np.stack(capacity) for capacity in zip(*by_length, strict=True))
-    # The last axis of `last` is without and with eos, and the recipe selects one of them.
-    capacity = np.ascontiguousarray(last[..., int(recipe.documents.eos_after_document)])
+    last_capacity, inner_capacity = (
+        np.stack(capacity) for capacity in zip(*by_length, strict=True)
+    )
+    # The last axis of `last_capacity` is without and with eos, and the recipe selects one of them.
+    capacity = np.ascontiguousarray(last_capacity[..., int(recipe.documents.eos_after_document)])
     random_length = np.array(
         [int(task.parameters.get("random_length", 0.0) * 2**53) for task in tasks], np.int64
     )
@@ -109,7 +111,7 @@ def cut_limits(recipe: Recipe, tasks: Sequence[Task]) -> CutLimits:
     )
     blocks = _block_limits(tasks)
     of_tasks = random_length, unpredicted, blocks
-    return CutLimits(drawn, drawn_supervised, capacity, inner, *of_tasks)
+    return CutLimits(drawn, drawn_supervised, capacity, inner_capacity, *of_tasks)
 
 
 def uncut_tokens(recipe: Recipe, limits: CutLimits) -> int:
@@ -267,15 +269,15 @@ def segments_of_cuts(
 
 
 @kernel(inline=True)
-def _drawn_task(documents, d, start, rest, drawn):
+def _drawn_task(documents, d, start, rest_tokens, drawn):
     """Return (key, task index) of the segment that starts at token `start` of document d.
 
-    The task is drawn by the thresholds `drawn`, int64[sources, tasks]. `rest` is the number of
-    remaining tokens. If it is below SHORTEST, the task is `too_short`, with the index
+    The task is drawn by the thresholds `drawn`, int64[sources, tasks]. `rest_tokens` is the number
+    of remaining tokens. If it is below SHORTEST, the task is `too_short`, with the index
     `drawn.shape[1]`.
     """
     key = segment_key(documents.file_key[d], documents.position[d], documents.repeat[d], start)
-    if rest < SHORTEST:
+    if rest_tokens < SHORTEST:
         return key, np.int64(drawn.shape[1])
     return key, np.int64(draw_task(key, drawn[documents.source[d]]))
 
@@ -337,14 +339,14 @@ def _lengths_of(documents, supervised, limits, bos, length):
 
 
 @kernel(inline=True)
-def _longest_filled(capacity, task, bos, rest):
-    """Return the index of the longest row length that `rest` tokens fill.
+def _longest_filled(capacity, task, bos, rest_tokens):
+    """Return the index of the longest row length that `rest_tokens` tokens fill.
 
     If the tokens fill no row length, return 0, the index of the shortest.
     """
     chosen = np.int64(0)
     for longer in range(1, capacity.shape[0]):
-        if capacity[chosen, task, bos] < capacity[longer, task, bos] <= rest:
+        if capacity[chosen, task, bos] < capacity[longer, task, bos] <= rest_tokens:
             chosen = np.int64(longer)
     return chosen
 
@@ -366,20 +368,22 @@ def _cut(documents, limits, policy, cuts, elsewhere):
         total = documents.offsets[d + 1] - documents.offsets[d]
         start = np.int64(0)
         while start < total and documents.wanted[d]:
-            rest = total - start
-            key, task = _drawn_task(documents, d, start, rest, limits.drawn)
+            rest_tokens = total - start
+            key, task = _drawn_task(documents, d, start, rest_tokens, limits.drawn)
             bos = policy.bos if start == 0 else np.int64(0)
             # With "decompose", the chunk is for the longest rows that the remaining tokens fill.
             length = np.int64(policy.length)
             if long == DECOMPOSE:
-                length = _longest_filled(limits.capacity, task, bos, rest)
+                length = _longest_filled(limits.capacity, task, bos, rest_tokens)
             # Determine the segment's tokens and its eos.
-            tokens, eos = rest, np.int64(policy.eos_last)
-            if rest >= SHORTEST and rest > limits.capacity[length, task, bos]:
+            tokens, eos = rest_tokens, np.int64(policy.eos_last)
+            if rest_tokens >= SHORTEST and rest_tokens > limits.capacity[length, task, bos]:
                 if long == DROP:
                     break
                 room = limits.inner[length, task, bos]
-                tokens = min(room, rest if long == TRUNCATE else rest - policy.min_tail)
+                tokens = min(
+                    room, rest_tokens if long == TRUNCATE else rest_tokens - policy.min_tail
+                )
                 eos = np.int64(policy.eos_inner)
             if long == SPLIT:
                 shorter = _shortened(key, tokens, policy.min_tail, limits.random_length[task])
@@ -408,19 +412,19 @@ def trained_in(turns, span, start):
 
 
 @kernel(inline=True)
-def _first_from(ascending, first, end, least):
+def _first_from(ascending, first_index, end, least):
     """Return the first index in [first, end) with a value ≥ `least`, or `end` if there is none."""
-    while first < end and ascending[first] < least:
-        first += 1
-    return first
+    while first_index < end and ascending[first_index] < least:
+        first_index += 1
+    return first_index
 
 
 @kernel(inline=True)
-def _first_after(ranges, first, end, token):
+def _first_after(ranges, first_index, end, token):
     """Return the index of the first range in [first, end) that ends after `token`, or `end`."""
-    while first < end and ranges[first, 1] <= token:
-        first += 1
-    return first
+    while first_index < end and ranges[first_index, 1] <= token:
+        first_index += 1
+    return first_index
 
 
 @kernel(inline=True)
@@ -510,18 +514,18 @@ def _trained_part(spans, turns, span, last_span, start, end):
         first index of the run of trained tokens that contains the last one, and the number of
         tokens in ranges that `trained_in` excludes. The indices are -1 without a trained token.
     """
-    first, last, run, apart = np.int64(-1), np.int64(-1), np.int64(-1), np.int64(0)
+    first_token, last_token, run, apart = np.int64(-1), np.int64(-1), np.int64(-1), np.int64(0)
     while span < last_span and spans[span, 0] < end:
         # Clip the span to the chunk. It counts as apart if the chunk may not train it.
         begin, stop = max(spans[span, 0], start), min(spans[span, 1], end)
         if trained_in(turns, span, start):
             # Trained spans that touch form one run, such as spans that differ only in weight.
-            run = run if last == begin - 1 and first >= 0 else begin
-            first, last = (begin if first < 0 else first), stop - 1
+            run = run if last_token == begin - 1 and first_token >= 0 else begin
+            first_token, last_token = (begin if first_token < 0 else first_token), stop - 1
         else:
             apart += stop - begin
         span += 1
-    return first, last, run, apart
+    return first_token, last_token, run, apart
 
 
 @kernel(inline=True)
@@ -591,7 +595,7 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
     - With block diffusion, a cut inside an answer is at the border of a block. With `eos_fill`, the
       eos that fill up the last block of a text must fit too.
     """
-    capacity, inner = limits.capacity[policy.length], limits.inner[policy.length]
+    capacity, inner_limits = limits.capacity[policy.length], limits.inner[policy.length]
     messages, ranks, turns = supervision.cuts, supervision.ranks, supervision.turns
     spans, places, blocks = supervision.spans, supervision.places, limits.blocks
     count, too_short = np.int64(0), capacity.shape[0] - 1
@@ -612,7 +616,7 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
             key, task = _drawn_task(documents, d, start, text_end - start, limits.drawn_supervised)
             bos, repeated = (policy.bos if start == 0 else np.int64(0)), np.int64(0)
             # `last_room` limits a chunk that ends its text, and `room` limits every earlier chunk.
-            last_room, room = capacity[task, bos], inner[task, bos]
+            last_room, room = capacity[task, bos], inner_limits[task, bos]
             # A later chunk repeats the system message, because the message applies to all turns.
             if start > text_begin:
                 min_room = max(2 * policy.min_tail - 1, widest)
@@ -626,8 +630,8 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
             slots_before = bos + blocks.mode[task] + repeated
             # The eos that fill up the last block need slots too, so they can cause a cut.
             if blocks.fills[task]:
-                _, last, run, _ = _trained_part(spans, turns, span, last_span, start, end)
-                is_ended = last == end - 1
+                _, last_trained, run, _ = _trained_part(spans, turns, span, last_span, start, end)
+                is_ended = last_trained == end - 1
                 if end == total and eos > 0:
                     # The eos may be trained without the token before it.
                     run = run if is_ended else end
@@ -635,8 +639,10 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
                         turns, last_span - 1, start
                     )
                 if blocks.from_segment[task]:
-                    later = _first_from(messages, boundary, last_boundary, last + 1)
-                    is_ended = last >= 0 and (later == last_boundary or messages[later] >= text_end)
+                    later = _first_from(messages, boundary, last_boundary, last_trained + 1)
+                    is_ended = last_trained >= 0 and (
+                        later == last_boundary or messages[later] >= text_end
+                    )
                 origin = _block_origin(blocks, task, run, start, repeated, bos)
                 half = slots_before + end - start + eos
                 fill = _eos_fill(blocks, task, origin, half, is_ended)
@@ -661,8 +667,10 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
                 # Without a message in reach, the cut may be inside an answer. It then moves to the
                 # border of a block.
                 elif blocks.length[task] > 0:
-                    _, last, run, _ = _trained_part(spans, turns, span, last_span, start, end + 1)
-                    if last == end and run < end:
+                    _, last_trained, run, _ = _trained_part(
+                        spans, turns, span, last_span, start, end + 1
+                    )
+                    if last_trained == end and run < end:
                         origin = _block_origin(blocks, task, run, start, repeated, bos)
                         around = slots_before + eos
                         end = _end_at_block(blocks, task, origin, run, around, start, end)
@@ -681,18 +689,20 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
                         break
                     task = task if end - start >= SHORTEST else np.int64(too_short)
             # A segment without loss is left out, because it would only take space.
-            first, last, _, apart = _trained_part(spans, turns, span, last_span, start, end)
-            is_eos_trained = last == end - 1
+            first_trained_token, last_trained, _, apart = _trained_part(
+                spans, turns, span, last_span, start, end
+            )
+            is_eos_trained = last_trained == end - 1
             if end == total:
                 is_eos_trained = supervision.eos_weight[d] > 0 and trained_in(
                     turns, last_span - 1, start
                 )
             # A trained token counts only if a slot predicts it. The body's first token may have no
             # such slot.
-            is_predicted = repeated + last - start >= limits.unpredicted[task, bos]
-            is_trained = first >= 0 and (is_predicted or (eos > 0 and is_eos_trained))
+            is_predicted = repeated + last_trained - start >= limits.unpredicted[task, bos]
+            is_trained = first_trained_token >= 0 and (is_predicted or (eos > 0 and is_eos_trained))
             if is_trained and not (policy.has_sides and task == too_short):
-                first_trained = repeated + first - start
+                first_trained = repeated + first_trained_token - start
                 length = end - start
                 cut = Cut(d, start, length, task, bos, eos, key, repeated, first_trained, fill)
                 _write_cut(cuts, count, cut)
@@ -707,20 +717,20 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
 
 
 @kernel(inline=True)
-def _tokens_in_row(room, rest, overhead, limits, policy):
+def _tokens_in_row(room, rest_tokens, overhead, limits, policy):
     """Return the number of tokens of a `concat` segment, and 1 if an eos ends it, otherwise 0.
 
     Args:
         room: Slots that remain in the row.
-        rest: Tokens that remain of the document.
+        rest_tokens: Tokens that remain of the document.
         overhead: Slots of the segment beyond tokens and eos.
         limits: The limits of rows.
         policy: The recipe's keys.
     """
     space = room - overhead
-    if rest <= min(space - policy.eos_last, limits.tokens):
-        return rest, np.int64(policy.eos_last)
-    return min(space - policy.eos_inner, rest - 1, limits.tokens), np.int64(policy.eos_inner)
+    if rest_tokens <= min(space - policy.eos_last, limits.tokens):
+        return rest_tokens, np.int64(policy.eos_last)
+    return min(space - policy.eos_inner, rest_tokens - 1, limits.tokens), np.int64(policy.eos_inner)
 
 
 @kernel
@@ -737,17 +747,17 @@ def _cut_at_row_ends(documents, limits, policy, cuts, row):
         total = documents.offsets[d + 1] - documents.offsets[d]
         start = np.int64(0)
         while start < total:
-            rest, room, tokens = total - start, limits.seq_length - fill, np.int64(0)
+            rest_tokens, room, tokens = total - start, limits.seq_length - fill, np.int64(0)
             if room >= 2 and in_row < limits.segments:
-                key, task = _drawn_task(documents, d, start, rest, limits.drawn)
+                key, task = _drawn_task(documents, d, start, rest_tokens, limits.drawn)
                 bos = policy.bos if start == 0 else np.int64(0)
                 overhead = limits.overhead[task] + bos
-                tokens, eos = _tokens_in_row(room, rest, overhead, limits, policy)
+                tokens, eos = _tokens_in_row(room, rest_tokens, overhead, limits, policy)
                 # If the drawn task would get too few tokens, `too_short` takes them.
                 if tokens < SHORTEST and task != too_short:
                     task = np.int64(too_short)
                     overhead = limits.overhead[task] + bos
-                    tokens, eos = _tokens_in_row(room, rest, overhead, limits, policy)
+                    tokens, eos = _tokens_in_row(room, rest_tokens, overhead, limits, policy)
             # Start a new row if no token fits in this one.
             if tokens < 1:
                 r, fill, in_row = r + 1, np.int64(0), np.int64(0)
@@ -826,9 +836,9 @@ def cut(
     _cut_supervised(*by_messages, cuts_at_messages, lost)
     # Each kernel wrote its segments in document order. A stable sort merges them and keeps chunks
     # in order.
-    both = Cuts(*(np.concatenate(pair) for pair in zip(cuts, cuts_at_messages, strict=True)))
-    in_document_order = np.argsort(both.document, kind="stable")
-    return segments_of_cuts(tasks, documents, Cuts(*(c[in_document_order] for c in both))), lost
+    all_cuts = Cuts(*(np.concatenate(pair) for pair in zip(cuts, cuts_at_messages, strict=True)))
+    in_document_order = np.argsort(all_cuts.document, kind="stable")
+    return segments_of_cuts(tasks, documents, Cuts(*(c[in_document_order] for c in all_cuts))), lost
 
 
 def _policy_of(recipe: Recipe) -> _Policy:
@@ -865,9 +875,9 @@ def _cut_by_rows(
             'hint: use "split"'
         )
     # All tasks have n + constant slots here, so a body of one token shows the constant.
-    one = np.ones(1, np.int64)
-    a_token = Bodies(one, one.astype(np.uint64), -one, 0 * one)
-    overhead = [task.slots(a_token, 0 * one, 0 * one)[0] - 1 for task in tasks]
+    one_token = np.ones(1, np.int64)
+    a_token = Bodies(one_token, one_token.astype(np.uint64), -one_token, 0 * one_token)
+    overhead = [task.slots(a_token, 0 * one_token, 0 * one_token)[0] - 1 for task in tasks]
     limits = _RowLimits(
         thresholds(recipe),
         np.array(overhead, np.int64),

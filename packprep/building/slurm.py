@@ -100,8 +100,8 @@ def arguments_of(command: str, inputs: Sequence[str], flags: Mapping[str, Any]) 
             raise RecipeError(
                 f"{flag} cannot be used with --command {command}\nhint: leave {flag} out"
             )
-        for one in value if isinstance(value, list) else [value]:
-            text = str(one)
+        for argument in value if isinstance(value, list) else [value]:
+            text = str(argument)
             if flag == "--tokenizer" and os.path.exists(text):
                 text = os.path.abspath(text)
             elif flag == "--source":
@@ -146,18 +146,18 @@ def slurm_folder(out: str | os.PathLike) -> Path:
         RecipeError: If the output folder is /.
     """
     place = os.fspath(out)
-    whole = (
+    absolute_path = (
         Path.cwd() / place.rstrip("/").rpartition("/")[2]
         if is_url(place)
         else Path(os.path.abspath(place))
     )
-    if not whole.name:
+    if not absolute_path.name:
         raise RecipeError(
             f"--out {out}: the scripts are written next to the output folder, and this folder has"
             " no parent\n"
             "hint: give another folder as --out"
         )
-    return whole.with_name(whole.name + ".slurm")
+    return absolute_path.with_name(absolute_path.name + ".slurm")
 
 
 def prepare(job: ArrayJob, submitted: bool, say: Callable[[str], None]) -> dict[str, Any]:
@@ -247,8 +247,8 @@ def _submission(array: Sequence[str], finish: Path, finishes: bool) -> str:
     """
     if not finishes:
         return shlex.join(["sbatch", *array])
-    first = shlex.join(["sbatch", "--parsable", *array])
-    return f'sbatch --dependency="afterok:$({first})" {shlex.quote(str(finish))}'
+    array_command = shlex.join(["sbatch", "--parsable", *array])
+    return f'sbatch --dependency="afterok:$({array_command})" {shlex.quote(str(finish))}'
 
 
 def max_array_size() -> int | None:
@@ -258,16 +258,16 @@ def max_array_size() -> int | None:
     asked = subprocess.run(
         ["scontrol", "show", "config"], capture_output=True, text=True, errors="replace"
     )
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", asked.stdout, re.M)
-    return int(found[1]) if found else None
+    match = re.search(r"^MaxArraySize\s*=\s*(\d+)", asked.stdout, re.M)
+    return int(match[1]) if match else None
 
 
 def scripts(job: ArrayJob, folder: Path) -> dict[str, str]:
     """Return {file name: text} of the array's script and, for a build, of finish.sh."""
-    made = {job.script: _script(job, folder, job.command, _array_part(job))}
+    texts_by_name = {job.script: _script(job, folder, job.command, _array_part(job))}
     if job.command in MAKE:
-        made[FINISH] = _script(job, folder, "finish", _finish_part(job))
-    return made
+        texts_by_name[FINISH] = _script(job, folder, "finish", _finish_part(job))
+    return texts_by_name
 
 
 def write_scripts(job: ArrayJob) -> list[str]:
@@ -277,10 +277,10 @@ def write_scripts(job: ArrayJob) -> list[str]:
         The names of the scripts that were replaced.
     """
     folder, replaced = slurm_folder(job.out), []
-    made = scripts(job, folder)
+    texts_by_name = scripts(job, folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in made.items():
+        for name, text in texts_by_name.items():
             path, data = folder / name, os.fsencode(text)
             if path.exists() and path.read_bytes() != data:
                 path.rename(folder / f"{name}.old")
@@ -328,7 +328,7 @@ def build_jobs(out: str | os.PathLike) -> list[dict[str, str]]:
     try:
         path = slurm_folder(out) / JOBS
         jobs = decode(path.read_bytes(), str(path))
-        found = [{"script": str(job["script"]), "job": str(job["job"])} for job in jobs]
+        submitted_jobs = [{"script": str(job["script"]), "job": str(job["job"])} for job in jobs]
     except (
         OSError,
         RecipeError,
@@ -337,7 +337,11 @@ def build_jobs(out: str | os.PathLike) -> list[dict[str, str]]:
         KeyError,
     ):  # RecipeError means that the output folder is /.
         return []
-    return found if any(job["script"].removesuffix(".sh") in MAKE for job in found) else []
+    return (
+        submitted_jobs
+        if any(job["script"].removesuffix(".sh") in MAKE for job in submitted_jobs)
+        else []
+    )
 
 
 def first_command(out: str | os.PathLike) -> str | None:
@@ -373,14 +377,14 @@ def redo_command(out: str | os.PathLike, missing: Sequence[int], shards: int) ->
     except OSError:
         return None
     # The shards of a task depend on the size of the original array, which the script has.
-    found = re.search(r"^#SBATCH --array=0-(\d+)(%\d+)?$", text, re.M)
-    if found is None or not finish.exists():
+    match = re.search(r"^#SBATCH --array=0-(\d+)(%\d+)?$", text, re.M)
+    if match is None or not finish.exists():
         return None
     # All shards are done, so only the final job is left.
     if not missing:
         return shlex.join(["sbatch", str(finish)])
-    tasks = ranges(tasks_of(missing, int(found[1]) + 1, shards))
-    return _submission([f"--array={tasks}{found[2] or ''}", str(array)], finish, True)
+    tasks = ranges(tasks_of(missing, int(match[1]) + 1, shards))
+    return _submission([f"--array={tasks}{match[2] or ''}", str(array)], finish, True)
 
 
 def _sbatch(arguments: Sequence[str]) -> str:
@@ -389,18 +393,18 @@ def _sbatch(arguments: Sequence[str]) -> str:
     Raises:
         BuildError: If sbatch fails. The message has the error output of sbatch.
     """
-    again = shlex.join(["sbatch", *arguments])
+    command = shlex.join(["sbatch", *arguments])
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["sbatch", "--parsable", *arguments], capture_output=True, text=True, errors="replace"
         )
     except FileNotFoundError:
         raise BuildError(
-            f"sbatch was not found\nhint: run {again} on a machine with sbatch"
+            f"sbatch was not found\nhint: run {command} on a machine with sbatch"
         ) from None
-    if done.returncode:
-        raise BuildError(f"{again} failed: {' '.join(done.stderr.split())}")
-    return done.stdout.strip()
+    if process.returncode:
+        raise BuildError(f"{command} failed: {' '.join(process.stderr.split())}")
+    return process.stdout.strip()
 
 
 def _script(job: ArrayJob, folder: Path, name: str, body: str) -> str:

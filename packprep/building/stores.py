@@ -51,12 +51,12 @@ def of_store(recipe: Recipe) -> Recipe:
         )
         for s in recipe.sources
     )
-    whole = replace(recipe, total_tokens=0, sources=sources)
+    full_recipe = replace(recipe, total_tokens=0, sources=sources)
     if not recipe.seq_lengths:
-        return whole
+        return full_recipe
     documents = replace(recipe.documents, long="split")
     return replace(
-        whole,
+        full_recipe,
         documents=documents,
         seq_length=recipe.seq_length or recipe.lengths[-1],
         seq_lengths=None,
@@ -144,39 +144,50 @@ def _source_in(store: TokenStore, source: Source, i: int) -> Source:
     Raises:
         RecipeError: If the store has no source of this name.
     """
-    own = {one.name: one for one in store.plan.recipe.sources}
+    sources_by_name = {
+        store_source.name: store_source for store_source in store.plan.recipe.sources
+    }
     name = source.name
-    if name not in own and name == f"source{i}" and len(own) == 1:
-        (name,) = own
-    if name not in own:
+    if name not in sources_by_name and name == f"source{i}" and len(sources_by_name) == 1:
+        (name,) = sources_by_name
+    if name not in sources_by_name:
         raise RecipeError(
             f"sources[{i}].name = {name!r} is not in the token store {store}\n"
-            f"hint: name one of its sources: {', '.join(own)}",
+            f"hint: name one of its sources: {', '.join(sources_by_name)}",
             ("sources", i, "name"),
         )
     use = {key: getattr(source, key) for key in _HOW_USED}
-    return replace(own[name], paths=(), keep=None, **use)
+    return replace(sources_by_name[name], paths=(), keep=None, **use)
 
 
 def _refuse_other_keys(recipe: Recipe, store: TokenStore) -> None:
-    made = store.plan.recipe
+    store_recipe = store.plan.recipe
     of_tokens = any(
         FORMATS[format].holds == "tokens"
-        for one in store.plan.sources
-        for format, _ in one.files.kinds
+        for store_source in store.plan.sources
+        for format, _ in store_source.files.kinds
     )
     for key in (*_FIXED, *(_FIXED_OF_TOKENS if of_tokens else ())):
-        here, there = getattr(recipe.documents, key), getattr(made.documents, key)
-        if (bool(here) != bool(there)) if key in _FIXED_OF_TOKENS else (here != there):
+        own_setting, store_setting = (
+            getattr(recipe.documents, key),
+            getattr(store_recipe.documents, key),
+        )
+        if (
+            (bool(own_setting) != bool(store_setting))
+            if key in _FIXED_OF_TOKENS
+            else (own_setting != store_setting)
+        ):
             raise RecipeError(
-                f"documents.{key} is {here!r} here, but {there!r} in the token store {store},"
+                f"documents.{key} is {own_setting!r} here, but {store_setting!r} in the token"
+                f" store {store},"
                 " whose tokens depend on it\n"
                 "hint: use the same value, or make a store with this one",
                 ("documents", key),
             )
-    if recipe.specials.media != made.specials.media:
+    if recipe.specials.media != store_recipe.specials.media:
         raise RecipeError(
-            f"specials.media is {recipe.specials.media!r} here, but {made.specials.media!r} in the"
+            f"specials.media is {recipe.specials.media!r} here, but"
+            f" {store_recipe.specials.media!r} in the"
             f" token store {store}, whose tokens depend on it\n"
             "hint: use the same value, or make a store with this one",
             ("specials", "media"),
@@ -192,11 +203,13 @@ def check_tokenizer(
     the tokens in the store.
     """
     for store in stores.values():
-        made = store.plan.recipe
-        needs = Needs(*needs_of(made))
+        store_recipe = store.plan.recipe
+        needs = Needs(*needs_of(store_recipe))
         digest = ""
         with contextlib.suppress(VocabularyError):  # A token of the store's tokenizer is missing.
-            digest = resolve_vocabulary(recipe.tokenizer, recipe.base, made.specials, needs).digest
+            digest = resolve_vocabulary(
+                recipe.tokenizer, recipe.base, store_recipe.specials, needs
+            ).digest
         if digest != store.plan.vocabulary.digest:
             raise RecipeError(
                 f"tokenizer = {recipe.tokenizer!r} is not the tokenizer of the token store"
@@ -212,21 +225,26 @@ def _refuse_other_specials(vocabulary: Vocabulary, store: TokenStore) -> None:
 
     `TokenStore.read` makes another check, of each document that it reads.
     """
-    here, there = special_texts(vocabulary), special_texts(store.plan.vocabulary)
-    if here == there:
+    own_specials, store_specials = special_texts(vocabulary), special_texts(store.plan.vocabulary)
+    if own_specials == store_specials:
         return
     special_text = store.plan.recipe.documents.special_text
-    own = {entry["id"] for entry in store.plan.vocabulary.added_tokens}
+    added_ids = {entry["id"] for entry in store.plan.vocabulary.added_tokens}
     why = ""
     if special_text != "text":
         why = f'documents.special_text = "{special_text}" rejects or accepts documents by them'
     elif (
-        any(one["estimates"][0]["chat"] for one in store.plan.stored["sources"])
-        and not here <= there
+        any(
+            planned_source["estimates"][0]["chat"]
+            for planned_source in store.plan.stored["sources"]
+        )
+        and not own_specials <= store_specials
     ):
         why = "they determine which of its conversations are rejected"
-    elif before := sorted(id for id, _ in there - here if id not in own):
-        why = f"ids {before[:5]} are special in it, but not here"
+    elif missing_ids := sorted(
+        id for id, _ in store_specials - own_specials if id not in added_ids
+    ):
+        why = f"ids {missing_ids[:5]} are special in it, but not here"
     if why:
         raise RecipeError(
             f"the token store {store} was made with other special tokens than this recipe has, and"
@@ -246,14 +264,14 @@ def template_of(template: str | None, stores: Mapping[str, TokenStore]) -> str |
         RecipeError: If the templates of the recipe and its stores differ.
     """
     for store in stores.values():
-        made = store.plan.stored["chat_template"]
-        if template is not None and made != template:
+        store_template = store.plan.stored["chat_template"]
+        if template is not None and store_template != template:
             raise RecipeError(
                 f"the chat template differs from the one in the token store {store}\n"
                 "hint: name the store's tokenizer, or make a store with this template",
                 ("documents", "chat_template"),
             )
-        template = made
+        template = store_template
     return template
 
 
@@ -270,7 +288,11 @@ def patterns_of(source: Source, base: Path, stores: Mapping[str, TokenStore]) ->
 
 def planned_in(store: TokenStore, name: str) -> Mapping[str, Any]:
     """Return the entry of source `name` in the plan of a token store."""
-    return next(one for one in store.plan.stored["sources"] if one["name"] == name)
+    return next(
+        planned_source
+        for planned_source in store.plan.stored["sources"]
+        if planned_source["name"] == name
+    )
 
 
 def files_in(store: TokenStore, name: str, index: int) -> Files:
@@ -279,8 +301,10 @@ def files_in(store: TokenStore, name: str, index: int) -> Files:
     The root of the files is "store:" and the store's location, because the documents are read from
     the store. `index` is the index of the source in the recipe.
     """
-    found = next(one for one in store.plan.sources if one.name == name)
-    files, source = found.files, found.source
+    planned_source = next(
+        store_source for store_source in store.plan.sources if store_source.name == name
+    )
+    files, source = planned_source.files, planned_source.source
     root = f"{IN_STORE}{store}"
     return Files(
         index,

@@ -98,9 +98,9 @@ def documents_builder(plan: Plan, most_bytes: int | None = None) -> DocumentsBui
 def slices_of(plan: Plan, shard: int) -> Iterator[tuple[PlannedSource, Slice]]:
     """Yield (source, work range) for each work range of a shard, in reading order."""
     seen = plan.seen or [None] * len(plan.sources)
-    for source, own in zip(plan.sources, seen, strict=True):
-        for part in unchanged_slices(source, shard, plan.shards, own):
-            yield source, part
+    for source, seen_files in zip(plan.sources, seen, strict=True):
+        for work_range in unchanged_slices(source, shard, plan.shards, seen_files):
+            yield source, work_range
 
 
 def unchanged_slices(
@@ -117,27 +117,29 @@ def unchanged_slices(
     Raises:
         SourceError: If a file changes while the build runs.
     """
-    for part in source.slices(shard, shards):
-        with file_unchanged(source, part, seen):
-            yield part
+    for work_range in source.slices(shard, shards):
+        with file_unchanged(source, work_range, seen):
+            yield work_range
 
 
 @contextlib.contextmanager
-def file_unchanged(source: PlannedSource, part: Slice, seen: np.ndarray | None) -> Iterator[None]:
+def file_unchanged(
+    source: PlannedSource, work_range: Slice, seen: np.ndarray | None
+) -> Iterator[None]:
     """Check before and after the `with` block that the file of a work range has not changed.
 
     The arguments and the error are as in `unchanged_slices`.
     """
 
     def check_file() -> None:
-        now = None if seen is None else seen_file(part.path, FORMATS[part.format])
+        file_now = None if seen is None else seen_file(work_range.path, FORMATS[work_range.format])
         if (
-            now is not None
+            file_now is not None
             and seen is not None
-            and now.modified != seen[part.file - source.first_file, 1]
+            and file_now.modified != seen[work_range.file - source.first_file, 1]
         ):
             raise SourceError(
-                f"{part.path}: this file was written to while the build reads it\n"
+                f"{work_range.path}: this file was written to while the build reads it\n"
                 "hint: leave the inputs unchanged, and run the same command again. It compares"
                 " the file with the text that was read"
             )

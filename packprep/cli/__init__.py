@@ -124,8 +124,8 @@ def entry() -> None:
     # Python prints an exception from a callback, such as a destructor or the end of an import, and
     # continues. An extension module prints an exception that is raised while it imports numpy, and
     # then reports that numpy cannot be imported. The hooks end the process in both cases.
-    sys.unraisablehook = lambda what: _end() if asked else sys.__unraisablehook__(what)
-    sys.excepthook = lambda *what: _end() if asked else sys.__excepthook__(*what)
+    sys.unraisablehook = lambda reported: _end() if asked else sys.__unraisablehook__(reported)
+    sys.excepthook = lambda *reported: _end() if asked else sys.__excepthook__(*reported)
     _on_signals(stop)
     try:
         try:

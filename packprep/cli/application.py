@@ -15,9 +15,9 @@ from packprep.cli.tracing import trace
 from packprep.messages import say_error
 
 
-def _show(what: str) -> Any:
-    """Return the callback of a flag. The callback sets the level of output to `what`."""
-    return lambda context, parameter, wanted: messages.show(what) if wanted else None
+def _show(level: str) -> Any:
+    """Return the callback of a flag. The callback sets the level of output to `level`."""
+    return lambda context, parameter, is_wanted: messages.show(level) if is_wanted else None
 
 
 def _loudness() -> list[TyperOption]:
@@ -30,11 +30,11 @@ def _loudness() -> list[TyperOption]:
             param_decls=[f"-{name[0]}", f"--{name}"],
             is_flag=True,
             expose_value=False,
-            callback=_show(what),
+            callback=_show(level),
             help=help,
             rich_help_panel=PRINTING_PANEL,
         )  # fmt: skip
-        for name, what, help in (
+        for name, level, help in (
             ("quiet", messages.ERRORS, "Print only errors and results."),
             ("verbose", messages.STAGES, "Also print each stage and shard, with the seconds."),
         )
@@ -122,19 +122,25 @@ def say_usage(error: Any, words: Sequence[str]) -> None:
         if parameter is None
         else [*parameter.opts, str(parameter.metavar)]
     )
-    given = next((w for option, w in zip(words, words[1:], strict=False) if option in names), None)
+    argument = next(
+        (w for option, w in zip(words, words[1:], strict=False) if option in names), None
+    )
     # The message shows the value, unless it has the value already.
-    if given is not None and message.startswith("Invalid value") and repr(given) not in message:
-        message += f", and {given!r} is given"
-    known = not message.startswith(("Invalid", "No such"))
-    wanted = next((_WANTED[name] for name in names if name in _WANTED), None) if known else None
+    if (
+        argument is not None
+        and message.startswith("Invalid value")
+        and repr(argument) not in message
+    ):
+        message += f", and {argument!r} is given"
+    is_known = not message.startswith(("Invalid", "No such"))
+    advice = next((_WANTED[name] for name in names if name in _WANTED), None) if is_known else None
     say_error(
-        f"error: {command}: {message}\nhint: {wanted or f'run `{command} -h` for the arguments'}"
+        f"error: {command}: {message}\nhint: {advice or f'run `{command} -h` for the arguments'}"
     )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(is_wanted: bool) -> None:
+    if is_wanted:
         from importlib.metadata import version
 
         typer.echo(f"packprep {version('packprep')}")

@@ -179,18 +179,21 @@ def plan(
     if not recipe.seq_length:
         outputs = [None] * len(recipes)
         if out is not None:
-            outputs = [folder_at(one) for _, one in folders_of_lengths(recipe, folder_at(out))]
-    each = look_up_each(recipes, moved_of(source))
-    for note in each[0].vocabulary.notes:
+            outputs = [
+                folder_at(output_folder)
+                for _, output_folder in folders_of_lengths(recipe, folder_at(out))
+            ]
+    inputs_by_length = look_up_each(recipes, moved_of(source))
+    for note in inputs_by_length[0].vocabulary.notes:
         say(note)
     # If a build was started in the folder, its plan is shown instead of a new plan.
     standing = [
-        None if output is None else begun(found, output)
-        for found, output in zip(each, outputs, strict=True)
+        None if output is None else begun(one_input, output)
+        for one_input, output in zip(inputs_by_length, outputs, strict=True)
     ]
     results, missing = [], []
-    for found, output, stored in zip(each, outputs, standing, strict=True):
-        results.append(_forecast(found, stored and stored[0], workers))
+    for one_input, output, stored in zip(inputs_by_length, outputs, standing, strict=True):
+        results.append(_forecast(one_input, stored and stored[0], workers))
         shards = range(results[-1]["shards"])
         missing.append(
             len(shards)
@@ -214,11 +217,11 @@ def plan(
     put_each(results, as_json, print_forecast)
 
 
-def _forecast(found: Any, stored: Any, workers: int | None) -> dict[str, Any]:
+def _forecast(inputs: Any, stored: Any, workers: int | None) -> dict[str, Any]:
     """Return the forecast of a build of one dataset.
 
     Args:
-        found: The recipe and its `Inputs`.
+        inputs: The recipe and its `Inputs`.
         stored: The plan of a build that was started, or None.
         workers: Number of worker processes, or None for the default.
     """
@@ -228,16 +231,16 @@ def _forecast(found: Any, stored: Any, workers: int | None) -> dict[str, Any]:
     from packprep.tokenizer.engines import load_engine
 
     samples: list[Any] = []
-    planned = make_plan(found, say, samples)
+    planned = make_plan(inputs, say, samples)
     if stored is not None:
         planned = stored
     engine = (
-        load_engine(planned["engine"], found.vocabulary, found.recipe.documents.special_text)
-        if found.has_text
+        load_engine(planned["engine"], inputs.vocabulary, inputs.recipe.documents.special_text)
+        if inputs.has_text
         else None
     )
-    say(pace(planned, engine, found, workers))
-    return forecast(planned, found, samples)
+    say(pace(planned, engine, inputs, workers))
+    return forecast(planned, inputs, samples)
 
 
 def status(directory: Directory, array_count: ArrayCount = None, as_json: Json = False) -> None:
@@ -300,11 +303,14 @@ def slurm(
     """
     from packprep.building.slurm import ArrayJob, arguments_of, prepare, print_prepared
 
-    first = next((i for i, word in enumerate(inputs or ()) if word.startswith("-")), None)
-    given, words = (inputs or [])[:first], [] if first is None else (inputs or [])[first:]
+    first_option = next((i for i, word in enumerate(inputs or ()) if word.startswith("-")), None)
+    recipe_words, words = (
+        (inputs or [])[:first_option],
+        [] if first_option is None else (inputs or [])[first_option:],
+    )
     if command != "verify":
         # Report errors here instead of in every task.
-        recipe_of(given, tokenizer, seq_length, tasks, text_key, seed, set_)
+        recipe_of(recipe_words, tokenizer, seq_length, tasks, text_key, seed, set_)
         moved_of(source)
     flags = {
         "--tokenizer": tokenizer,
@@ -317,7 +323,13 @@ def slurm(
         "--replay": replay,
     }
     job = ArrayJob(
-        command, arguments_of(command, given, flags), out, array, at_once, workers, tuple(words)
+        command,
+        arguments_of(command, recipe_words, flags),
+        out,
+        array,
+        at_once,
+        workers,
+        tuple(words),
     )
     put(prepare(job, submit, say), False, print_prepared, after_work=True)
 
@@ -344,8 +356,13 @@ def warm(
 
     if recipe is not None and not recipe.endswith(".toml"):
         raise RecipeError(f"{recipe}: expected a RECIPE.toml\nhint: omit it to compile all kernels")
-    given = None if recipe is None else recipe_of([recipe], None, None, None, None, None, None)
-    put(compile_ahead(given and given.by_length()[-1]), as_json, print_compiled, after_work=True)
+    one_recipe = None if recipe is None else recipe_of([recipe], None, None, None, None, None, None)
+    put(
+        compile_ahead(one_recipe and one_recipe.by_length()[-1]),
+        as_json,
+        print_compiled,
+        after_work=True,
+    )
 
 
 def doctor(
@@ -378,8 +395,8 @@ def doctor(
         raise RecipeError(
             f"{recipe}: expected a RECIPE.toml\nhint: omit it to check only this machine"
         )
-    given = None if recipe is None else recipe_of([recipe], None, None, None, None, None, None)
-    result = examine(given, out)
+    one_recipe = None if recipe is None else recipe_of([recipe], None, None, None, None, None, None)
+    result = examine(one_recipe, out)
     put(result, as_json, print_findings)
     if result["result"] == FAILS:
         raise typer.Exit(1)
@@ -424,4 +441,8 @@ def schema() -> None:
     from packprep.objectives.tasks import recipe_schema
     from packprep.sources.formats import formats_asked
 
-    put(recipe_schema(formats_asked()), False, lambda made: print(json.dumps(made, indent=2)))
+    put(
+        recipe_schema(formats_asked()),
+        False,
+        lambda json_schema: print(json.dumps(json_schema, indent=2)),
+    )

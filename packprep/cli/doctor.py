@@ -76,26 +76,29 @@ def examine(recipe: Recipe | None, out: str | None) -> dict[str, Any]:
         PackprepError: If the recipe or its inputs are invalid. A store that cannot be reached is a
             finding instead.
     """
-    found = [_versions(), _kernels()]
+    findings = [_versions(), _kernels()]
     stores = [] if recipe is None else list(_stores(recipe))
     output = None if out is None else folder_at(out)
     # If a store cannot be reached, no plan can be made.
     if recipe is None or any(finding.result == FAILS for finding in stores):
-        found += [_engines(), *stores, _memory(None)]
+        findings += [_engines(), *stores, _memory(None)]
         if output is not None:
-            found += _output(output, None, [])
+            findings += _output(output, None, [])
     else:
-        each = look_up_each(recipe.by_length(), {})
+        inputs_by_length = look_up_each(recipe.by_length(), {})
         # Only the first plan prints messages, because other row lengths would repeat them.
-        planned = [_planned(inputs, say if inputs is each[0] else _unheard) for inputs in each]
+        planned = [
+            _planned(inputs, say if inputs is inputs_by_length[0] else _unheard)
+            for inputs in inputs_by_length
+        ]
         together = built_together(
             [figures for _, _, figures in planned], [plan["shards"] for plan, _, _ in planned]
         )
-        found += [_engine_of(*planned[-1]), *stores, _memory(together[-1])]
+        findings += [_engine_of(*planned[-1]), *stores, _memory(together[-1])]
         if output is not None:
-            found += _output(output, recipe, planned)
-    worst = max((finding.result for finding in found), key=_RESULTS.index)
-    return {"result": worst, "checks": [finding._asdict() for finding in found]}
+            findings += _output(output, recipe, planned)
+    worst = max((finding.result for finding in findings), key=_RESULTS.index)
+    return {"result": worst, "checks": [finding._asdict() for finding in findings]}
 
 
 def _unheard(message: str) -> None:
@@ -120,15 +123,16 @@ def _versions() -> Finding:
 def _engines() -> Finding:
     """Report which engines are installed. This is used without a recipe."""
     fast = {name: kind for name, kind in ENGINES.items() if kind.proven}
-    here = (
+    installed = (
         ", ".join(f"{name} {kind.version()}" for name, kind in fast.items() if kind.version())
         or "none"
     )
     missing = {name: kind.package for name, kind in fast.items() if kind.version() is None}
     if not missing:
-        return Finding("engines", OK, f"all fast engines are installed: {here}")
+        return Finding("engines", OK, f"all fast engines are installed: {installed}")
     says = (
-        f"fast engines: {here}; not installed: {', '.join(missing)}, so slower ones do their work"
+        f"fast engines: {installed}; not installed: {', '.join(missing)}, so slower ones do their"
+        " work"
     )
     return Finding(
         "engines", OK, says, "give a RECIPE.toml to see which engine its tokenizer needs"
@@ -173,11 +177,11 @@ def _kernels() -> Finding:
             return Finding(
                 "kernels", OK, "; ".join([f"compiled kernels are cached in {folders.own}", *heard])
             )
-        first = (
+        place = (
             f"the first command takes about {compiling.seconds} s more and caches them in"
             f" {folders.own}"
         )
-        says = "; ".join([f"not compiled yet: {first}", *heard])
+        says = "; ".join([f"not compiled yet: {place}", *heard])
         return Finding("kernels", OK, says, "run packprep warm to compile them now")
     if is_kept("packprep.building.render.*"):
         says = (
@@ -209,19 +213,19 @@ def _stores(recipe: Recipe) -> Iterator[Finding]:
 def _memory(figures: Mapping[str, Any] | None) -> Finding:
     """Report whether the workers have enough memory. `figures` is from `forecast`, or None."""
     free, cpus = free_memory(), available_cpus()
-    there = f"{free / 2**30:.1f} GiB of memory free, {cpus} CPU{'s' * (cpus > 1)}"
+    resources = f"{free / 2**30:.1f} GiB of memory free, {cpus} CPU{'s' * (cpus > 1)}"
     if figures is None:
-        return Finding("memory", OK, there)
+        return Finding("memory", OK, resources)
     workers, of_one = (
         min(workers_for(figures["text_bytes"]), figures["shards"]),
         figures["worker_bytes"],
     )
     says = (
-        f"{there}; {workers} worker{'s take' if workers > 1 else ' takes'}"
+        f"{resources}; {workers} worker{'s take' if workers > 1 else ' takes'}"
         f" {workers * of_one / 2**30:.1f} GiB"
     )
-    if (left := free_addresses()) is not None and left < of_one:
-        says += f"; the limit of this process leaves {left / 2**30:.1f} GiB"
+    if (free_space := free_addresses()) is not None and free_space < of_one:
+        says += f"; the limit of this process leaves {free_space / 2**30:.1f} GiB"
         return Finding(
             "memory",
             FAILS,
@@ -312,9 +316,11 @@ def _file_system(path: Path, free: int | None) -> Finding:
     Raises:
         BuildError: If the directory is not writable.
     """
-    whole = Path(os.path.abspath(path))
+    absolute_path = Path(os.path.abspath(path))
     # The folder may not exist yet, so its nearest existing parent is measured.
-    above = next(folder for folder in (whole, *whole.parents) if os.path.lexists(folder))
+    above = next(
+        folder for folder in (absolute_path, *absolute_path.parents) if os.path.lexists(folder)
+    )
     try:
         folder = Path(tempfile.mkdtemp(prefix=".packprep-doctor-", dir=above))
     except OSError as error:
@@ -336,7 +342,7 @@ def _file_system(path: Path, free: int | None) -> Finding:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     rate = "too little space to measure MB/s" if mb_s is None else f"{mb_s:,.0f} MB/s"
-    says = f"{whole}: a file is on disk after {file_s * 1000:.1f} ms, {rate}, {links}"
+    says = f"{absolute_path}: a file is on disk after {file_s * 1000:.1f} ms, {rate}, {links}"
     if file_s > SLOW_FILE_S:
         return Finding(
             "out",

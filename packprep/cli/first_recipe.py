@@ -201,12 +201,12 @@ def _find_settings(
 
 def _forecast(table: dict[str, Any], base: Path) -> dict[str, Any]:
     """Return the forecast of a recipe, including the warnings of its plan."""
-    said: list[str] = []
+    messages: list[str] = []
     samples: list[Estimates] = []
     inputs = look_up(complete(read_recipe(table, base)), {})
-    planned = forecast(make_plan(inputs, said.append, samples), inputs, samples)
+    planned = forecast(make_plan(inputs, messages.append, samples), inputs, samples)
     planned["warnings"] += [
-        message.removeprefix(_WARNING) for message in said if message.startswith(_WARNING)
+        message.removeprefix(_WARNING) for message in messages if message.startswith(_WARNING)
     ]
     return planned
 
@@ -248,8 +248,8 @@ def _ends_of_documents(
         compiled and written_by_template(compiled, vocabulary, role) for role in ("bos", "eos")
     )
     # Some tokenizers put bos before every text.
-    first = first_put_by_processor(vocabulary.tokenizer_json)
-    puts_bos = first is not None and first == vocabulary.roles.get("bos")
+    first_token = first_put_by_processor(vocabulary.tokenizer_json)
+    puts_bos = first_token is not None and first_token == vocabulary.roles.get("bos")
     texts = [
         inputs.recipe.sources[0].name
         for inputs, is_chat in zip(looked_up, chats, strict=True)
@@ -291,14 +291,14 @@ def _sources(
     """
     taken: set[str] = set()
 
-    def named(path: str, more: str = "") -> str:
+    def named(path: str, suffix: str = "") -> str:
         words = re.sub(
             r"[^A-Za-z0-9_-]+", "-", os.path.basename(path.rstrip("/")).split(".")[0]
         ).strip("-")
-        name = wanted = f"{words or 'source'}{more}"
+        name = base_name = f"{words or 'source'}{suffix}"
         number = 2
         while name in taken:
-            name, number = f"{wanted}-{number}", number + 1
+            name, number = f"{base_name}-{number}", number + 1
         taken.add(name)
         return name
 
@@ -316,27 +316,29 @@ def _sources(
             stem = place.parent if "*" in place.name else place
             yield named(stem.name), [_below(place, base)]
             continue
-        found, others = _formats_below(place)
-        if not found:
-            known = ", ".join(dict.fromkeys(s for f in FORMATS.values() for s in f.suffixes))
+        endings_by_format, other_endings = _formats_below(place)
+        if not endings_by_format:
+            suffixes = ", ".join(dict.fromkeys(s for f in FORMATS.values() for s in f.suffixes))
             raise RecipeError(
-                f"{path}: no file in this folder has a known extension ({known}, .txt, .md;"
+                f"{path}: no file in this folder has a known extension ({suffixes}, .txt, .md;"
                 " formats of lines also with .gz or .zst)"
                 "\nhint: name the files with a pattern"
             )
-        if others:
-            listed = ", ".join(f"{count:,} {ending}" for ending, count in others.most_common(5))
-            which = f"{glob.escape(_below(place, base))}/**/*{others.most_common(1)[0][0]}"
+        if other_endings:
+            listed = ", ".join(
+                f"{count:,} {ending}" for ending, count in other_endings.most_common(5)
+            )
+            pattern = f"{glob.escape(_below(place, base))}/**/*{other_endings.most_common(1)[0][0]}"
             left_out.append(
                 f"{path}: files of unknown formats are left out: {listed}; to read them as text,"
-                f" name {which}"
+                f" name {pattern}"
             )
         # Each format becomes a source, because formats may need different keys.
-        for format, endings in found.items():
+        for format, endings in endings_by_format.items():
             patterns = [
                 f"{glob.escape(_below(place, base))}/**/*{ending}" for ending in sorted(endings)
             ]
-            yield named(place.name, f"-{format}" if len(found) > 1 else ""), patterns
+            yield named(place.name, f"-{format}" if len(endings_by_format) > 1 else ""), patterns
 
 
 def _formats_below(folder: Path) -> tuple[dict[str, set[str]], Counter[str]]:
@@ -346,8 +348,8 @@ def _formats_below(folder: Path) -> tuple[dict[str, set[str]], Counter[str]]:
     counts the files with unknown endings, for example {".pdf": 3}. The search stops after about
     _MOST_NAMES names.
     """
-    found: dict[str, set[str]] = {}
-    others: Counter[str] = Counter()
+    endings_by_format: dict[str, set[str]] = {}
+    other_endings: Counter[str] = Counter()
     seen = 0
     for _, _, names in os.walk(folder):
         for name in names:
@@ -356,13 +358,13 @@ def _formats_below(folder: Path) -> tuple[dict[str, set[str]], Counter[str]]:
                 continue  # The pattern of the pair's first file suffices.
             ending = "".join(Path(name).suffixes[-2 if compression else -1 :])
             if FORMATS[format].suffixes or re.fullmatch(r"\.(txt|md)(\.\w+)?", ending.lower()):
-                found.setdefault(format, set()).add(ending)
+                endings_by_format.setdefault(format, set()).add(ending)
             elif ending and not name.startswith("."):
-                others[ending] += 1
+                other_endings[ending] += 1
         seen += len(names)
         if seen > _MOST_NAMES:
             break
-    return dict(sorted(found.items())), others
+    return dict(sorted(endings_by_format.items())), other_endings
 
 
 def _parsed(lines: Sequence[str]) -> dict[str, Any]:
@@ -391,8 +393,8 @@ def _seq_length(lengths: np.ndarray, weights: np.ndarray) -> tuple[int, str]:
     order = np.argsort(lengths)
     below = np.cumsum(weights[order]) / weights.sum()
 
-    def of_part(part: float) -> int:
-        return int(lengths[order][min(int(np.searchsorted(below, part)), len(order) - 1)])
+    def of_part(quantile: float) -> int:
+        return int(lengths[order][min(int(np.searchsorted(below, quantile)), len(order) - 1)])
 
     chosen = next((n for n in _SEQ_LENGTHS if n >= of_part(_WHOLE) + 2), 4096)
     stays = float(weights[lengths + 2 <= chosen].sum() / weights.sum())

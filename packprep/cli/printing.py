@@ -94,7 +94,7 @@ def print_forecast(f: dict[str, Any]) -> None:
     )
     put_line(f"{shards} of about {f['shard_text_bytes'] / 2**20:.3g} MiB of text, {files}")
     # The sample may have no documents.
-    sums = [f"{f[name]:,} {what}" for name, what in SUMS.items() if f[name]]
+    sums = [f"{f[name]:,} {unit}" for name, unit in SUMS.items() if f[name]]
     put_line(f"about {', '.join(sums)} ({f['engine']['name']} engine)")
     put_line(
         f"about {f['rows']:,} rows of {f['seq_length']}, {f['output_bytes']:,} bytes on disk,"
@@ -103,8 +103,12 @@ def print_forecast(f: dict[str, Any]) -> None:
     fill = f["utilisation"]
     if fill["all_rows"] is not None:
         without = fill["without_last_rows"]
-        last = "" if without is None else f"; {without:.2%} without each shard's last row"
-        put_line(f"about {fill['all_rows']:.2%} of slots filled{last}{sides_in_words(fill)}")
+        without_last_rows = (
+            "" if without is None else f"; {without:.2%} without each shard's last row"
+        )
+        put_line(
+            f"about {fill['all_rows']:.2%} of slots filled{without_last_rows}{sides_in_words(fill)}"
+        )
     if "to_come" in f:
         _print_outlook(f["to_come"], f["shards"], f.get("out"))
     _print_sources(f["sources"])
@@ -113,11 +117,11 @@ def print_forecast(f: dict[str, Any]) -> None:
         put_line(f"warning: {one_line(warning)}")
     if f["store"] is not None:
         s = f["store"]
-        held = (
+        store_size = (
             f"{s['documents']:,} documents, {s['tokens']:,} tokens (± {s['token_error']:.2%}),"
             f" {s['bytes']:,} bytes"
         )
-        put_line(f"as a token store: about {held}")
+        put_line(f"as a token store: about {store_size}")
 
 
 def _print_sources(sources: list[dict[str, Any]]) -> None:
@@ -158,8 +162,8 @@ def _print_outlook(come: Mapping[str, Any], shards: int, out: Mapping[str, Any] 
             ("packs and writes", come["rows_mb_s"], "rows"),
         ]
         rates = [
-            f"{what} {float(f'{rate:.3g}'):,g} MB/s of {of}"
-            for what, rate, of in steps
+            f"{step_name} {float(f'{rate:.3g}'):,g} MB/s of {input_name}"
+            for step_name, rate, input_name in steps
             if rate is not None
         ]
         compiling = f", plus {come['compile_s']} s to compile kernels" if come["compile_s"] else ""
@@ -169,13 +173,13 @@ def _print_outlook(come: Mapping[str, Any], shards: int, out: Mapping[str, Any] 
         put_line(f"about {duration(come['seconds'])} with {workers}{by}: each core {core}")
     if out is None:
         return
-    done = (
+    progress = (
         f"{shards - come['missing']} of {shards} shards are done"
         if out["begun"]
         else "no build yet"
     )
     free = "" if out["free_bytes"] is None else f", {out['free_bytes']:,} free"
-    put_line(f"{out['folder']}: {done}; {come['output_bytes']:,} bytes still to write{free}")
+    put_line(f"{out['folder']}: {progress}; {come['output_bytes']:,} bytes still to write{free}")
 
 
 def duration(seconds: float) -> str:
@@ -236,7 +240,7 @@ def print_profile(profile: Mapping[str, Any]) -> None:
 
 def _lines(profile: Mapping[str, Any]) -> Iterator[str]:
     workers = f"{profile['workers']} worker{'s' if profile['workers'] > 1 else ''}"
-    made = (
+    totals = (
         f"{profile['documents']:,} documents, {profile['tokens']:,} tokens,"
         f" {profile['text_bytes'] / 1e6:,.1f} MB of text"
     )
@@ -248,14 +252,14 @@ def _lines(profile: Mapping[str, Any]) -> Iterator[str]:
         )
         if profile[name] is not None
     ]
-    said = (
-        f"{made}: {', '.join(rates)}"
+    size = (
+        f"{totals}: {', '.join(rates)}"
         if rates
-        else made
+        else totals
         if profile["documents"]
         else "nothing was read"
     )
-    yield f"{profile['wall_s']:.2f} s with {workers}, from plan to publication: {said}"
+    yield f"{profile['wall_s']:.2f} s with {workers}, from plan to publication: {size}"
     means = "(seconds: all workers together; rates: one worker, in this stage only)"
     yield f"{'stage':<10} {'seconds':>9} {'share':>7} {'MB/s':>9} {'M tokens/s':>11}   {means}"
     for stage in profile["stages"]:

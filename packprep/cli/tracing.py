@@ -139,13 +139,13 @@ def trace(
     )
 
     views = {"--step": step, "--document": document, "--losses": losses}
-    given = [name for name, value in views.items() if value is not None]
-    if len(given) != 1:
+    given_views = [name for name, value in views.items() if value is not None]
+    if len(given_views) != 1:
         raise RecipeError(
-            f"{' and '.join(given) or 'no view'}: trace shows one view"
+            f"{' and '.join(given_views) or 'no view'}: trace shows one view"
             "\nhint: give one of --step, --document and --losses"
         )
-    _check_options(given[0], {"--rank": rank, "--source": source, "--out": out})
+    _check_options(given_views[0], {"--rank": rank, "--source": source, "--out": out})
     # The order of a run depends on both values, so both are required.
     if batch_size is None or world_size is None:
         missing = "--batch-size" if batch_size is None else "--world-size"
@@ -153,8 +153,8 @@ def trace(
             f"{missing} is missing\nhint: give --batch-size B and --world-size W of the run"
         )
     # A saved state replaces these options, so giving both is an error.
-    own = {"--seed": seed, "--shuffle": shuffle, "--balance": balance, "--window": window}
-    options, stored = _options(own, state)
+    own_options = {"--seed": seed, "--shuffle": shuffle, "--balance": balance, "--window": window}
+    options, stored = _options(own_options, state)
     options["skip"] = [_steps_of("--skip", value) for value in skip or ()]
     run = TrainingRun(_sizes_of(batch_size), world_size, options, stored, first_step)
     if rank is not None and rank >= world_size:
@@ -173,8 +173,8 @@ def trace(
                 # A step may have many documents, so each is written when it is found.
                 with open(out, "x", encoding="utf-8") as file:
                     count = 0
-                    for one in documents_of_steps(dataset, run, *steps, rank):
-                        file.write(json.dumps(one, ensure_ascii=False) + "\n")
+                    for step_document in documents_of_steps(dataset, run, *steps, rank):
+                        file.write(json.dumps(step_document, ensure_ascii=False) + "\n")
                         count += 1
                 put({"out": out, "segments": count}, as_json, _print_written, after_work=True)
             else:
@@ -182,13 +182,13 @@ def trace(
         elif document is not None:
             put(describe_reads(dataset, run, source, document, epochs), as_json, print_reads)
         elif losses is not None:
-            found = describe_losses(dataset, run, losses, limit)
+            described = describe_losses(dataset, run, losses, limit)
             if out is not None:
-                found["written"] = write_removal_lists(found["documents"], out)
-            put(found, as_json, print_losses, after_work=out is not None)
+                described["written"] = write_removal_lists(described["documents"], out)
+            put(described, as_json, print_losses, after_work=out is not None)
 
 
-def _check_options(view: str, given: dict[str, Any]) -> None:
+def _check_options(view: str, given_options: dict[str, Any]) -> None:
     """Check that the options belong to the view.
 
     Raises:
@@ -197,20 +197,20 @@ def _check_options(view: str, given: dict[str, Any]) -> None:
     from packprep.errors import RecipeError
 
     views = {"--rank": ["--step"], "--source": ["--document"], "--out": ["--step", "--losses"]}
-    for option, value in given.items():
+    for option, value in given_options.items():
         if value is not None and view not in views[option]:
             raise RecipeError(
                 f"{option} needs {' or '.join(views[option])}\nhint: omit {option} or {view}"
             )
 
 
-def _options(own: dict[str, Any], state: str | None) -> tuple[dict[str, Any], Any]:
+def _options(own_options: dict[str, Any], state: str | None) -> tuple[dict[str, Any], Any]:
     """Return the arguments of the loader, and the contents of the file --state."""
     from packprep.errors import RecipeError
     from packprep.inspection.trace import options_of_state
 
     if state is not None:
-        for option, value in own.items():
+        for option, value in own_options.items():
             if value is not None:
                 raise RecipeError(
                     f"{option} and --state both describe the order\nhint: omit {option}"
@@ -223,11 +223,11 @@ def _options(own: dict[str, Any], state: str | None) -> tuple[dict[str, Any], An
                 "\nhint: give a file with the JSON of the loader's state_dict()"
             ) from None
         return options_of_state(stored, state), stored
-    options = {"seed": own["--seed"] or 0, "shuffle": own["--shuffle"] is not False}
-    if own["--balance"] is not None:
-        options["balance"] = _balance_of(own["--balance"])
-    if own["--window"] is not None:
-        options["window"] = own["--window"]
+    options = {"seed": own_options["--seed"] or 0, "shuffle": own_options["--shuffle"] is not False}
+    if own_options["--balance"] is not None:
+        options["balance"] = _balance_of(own_options["--balance"])
+    if own_options["--window"] is not None:
+        options["window"] = own_options["--window"]
     return options, None
 
 
@@ -264,12 +264,12 @@ def _steps_of(option: str, text: str) -> tuple[int, int]:
     """Return the first and the last step of S or FIRST-LAST. Steps may be negative."""
     from packprep.errors import RecipeError
 
-    found = re.fullmatch(r"(-?\d+)(?:-(-?\d+))?", text)
-    if found is None or int(found[2] or found[1]) < int(found[1]):
+    steps = re.fullmatch(r"(-?\d+)(?:-(-?\d+))?", text)
+    if steps is None or int(steps[2] or steps[1]) < int(steps[1]):
         raise RecipeError(
             f"{option} {text}: expected a step, or FIRST-LAST\nhint: write 812, or 800-812"
         )
-    return int(found[1]), int(found[2] or found[1])
+    return int(steps[1]), int(steps[2] or steps[1])
 
 
 @contextmanager

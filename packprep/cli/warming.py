@@ -53,7 +53,7 @@ def compile_ahead(recipe: Recipe | None = None) -> dict[str, Any]:
     Raises:
         BuildError: If the kernels cannot be cached.
     """
-    begun, before = time.perf_counter(), compiling.COUNTS.copy()
+    begun, counts_before = time.perf_counter(), compiling.COUNTS.copy()
     if (folder := cache_folders().own) is None:
         raise BuildError(
             "kernels cannot be cached: no cache folder is writable"
@@ -76,7 +76,7 @@ def compile_ahead(recipe: Recipe | None = None) -> dict[str, Any]:
             report = verify_dataset(out, ALL, {}, (0, 1), 0, _Silent())
             write_report(out, f"{out}.html", {}, report, PROMISES)
     # A kernel that was compiled but not cached would be compiled again.
-    counts = compiling.COUNTS - before
+    counts = compiling.COUNTS - counts_before
     if counts["kept"] < counts["compiled"]:
         raise BuildError(
             f"{counts['compiled'] - counts['kept']} of {counts['compiled']} kernels could not be"

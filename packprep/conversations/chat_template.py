@@ -136,21 +136,21 @@ def _template_beside(
         tool_use = None if of_tools is None else of_tools.decode("utf-8", "replace")
         return _with_tool_use(data.decode("utf-8", "replace"), tool_use)
     for config in (*configs, *_of_processor(tokenizer, base)):
-        given: Any = config.get("chat_template")
-        if isinstance(given, str):
-            return given
-        named = _by_name(given)
+        config_value: Any = config.get("chat_template")
+        if isinstance(config_value, str):
+            return config_value
+        named = _by_name(config_value)
         if "default" in named:
             return _with_tool_use(named["default"], named.get("tool_use"))
     return None
 
 
-def _by_name(given: Any) -> dict[str, str]:
+def _by_name(templates: Any) -> dict[str, str]:
     """Return name → template for a `chat_template` that lists or maps several templates."""
-    if isinstance(given, Mapping):
-        pairs = list(given.items())
+    if isinstance(templates, Mapping):
+        pairs = list(templates.items())
     else:
-        entries = given if isinstance(given, list) else []
+        entries = templates if isinstance(templates, list) else []
         pairs = [(e.get("name"), e.get("template")) for e in entries if isinstance(e, dict)]
     return {
         name: template
@@ -193,8 +193,15 @@ def unused_templates(tokenizer: str, base: Path) -> str:
     """
     files = {name: read_beside(tokenizer, base, name) for name in HINT_FILES}
     configs = [hints_in(name, data) for name, data in files.items() if data is not None]
-    given = [config.get("chat_template") for config in (*configs, *_of_processor(tokenizer, base))]
-    if names := [name for one in given if not isinstance(one, str) for name in _by_name(one)]:
+    config_values = [
+        config.get("chat_template") for config in (*configs, *_of_processor(tokenizer, base))
+    ]
+    if names := [
+        name
+        for config_value in config_values
+        if not isinstance(config_value, str)
+        for name in _by_name(config_value)
+    ]:
         return (
             "a document has messages, and none of the tokenizer's chat templates is named default:"
             f" they are named {', '.join(names)}\nhint: write the text of one of them into a Jinja"
@@ -296,7 +303,7 @@ class ChatTemplate:
 
         if not go_on:
             self.begin()
-        own = {
+        own_functions = {
             "messages": messages,
             "tools": tools,
             "add_generation_prompt": prompt,
@@ -304,8 +311,10 @@ class ChatTemplate:
         }
         # `Template.render` copies the globals slowly, and rewrites the traceback of each refusal.
         template, environment = self._template, self._template.environment
-        given = {**self._globals, "documents": None, **variables, **own}
-        context = environment.context_class(environment, given, template.name, template.blocks)
+        context_variables = {**self._globals, "documents": None, **variables, **own_functions}
+        context = environment.context_class(
+            environment, context_variables, template.name, template.blocks
+        )
         return str(environment.concat(template.root_render_func(context)))
 
     def remembered(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -325,10 +334,10 @@ class ChatTemplate:
             return cast(T, result)
         steps, characters = environment.counts()
         result = make()
-        now = environment.counts()
+        counts_now = environment.counts()
         if len(self._known) >= MOST_KNOWN:
             self._known.clear()
-        self._known[key] = result, now[0] - steps, now[1] - characters
+        self._known[key] = result, counts_now[0] - steps, counts_now[1] - characters
         return result
 
 
@@ -464,8 +473,8 @@ def _written_day(day: datetime.date, form: str) -> str:
     def written(match: re.Match[str]) -> str:
         if match[2] not in parts:
             raise ValueError(f"no part of a day: {match[0]}")
-        part = parts[match[2]]
-        return (part.lstrip("0 ") or "0") if match[1] else part
+        number = parts[match[2]]
+        return (number.lstrip("0 ") or "0") if match[1] else number
 
     return re.sub("%(-?)(.?)", written, form, flags=re.DOTALL)
 

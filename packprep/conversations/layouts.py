@@ -110,7 +110,7 @@ class _Bad(Exception):
 
 
 def read_layout(
-    given: Supervision, trained_roles: Sequence[str] = ("assistant",)
+    supervision: Supervision, trained_roles: Sequence[str] = ("assistant",)
 ) -> Dialogue | Supervision | Problem:
     """Return the dialogue of a record, or a text with loss_spans, or the reason of a reject.
 
@@ -119,38 +119,40 @@ def read_layout(
     text or loss_spans, because it is not clear which of them to train.
 
     Args:
-        given: A record with a layout.
+        supervision: A record with a layout.
         trained_roles: The messages of these roles are trained unless a mark says otherwise. A
             dialogue without any trained message is rejected.
     """
-    if given.text is not None or given.loss_spans is not None:
-        other = "a text" if given.text is not None else LOSS_SPANS
-        choice = "another text_key" if given.text is None else "messages_format for these alone"
+    if supervision.text is not None or supervision.loss_spans is not None:
+        other_field = "a text" if supervision.text is not None else LOSS_SPANS
+        choice = (
+            "another text_key" if supervision.text is None else "messages_format for these alone"
+        )
         return (
             "bad_messages",
             (
-                f"the document has {other}, too; take one of them away, or set {choice}, or "
+                f"the document has {other_field}, too; take one of them away, or set {choice}, or "
                 'documents.loss_spans = "ignore" for the text alone'
             ),
         )
     try:
-        found = _LAYOUTS[given.layout](given.record, given.kinds)
+        dialogue = _LAYOUTS[supervision.layout](supervision.record, supervision.kinds)
     except _Bad as bad:
         return "bad_messages", str(bad)
     except BadMedia as bad:
         return BAD_MEDIA, str(bad)
-    if beside := next((key for key in REFUSED_FIELDS if given.record.get(key)), None):
+    if beside := next((key for key in REFUSED_FIELDS if supervision.record.get(key)), None):
         return "bad_messages", f"the document has {beside!r}, which is not read: " + (
             REFUSED_FIELDS[beside]
         )
-    if isinstance(found, Dialogue) and given.record.get(MEDIA):
+    if isinstance(dialogue, Dialogue) and supervision.record.get(MEDIA):
         return (
             BAD_MEDIA,
             "the document has media beside messages: write each as a part of a message's content",
         )
-    if isinstance(found, Dialogue) and not any(
-        (message["role"] in trained_roles if train is None else train) or found.trains_part(k)
-        for k, (message, train) in enumerate(zip(found.messages, found.train, strict=True))
+    if isinstance(dialogue, Dialogue) and not any(
+        (message["role"] in trained_roles if train is None else train) or dialogue.trains_part(k)
+        for k, (message, train) in enumerate(zip(dialogue.messages, dialogue.train, strict=True))
     ):
         whose = (
             "the assistant's"
@@ -158,7 +160,7 @@ def read_layout(
             else "of documents.trained_roles"
         )
         return "bad_messages", f"no message is {whose}: nothing would be trained"
-    return found
+    return dialogue
 
 
 def _of_messages(record: Mapping[str, Any], kinds: Sequence[str]) -> Dialogue:
@@ -171,8 +173,8 @@ def _of_sharegpt(record: Mapping[str, Any], kinds: Sequence[str]) -> Dialogue:
 
 def _of_alpaca(record: Mapping[str, Any], kinds: Sequence[str]) -> Dialogue:
     instruction, output = (_text_of(record, key) for key in ("instruction", "output"))
-    given = _text_of(record, "input")
-    turns = [(instruction + ("\n\n" + given if given else ""), output)]
+    input_text = _text_of(record, "input")
+    turns = [(instruction + ("\n\n" + input_text if input_text else ""), output)]
     history = record.get("history") or []
     if not (
         isinstance(history, list)
@@ -203,10 +205,11 @@ def _of_prompt_and_completion(
                     " both as messages"
                 )
         text = prompt + completion
-        if found := SURROGATE.search(text):
+        if surrogate := SURROGATE.search(text):
             return (
                 "lone_surrogate",
-                f"character {found.start()} of the text is the lone surrogate {ascii(found[0])}",
+                f"character {surrogate.start()} of the text is the lone surrogate"
+                f" {ascii(surrogate[0])}",
             )
         if too_large := large_text(text):
             return too_large
@@ -242,7 +245,7 @@ def _text_of(record: Mapping[str, Any], key: str) -> str:
 
 
 def _dialogue(
-    given: Sequence[Any],
+    given_messages: Sequence[Any],
     record: Mapping[str, Any],
     kinds: Sequence[str],
     untrained: int = 0,
@@ -252,7 +255,7 @@ def _dialogue(
     If the record has a `system`, it becomes the first message.
 
     Args:
-        given: Messages with role and content, or with from and value.
+        given_messages: Messages with role and content, or with from and value.
         record: The fields of the record.
         kinds: Kinds of media.
         untrained: Number of leading messages that are trained only if their mark says so.
@@ -261,32 +264,36 @@ def _dialogue(
     system = record.get("system")
     media: list[MediaPlace] = []
     of_record = _weight(record, "the document")
-    for k, message in enumerate(given):
+    for k, message in enumerate(given_messages):
         if _is_plain(message):
             messages.append(message)
             train.append(False if k < untrained else None)
             weights.append(of_record)
             parts.append(())
             continue
-        what = f"message {k}"
+        place = f"message {k}"
         if not isinstance(message, dict):
-            raise _Bad(f"{what} is {_kind(message)}, not an object with a role and a content")
-        own = (
-            _from_sharegpt(message, what)
+            raise _Bad(f"{place} is {_kind(message)}, not an object with a role and a content")
+        own_message = (
+            _from_sharegpt(message, place)
             if "from" in message and "role" not in message
             else message
         )
         # Null means that a key is missing, except for a content.
-        own = {key: value for key, value in own.items() if value is not None or key == "content"}
-        trained, weight = _take_marks(own, what)
-        weights.append(_product(of_record, weight, what))
-        _check(own, what, kinds)
-        parts.append(_take_part_marks(own, what, kinds))
+        own_message = {
+            key: value
+            for key, value in own_message.items()
+            if value is not None or key == "content"
+        }
+        trained, weight = _take_marks(own_message, place)
+        weights.append(_product(of_record, weight, place))
+        _check(own_message, place, kinds)
+        parts.append(_take_part_marks(own_message, place, kinds))
         # Each product of weights must be finite in float32.
         for j, mark in enumerate(parts[-1]):
-            _product(weights[-1], mark.weight, f"{what}: part {j}")
-        media += _taken_off(own, what, kinds)
-        messages.append(own)
+            _product(weights[-1], mark.weight, f"{place}: part {j}")
+        media += _taken_off(own_message, place, kinds)
+        messages.append(own_message)
         # Messages of a prompt are trained only if their mark says so.
         train.append(False if trained is None and k < untrained else trained)
     if system:
@@ -318,7 +325,7 @@ def _is_plain(message: Any) -> bool:
     )
 
 
-def _take_marks(message: dict[str, Any], what: str) -> tuple[bool | None, float]:
+def _take_marks(message: dict[str, Any], place: str) -> tuple[bool | None, float]:
     """Remove the marks of a message or a part, and return (train, weight).
 
     Without marks, `train` is None and `weight` is 1. The names that other tools use for these marks
@@ -327,30 +334,30 @@ def _take_marks(message: dict[str, Any], what: str) -> tuple[bool | None, float]
     if _MARKS.isdisjoint(message):
         return None, 1.0
     if unread := next((key for key in _UNREAD_MARKS if message.get(key) is not None), None):
-        raise _Bad(f"{what} has {unread!r}, which is not read: say it by train or weight instead")
+        raise _Bad(f"{place} has {unread!r}, which is not read: say it by train or weight instead")
     # These three names mean the same mark.
-    given = {key: message.pop(key, None) for key in ("train", "training", "loss")}
-    marks = {key: value for key, value in given.items() if value is not None}
+    values_by_key = {key: message.pop(key, None) for key in ("train", "training", "loss")}
+    marks = {key: value for key, value in values_by_key.items() if value is not None}
     for key, value in marks.items():
         if key == "loss" and value in (0, 1):
             marks[key] = bool(value)
         elif not isinstance(value, bool):
-            raise _Bad(f"{what}: {key} is {_kind(value)}; true or false is wanted")
+            raise _Bad(f"{place}: {key} is {_kind(value)}; true or false is wanted")
     if len(set(marks.values())) > 1:
-        raise _Bad(f"{what}: {' and '.join(marks)} contradict each other")
+        raise _Bad(f"{place}: {' and '.join(marks)} contradict each other")
     weights = {
-        key: _weight(message, what, key)
+        key: _weight(message, place, key)
         for key in ("weight", "loss_weight")
         if message.get(key) is not None
     }
     for key in ("weight", "loss_weight"):
         message.pop(key, None)
     if len(set(weights.values())) > 1:
-        raise _Bad(f"{what}: weight and loss_weight contradict each other")
+        raise _Bad(f"{place}: weight and loss_weight contradict each other")
     return next(iter(marks.values()), None), next(iter(weights.values()), 1.0)
 
 
-def _take_part_marks(message: dict[str, Any], what: str, kinds: Sequence[str]) -> tuple[Mark, ...]:
+def _take_part_marks(message: dict[str, Any], place: str, kinds: Sequence[str]) -> tuple[Mark, ...]:
     """Remove the marks of a message's parts, and return them. Return () if no part has a mark.
 
     Raises:
@@ -359,14 +366,17 @@ def _take_part_marks(message: dict[str, Any], what: str, kinds: Sequence[str]) -
     content = message.get("content")
     if not isinstance(content, list):
         return ()
-    message["content"] = parts = [dict(part) for part in content]
-    marks = tuple(Mark(*_take_marks(part, f"{what}: part {j}")) for j, part in enumerate(parts))
-    for j, (part, mark) in enumerate(zip(parts, marks, strict=True)):
-        if mark != Mark() and part["type"] in kinds:
-            raise _Bad(f"{what}: part {j} has a mark, and a place of media is never trained")
-        if mark != Mark() and not part["text"].strip():
+    message["content"] = parts = [dict(content_part) for content_part in content]
+    marks = tuple(
+        Mark(*_take_marks(content_part, f"{place}: part {j}"))
+        for j, content_part in enumerate(parts)
+    )
+    for j, (content_part, mark) in enumerate(zip(parts, marks, strict=True)):
+        if mark != Mark() and content_part["type"] in kinds:
+            raise _Bad(f"{place}: part {j} has a mark, and a place of media is never trained")
+        if mark != Mark() and not content_part["text"].strip():
             raise _Bad(
-                f"{what}: part {j} has a mark and is blank: write it into the part before it"
+                f"{place}: part {j} has a mark and is blank: write it into the part before it"
             )
     return marks if any(mark != Mark() for mark in marks) else ()
 
@@ -376,7 +386,7 @@ _UNREAD_MARKS = ("train_detail", "loss_mask", "loss_scale", "masked", "trainable
 _MARKS = frozenset((*_UNREAD_MARKS, "train", "training", "loss", "weight", "loss_weight"))
 
 
-def _taken_off(message: dict[str, Any], what: str, kinds: Sequence[str]) -> list[MediaPlace]:
+def _taken_off(message: dict[str, Any], place: str, kinds: Sequence[str]) -> list[MediaPlace]:
     """Remove `ref` and `tokens` from a message's media parts, and return the media spans.
 
     Raises:
@@ -385,40 +395,40 @@ def _taken_off(message: dict[str, Any], what: str, kinds: Sequence[str]) -> list
     content = message.get("content")
     if not kinds or not isinstance(content, list):
         return []
-    found = [
-        MediaPlace(part["type"], *read_slots(part, f"{what}: part {j}"))
-        for j, part in enumerate(content)
-        if part["type"] in kinds
+    spans = [
+        MediaPlace(content_part["type"], *read_slots(content_part, f"{place}: part {j}"))
+        for j, content_part in enumerate(content)
+        if content_part["type"] in kinds
     ]
     message["content"] = [
         (
-            {key: value for key, value in part.items() if key not in OF_PART}
-            if part["type"] in kinds
-            else part
+            {key: value for key, value in content_part.items() if key not in OF_PART}
+            if content_part["type"] in kinds
+            else content_part
         )
-        for part in content
+        for content_part in content
     ]
-    return found
+    return spans
 
 
-def _from_sharegpt(message: Mapping[str, Any], what: str) -> dict[str, Any]:
+def _from_sharegpt(message: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Convert a message with `from` and `value` into a message with `role` and `content`.
 
     All other keys are kept, so the marks are kept too.
     """
-    own = dict(message)
-    sender, value = own.pop("from"), own.pop("value", None)
+    own_message = dict(message)
+    sender, value = own_message.pop("from"), own_message.pop("value", None)
     role = ROLES.get(sender.lower()) if isinstance(sender, str) else None
     if role is None:
         shown = ascii(sender[:40]) if isinstance(sender, str) else _kind(sender)
-        raise _Bad(f"{what} is from {shown}; known are {', '.join(ROLES)}")
+        raise _Bad(f"{place} is from {shown}; known are {', '.join(ROLES)}")
     if not isinstance(value, str | None):
-        raise _Bad(f"{what}: value is {_kind(value)}; a text is wanted")
-    calls = _calls(value, what) if sender.lower() == "function_call" and value else None
+        raise _Bad(f"{place}: value is {_kind(value)}; a text is wanted")
+    calls = _calls(value, place) if sender.lower() == "function_call" and value else None
     return (
-        {"role": role, "content": None, "tool_calls": calls, **own}
+        {"role": role, "content": None, "tool_calls": calls, **own_message}
         if calls
-        else {"role": role, "content": value, **own}
+        else {"role": role, "content": value, **own_message}
     )
 
 
@@ -429,10 +439,10 @@ def _calls(value: str, what: str) -> list[dict[str, Any]] | None:
     None for any other text.
     """
     try:
-        found = parsed_json(value)
+        parsed_calls = parsed_json(value)
     except ValueError:
         return None
-    calls = found if isinstance(found, list) else [found]
+    calls = parsed_calls if isinstance(parsed_calls, list) else [parsed_calls]
     functions = [call.get("function", call) if isinstance(call, dict) else call for call in calls]
     if not functions or not all(
         isinstance(function, dict) and isinstance(function.get("name"), str)
@@ -452,52 +462,58 @@ def _calls(value: str, what: str) -> list[dict[str, Any]] | None:
     ]
 
 
-def _check(message: dict[str, Any], what: str, kinds: Sequence[str]) -> None:
+def _check(message: dict[str, Any], place: str, kinds: Sequence[str]) -> None:
     """Raise _Bad if a message has a wrong type in a field that templates read."""
     if not isinstance(message.get("role"), str) or not message["role"]:
-        raise _Bad(f"{what}: role is {_kind(message.get('role'))}; a text is wanted")
+        raise _Bad(f"{place}: role is {_kind(message.get('role'))}; a text is wanted")
     for key in _TEXTS:
         if key in message and not isinstance(message[key], str):
-            raise _Bad(f"{what}: {key} is {_kind(message[key])}; a text is wanted")
+            raise _Bad(f"{place}: {key} is {_kind(message[key])}; a text is wanted")
     thoughts = [key for key in THOUGHTS if key in message and message[key].strip()]
     if len(thoughts) > 1 and len({message[key].strip() for key in thoughts}) > 1:
-        raise _Bad(f"{what}: {' and '.join(thoughts)} contradict each other")
+        raise _Bad(f"{place}: {' and '.join(thoughts)} contradict each other")
     if message.get("tool_calls") == []:
         del message["tool_calls"]  # An empty list means the same as no list.
-    _check_calls(message.get("tool_calls", []), what)
+    _check_calls(message.get("tool_calls", []), place)
     content = message.get("content")
     if isinstance(content, str):
         return
     # Without a content, another field such as tool_calls has to be written.
     if content is None and not message.keys() - {"role", "content", "name", "tool_call_id", "id"}:
-        raise _Bad(f"{what} has no content; a text, a list of text parts, or tool_calls are wanted")
+        raise _Bad(
+            f"{place} has no content; a text, a list of text parts, or tool_calls are wanted"
+        )
     if not isinstance(content, list | None):
-        raise _Bad(f"{what}: content is {_kind(content)}; a text or a list of text parts is wanted")
-    for part in content if isinstance(content, list) else ():
-        kind = part.get("type") if isinstance(part, dict) else None
+        raise _Bad(
+            f"{place}: content is {_kind(content)}; a text or a list of text parts is wanted"
+        )
+    for content_part in content if isinstance(content, list) else ():
+        kind = content_part.get("type") if isinstance(content_part, dict) else None
         if isinstance(kind, str) and kind in kinds:
             continue
         if kind != "text":
             shown = f"of type {ascii(kind[:40])}" if isinstance(kind, str) else "without a type"
             read = f", or a kind of specials.media ({', '.join(kinds)})," if kinds else ""
-            raise _Bad(f"{what} has a part {shown}; parts of type 'text'{read} alone are read")
-        if not isinstance(part.get("text"), str):
-            raise _Bad(f"{what}: text of a part is {_kind(part.get('text'))}; a text is wanted")
+            raise _Bad(f"{place} has a part {shown}; parts of type 'text'{read} alone are read")
+        if not isinstance(content_part.get("text"), str):
+            raise _Bad(
+                f"{place}: text of a part is {_kind(content_part.get('text'))}; a text is wanted"
+            )
 
 
 _TEXTS = ("name", "tool_call_id", *THOUGHTS)
 """The fields of a message whose value must be a text."""
 
 
-def _check_calls(calls: Any, what: str) -> None:
+def _check_calls(calls: Any, place: str) -> None:
     if not isinstance(calls, list):
-        raise _Bad(f"{what}: tool_calls is {_kind(calls)}; a list of calls is wanted")
+        raise _Bad(f"{place}: tool_calls is {_kind(calls)}; a list of calls is wanted")
     for j, call in enumerate(calls):
         function = call.get("function", call) if isinstance(call, dict) else call
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise _Bad(f"{what}: tool call {j} has no function with a name that is a text")
+            raise _Bad(f"{place}: tool call {j} has no function with a name that is a text")
         if "arguments" not in function and (other := _ARGUMENTS & function.keys()):
-            raise _Bad(f"{what}: tool call {j} has {min(other)!r} instead of 'arguments'")
+            raise _Bad(f"{place}: tool call {j} has {min(other)!r} instead of 'arguments'")
 
 
 _ARGUMENTS = {"parameters", "args", "input", "kwargs"}
@@ -547,21 +563,21 @@ def parsed_json(text: str) -> Any:
     return json.loads(text, parse_int=read_integer)
 
 
-def _weight(of: Mapping[str, Any], what: str, key: str = "weight") -> float:
-    weight = of.get(key)
+def _weight(record: Mapping[str, Any], place: str, key: str = "weight") -> float:
+    weight = record.get(key)
     if weight is None:
         return 1.0
     if type(weight) not in (int, float):
-        raise _Bad(f"{what}: {key} is {_kind(weight)}; a number, 0 or more, is wanted")
+        raise _Bad(f"{place}: {key} is {_kind(weight)}; a number, 0 or more, is wanted")
     if not 0 <= weight <= MOST_WEIGHT:
         shown = "below 0" if weight < 0 else "not finite in float32"
-        raise _Bad(f"{what}: {key} is {shown}; a number, 0 or more, is wanted")
+        raise _Bad(f"{place}: {key} is {shown}; a number, 0 or more, is wanted")
     return float(weight)
 
 
-def _product(of_record: float, of_message: float, what: str) -> float:
+def _product(of_record: float, of_message: float, place: str) -> float:
     if of_record * of_message > MOST_WEIGHT:
-        raise _Bad(f"{what}: its weight times the document's is not finite in float32")
+        raise _Bad(f"{place}: its weight times the document's is not finite in float32")
     return of_record * of_message
 
 

@@ -31,10 +31,12 @@ def check_written(
     such a part. `without_content` has the numbers of messages whose record has no content.
     """
 
-    def leaves_out(what: str, others: Sequence[dict[str, Any]], **more: Any) -> None:
-        if attempted(partial(render, others, **more)) == text:
+    def leaves_out(
+        field: str, other_messages: Sequence[dict[str, Any]], **more_variables: Any
+    ) -> None:
+        if attempted(partial(render, other_messages, **more_variables)) == text:
             raise LeftOut(
-                f"the template does not write {what}, so the model would be trained without: give"
+                f"the template does not write {field}, so the model would be trained without: give"
                 " another template in documents.chat_template, or take it off the records"
             )
 
@@ -51,19 +53,23 @@ def check_written(
     ):
         leaves_out("reasoning_content", [_without(message, THOUGHTS) for message in messages])
     contents = [
-        [part for whole in texts_of(message) if (part := whole.strip())] for message in messages
+        [text_part for whole in texts_of(message) if (text_part := whole.strip())]
+        for message in messages
     ]
     uncertain = _uncertain_messages(messages, contents, text)
-    for k, (message, said) in enumerate(zip(messages, contents, strict=True)):
+    for k, (message, texts) in enumerate(zip(messages, contents, strict=True)):
         if unread := _unread_fields(message, template.words, k in without_content):
             others = [*messages[:k], _without(message, unread), *messages[k + 1 :]]
             leaves_out(f"{ascii(unread[0][:40])} of message {k}", others)
-        if said and (k in uncertain or not writes_any(text, said)):
+        if texts and (k in uncertain or not writes_any(text, texts)):
             role, in_parts = ascii(message["role"][:40]), isinstance(message["content"], list)
             # The content is replaced and not removed, because some templates need a content.
-            word = "y" if said == ["x"] else "x"
-            other = {**message, "content": [{"type": "text", "text": word}] if in_parts else word}
-            with_other = [*messages[:k], other, *messages[k + 1 :]]
+            word = "y" if texts == ["x"] else "x"
+            other_message = {
+                **message,
+                "content": [{"type": "text", "text": word}] if in_parts else word,
+            }
+            with_other = [*messages[:k], other_message, *messages[k + 1 :]]
             leaves_out(f"the content of message {k}, of role {role}", with_other)
 
 
@@ -197,26 +203,30 @@ def _is_no_object(arguments: Any) -> bool:
         return True
 
 
-def writes_any(text: str, said: Sequence[str]) -> bool:
-    """Return whether a text contains at least one text of `said`, or the answer in such a text.
+def writes_any(text: str, texts: Sequence[str]) -> bool:
+    """Return whether a text contains at least one text of `texts`, or the answer in such a text.
 
-    `said` has the texts of a message's content. The answer is a long string outside <think> and
+    `texts` has the texts of a message's content. The answer is a long string outside <think> and
     </think>. The answer suffices, because a template may drop the reasoning before an answer.
     """
-    for part in said:
-        if part in text:
+    for text_part in texts:
+        if text_part in text:
             return True
-    answers = (string for part in said for string in TAGS.split(part)[::2])
+    answers = (string for text_part in texts for string in TAGS.split(text_part)[::2])
     return any(len(string) >= _LONG_TEXT and string in text for string in answers)
 
 
 def _describes(text: str, tool: Any) -> bool:
     """Return whether a text contains a tool's description, or a string of its parameters."""
     function = function_of(tool) if isinstance(tool, dict) else {}
-    said = [said for said in strings_of(function.get("parameters")) if len(said) > 3]
+    schema_texts = [
+        text_in_schema
+        for text_in_schema in strings_of(function.get("parameters"))
+        if len(text_in_schema) > 3
+    ]
     description = function.get("description")
-    said += [description] if isinstance(description, str) and description else []
-    return any(part in text for part in said if part not in _OF_SCHEMAS)
+    schema_texts += [description] if isinstance(description, str) and description else []
+    return any(text_part in text for text_part in schema_texts if text_part not in _OF_SCHEMAS)
 
 
 _LONG_TEXT = 20
@@ -241,22 +251,22 @@ def check_parts(render: Render, messages: Sequence[Mapping[str, Any]], text: str
         if not isinstance(message.get("content"), list):
             continue
         # A template for texts writes a list as Python or JSON data.
-        as_data = [repr(part) for part in message["content"]]
+        as_data = [repr(content_part) for content_part in message["content"]]
         if message["role"] != "tool":
             as_data += [
-                json.dumps(part, ensure_ascii=own)
-                for part in message["content"]
-                for own in (False, True)
+                json.dumps(content_part, ensure_ascii=keeps_unicode)
+                for content_part in message["content"]
+                for keeps_unicode in (False, True)
             ]
         if any(written in text for written in as_data):
             raise TemplateRefusal(
                 f"it writes the parts of message {k} as data; write one text instead"
             )
-        said = [part for part in texts_of(message) if part.strip()]
+        texts = [content_part for content_part in texts_of(message) if content_part.strip()]
         # A template may drop the reasoning of some turns, so parts with reasoning are not checked.
-        has_tags = any("think>" in part for part in said)
-        if said and not has_tags and not _writes_parts(render, messages, k):
-            as_text = [*messages[:k], {**message, "content": "".join(said)}, *messages[k + 1 :]]
+        has_tags = any("think>" in content_part for content_part in texts)
+        if texts and not has_tags and not _writes_parts(render, messages, k):
+            as_text = [*messages[:k], {**message, "content": "".join(texts)}, *messages[k + 1 :]]
             if attempted(partial(render, as_text)) not in (text, None):
                 raise TemplateRefusal(
                     f"it leaves the list of parts of message {k} out; write one text instead"
@@ -271,11 +281,13 @@ def _writes_parts(render: Render, messages: Sequence[Mapping[str, Any]], k: int)
     """
     (mark,) = free_characters(strings_of(messages), 1)
     content = [
-        {**part, "text": part["text"] + mark} if str(part.get("text") or "").strip() else part
-        for part in messages[k]["content"]
+        {**content_part, "text": content_part["text"] + mark}
+        if str(content_part.get("text") or "").strip()
+        else content_part
+        for content_part in messages[k]["content"]
     ]
     marked = [*messages[:k], {**messages[k], "content": content}, *messages[k + 1 :]]
-    count = sum(bool(part.strip()) for part in texts_of(messages[k]))
+    count = sum(bool(content_part.strip()) for content_part in texts_of(messages[k]))
     text = attempted(partial(render, marked))
     escaped = json.dumps(mark)[1:-1]  # as a template writes it in JSON
     return text is None or text.count(mark) + text.count(escaped) >= count
@@ -310,9 +322,9 @@ def texts_of(message: Mapping[str, Any]) -> list[str]:
     if not isinstance(content, list):
         return [content] if isinstance(content, str) else []
     return [
-        part["text"]
-        for part in content
-        if isinstance(part, dict) and isinstance(part.get("text"), str)
+        content_part["text"]
+        for content_part in content
+        if isinstance(content_part, dict) and isinstance(content_part.get("text"), str)
     ]
 
 

@@ -56,20 +56,20 @@ class Markup(NamedTuple):
     prompt: str
     last_ends: Sequence[str] = ()
 
-    def boundary(self, literal: str, before: str, role: str) -> Boundary | None:
+    def boundary(self, literal: str, previous_role: str, role: str) -> Boundary | None:
         """Return where a message begins in `literal`, or None if `literal` does not show it.
 
         Args:
             literal: The template's text between the last string of the previous message and the
                 first string of the message.
-            before: Role of the previous message.
+            previous_role: Role of the previous message.
             role: Role of the message.
         """
-        ends = self.ends.get(before, ())
+        ends = self.ends.get(previous_role, ())
         if not ends:
             return None
         if role == "assistant":
-            return self._boundary_of_answer(literal, ends, before)
+            return self._boundary_of_answer(literal, ends, previous_role)
         head = self.heads.get(role, "")
         if not head.strip() or not literal.endswith(head):
             return None
@@ -77,13 +77,13 @@ class Markup(NamedTuple):
         return Boundary(begin, None) if _is_end(literal[:begin], ends) else None
 
     def _boundary_of_answer(
-        self, literal: str, ends: Sequence[str], before: str
+        self, literal: str, ends: Sequence[str], previous_role: str
     ) -> Boundary | None:
         """Return where an assistant's message begins in `literal`, or None if this is uncertain.
 
         After the generation prompt, the template may write more text before the first string.
         """
-        if before == "assistant":
+        if previous_role == "assistant":
             return None  # Some templates write no generation prompt after an answer.
         # Without a prompt, an answer starts after the end of the question.
         if not self.prompt:
@@ -102,7 +102,7 @@ class Markup(NamedTuple):
         return Boundary(begin, begin + count)
 
     def answers(
-        self, text: str, roles: Sequence[str], wanted: Sequence[bool], strings: str
+        self, text: str, roles: Sequence[str], is_wanted: Sequence[bool], strings: str
     ) -> list[Span] | None:
         """Return the ranges of wanted answers in a text, or None if it does not show all of them.
 
@@ -112,7 +112,7 @@ class Markup(NamedTuple):
         Args:
             text: The rendered text.
             roles: Role of each message.
-            wanted: Whether each message is trained.
+            is_wanted: Whether each message is trained.
             strings: All strings that the template can read, joined.
         """
         is_sure = not _may_hold(strings, self.prompt)
@@ -125,17 +125,23 @@ class Markup(NamedTuple):
         for k, role in enumerate(roles):
             if role == "assistant":
                 begin = text.index(self.prompt, begin) + len(self.prompt)
-            if not wanted[k]:
+            if not is_wanted[k]:
                 continue
-            before = roles[k - 1] if k else ""
-            if role != "assistant" or before == "assistant" or before not in self.ends:
+            previous_role = roles[k - 1] if k else ""
+            if (
+                role != "assistant"
+                or previous_role == "assistant"
+                or previous_role not in self.ends
+            ):
                 return None
             # An answer ends before the head of the next message, or at the end of the text.
             end, ends = len(text), self.last_ends
             if k + 1 < len(roles):
                 after, ends = roles[k + 1], self.ends.get(role, ())
                 end = -1 if after in unsure else text.find(heads[after], begin)
-            if end < 0 or not _is_end(text[begin:end], [own for own in ends if own.strip()]):
+            if end < 0 or not _is_end(
+                text[begin:end], [end_text for end_text in ends if end_text.strip()]
+            ):
                 return None
             spans.append((begin, end, k))
         return spans
@@ -147,16 +153,16 @@ class Markup(NamedTuple):
         """
         return _is_end(literal, self.last_ends)
 
-    def asks(self, text: str, before: str) -> bool:
+    def asks(self, text: str, previous_role: str) -> bool:
         """Return whether a text ends with `prompt`, and before it with the end of a message.
 
-        This end must be one of `ends` for the role `before`.
+        This end must be one of `ends` for the role `previous_role`.
 
         Args:
             text: The template's text of some messages, with the generation prompt.
-            before: Role of the last message.
+            previous_role: Role of the last message.
         """
-        expected = [end + self.prompt for end in self.ends.get(before, ())]
+        expected = [end + self.prompt for end in self.ends.get(previous_role, ())]
         return any(ending.strip() and text.endswith(ending) for ending in expected)
 
 
@@ -196,6 +202,7 @@ def shared_start(prompt: str, written: str) -> int | None:
     rests = prompt[count : count + 1], written[count : count + 1]
     return (
         count
-        if all(not rest or rest in "<[" or rest.isspace() for rest in rests) or not rests[0]
+        if all(not rest_text or rest_text in "<[" or rest_text.isspace() for rest_text in rests)
+        or not rests[0]
         else None
     )

@@ -67,24 +67,26 @@ class MediaPlaces(NamedTuple):
     ref_offsets: np.ndarray  # int64[k + 1]
     refs: np.ndarray  # uint8: the refs in UTF-8, concatenated
 
-    def at(self, which: np.ndarray) -> "MediaPlaces":
-        """Return the media spans with the indices `which`, in this order."""
-        lengths = np.diff(self.ref_offsets)[which]
-        bytes_of = np.repeat(self.ref_offsets[which], lengths) + ranks(lengths)
-        spans, first, tokens, kind = (column[which] for column in self[:4])
-        return MediaPlaces(spans, first, tokens, kind, offsets_of(lengths), self.refs[bytes_of])
+    def at(self, indices: np.ndarray) -> "MediaPlaces":
+        """Return the media spans with the indices `indices`, in this order."""
+        lengths = np.diff(self.ref_offsets)[indices]
+        bytes_of = np.repeat(self.ref_offsets[indices], lengths) + ranks(lengths)
+        spans, first_slots, tokens, kind = (column[indices] for column in self[:4])
+        return MediaPlaces(
+            spans, first_slots, tokens, kind, offsets_of(lengths), self.refs[bytes_of]
+        )
 
     def of(self, begin: int, end: int) -> "MediaPlaces":
         """Return the media spans with the indices begin … end − 1, as views of the arrays."""
-        own, offsets = slice(begin, end), self.ref_offsets[begin : end + 1]
-        first = offsets[0]
-        refs = self.refs[first : offsets[-1]]
+        own_slice, offsets = slice(begin, end), self.ref_offsets[begin : end + 1]
+        first_offset = offsets[0]
+        refs = self.refs[first_offset : offsets[-1]]
         return MediaPlaces(
-            self.spans[own],
-            self.first[own],
-            self.tokens[own],
-            self.kind[own],
-            offsets - first,
+            self.spans[own_slice],
+            self.first[own_slice],
+            self.tokens[own_slice],
+            self.kind[own_slice],
+            offsets - first_offset,
             refs,
         )
 
@@ -98,20 +100,21 @@ NO_PLACES = MediaPlaces(
 def joined(parts: Sequence[MediaPlaces]) -> MediaPlaces:
     """Join the media spans of several documents, in order."""
     every = (NO_PLACES, *parts)
-    spans, first, tokens, kind = (
-        np.concatenate(column) for column in zip(*(part[:4] for part in every), strict=True)
+    spans, first_slots, tokens, kind = (
+        np.concatenate(column)
+        for column in zip(*(media_spans[:4] for media_spans in every), strict=True)
     )
-    ends = np.cumsum([len(part.ref_offsets) for part in every])
+    ends = np.cumsum([len(media_spans.ref_offsets) for media_spans in every])
     lengths = np.delete(
-        np.diff(np.concatenate([part.ref_offsets for part in every])), ends[:-1] - 1
+        np.diff(np.concatenate([media_spans.ref_offsets for media_spans in every])), ends[:-1] - 1
     )
     return MediaPlaces(
         spans,
-        first,
+        first_slots,
         tokens,
         kind,
         offsets_of(lengths),
-        np.concatenate([part.refs for part in every]),
+        np.concatenate([media_spans.refs for media_spans in every]),
     )
 
 
@@ -125,28 +128,29 @@ def read_media(entries: Any, text: str, kinds: Sequence[str]) -> tuple[MediaPlac
         return ()
     if not isinstance(entries, list):
         raise BadMedia("a list of {at, tokens, ref, kind} is wanted")
-    found: list[MediaPlace] = []
+    spans: list[MediaPlace] = []
     for i, entry in enumerate(entries):
         if not isinstance(entry, dict):
             raise BadMedia(f"entry {i} is no object of at, tokens, ref and kind")
-        at, kind = whole_number(entry.get("at")), entry.get("kind")
-        if at is None or not 0 <= at <= len(text):
+        position, kind = whole_number(entry.get("at")), entry.get("kind")
+        if position is None or not 0 <= position <= len(text):
             where = shown(entry.get("at"))
             raise BadMedia(
                 f"entry {i}: at is {where}; a character of the text, 0 … {len(text)}, is wanted"
             )
-        if found and at < found[-1].at:
+        if spans and position < spans[-1].at:
             raise BadMedia(
-                f"entry {i}: at is {at}, before the one before it, {found[-1].at}: write them in"
+                f"entry {i}: at is {position}, before the one before it, {spans[-1].at}: write"
+                " them in"
                 " the text's order"
             )
         if not isinstance(kind, str) or kind not in kinds:
             raise BadMedia(
                 f"entry {i}: kind is {shown(kind)}; specials.media has {', '.join(kinds)}"
             )
-        found.append(MediaPlace(kind, *read_slots(entry, f"entry {i}"), at))
-    refuse_many(found)
-    return tuple(found)
+        spans.append(MediaPlace(kind, *read_slots(entry, f"entry {i}"), position))
+    refuse_many(spans)
+    return tuple(spans)
 
 
 def read_slots(entry: Mapping[str, Any], where: str) -> tuple[int, str]:
@@ -227,12 +231,12 @@ def refuse_other_beginnings(engine: Any, vocabulary: Vocabulary) -> None:
             separately.
     """
     for kind, ids in vocabulary.media.items():
-        own = [id for id in ids if id >= 0]
-        between = "".join(texts_of_ids(vocabulary.tokenizer_json, own)[id] for id in own)
-        whole = engine.encode_with_characters([between.join(_BESIDE)], True)[0].tolist()
+        own_ids = [id for id in ids if id >= 0]
+        between = "".join(texts_of_ids(vocabulary.tokenizer_json, own_ids)[id] for id in own_ids)
+        whole_ids = engine.encode_with_characters([between.join(_BESIDE)], True)[0].tolist()
         parts = [engine.encode_with_characters([text], False)[0].tolist() for text in _BESIDE]
-        apart = [*parts[0], *(id for part in parts[1:] for id in (*own, *part))]
-        if whole != apart:
+        apart = [*parts[0], *(id for ids_of_part in parts[1:] for id in (*own_ids, *ids_of_part))]
+        if whole_ids != apart:
             raise RecipeError(
                 f"a text has media of kind {kind!r}, and the tokenizer encodes text next to a"
                 " special token differently\nhint: write such documents as messages, with parts of"
@@ -321,42 +325,48 @@ def put_in_chats(
     and the span's `tokens` is the number of repetitions. A conversation is rejected unless its slot
     tokens match its media spans in number, kind and order. The result is as for `put_in`.
     """
-    found = slot_tokens(tokens.ids, vocabulary)
-    document = np.searchsorted(tokens.offsets, found, "right") - 1
-    ids = tokens.ids[found].tolist()
+    slot_indices = slot_tokens(tokens.ids, vocabulary)
+    document = np.searchsorted(tokens.offsets, slot_indices, "right") - 1
+    ids = tokens.ids[slot_indices].tolist()
     rejected = {k: (reason, detail) for k, reason, detail in tokens.rejected}
     of_document: dict[int, list[int]] = {}
     for i, id in zip(document.tolist(), ids, strict=True):
         of_document.setdefault(i, []).append(id)
     # The template must have written one placeholder of the right kind per media part.
-    for i, own in enumerate(places):
-        wanted, there = [vocabulary.media[place.kind][1] for place in own], of_document.get(i, [])
-        if i not in rejected and wanted != there:
-            # `at` is the first part with another placeholder, or −1 if only the numbers differ.
-            at = next(
+    for i, own_places in enumerate(places):
+        wanted_slots, written_slots = (
+            [vocabulary.media[place.kind][1] for place in own_places],
+            of_document.get(i, []),
+        )
+        if i not in rejected and wanted_slots != written_slots:
+            # `mismatch` is the first part with another placeholder, or −1 if only the numbers
+            # differ.
+            mismatch = next(
                 (
                     k
-                    for k, pair in enumerate(zip(wanted, there, strict=False))
+                    for k, pair in enumerate(zip(wanted_slots, written_slots, strict=False))
                     if pair[0] != pair[1]
                 ),
                 -1,
             )
             detail = (
-                f"the template writes {len(there)} placeholders for {len(wanted)} parts of media"
+                f"the template writes {len(written_slots)} placeholders for {len(wanted_slots)}"
+                " parts of media"
             )
-            if at >= 0:
+            if mismatch >= 0:
                 detail = (
-                    f"the template writes another placeholder than that of part {at} of media,"
-                    f" which is {own[at].kind}"
+                    f"the template writes another placeholder than that of part {mismatch} of"
+                    " media,"
+                    f" which is {own_places[mismatch].kind}"
                 )
             rejected[i] = (BAD_MEDIA, detail)
     # Only slots of accepted documents are repeated. `_repeated` removes other documents.
-    good = np.array([i not in rejected for i in range(len(places))], np.bool_)
-    kept = [own if good[i] else () for i, own in enumerate(places)]
-    told = Tokens(
+    is_good = np.array([i not in rejected for i in range(len(places))], np.bool_)
+    kept_places = [own_places if is_good[i] else () for i, own_places in enumerate(places)]
+    kept_tokens = Tokens(
         tokens.ids, tokens.offsets, [(i, *rejected[i]) for i in sorted(rejected)], tokens.characters
     )
-    return _repeated(told, found[good[document]], kept, vocabulary)
+    return _repeated(kept_tokens, slot_indices[is_good[document]], kept_places, vocabulary)
 
 
 def slot_tokens(ids: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
@@ -373,15 +383,18 @@ def refuse_strays(tokens: Tokens, vocabulary: Vocabulary) -> Tokens:
     `tokens` has no media spans yet. Only a media span may have slot tokens, and these are inserted
     later. Return the tokens without the tokens of rejected documents.
     """
-    found = slot_tokens(tokens.ids, vocabulary)
-    if not len(found):
+    slot_indices = slot_tokens(tokens.ids, vocabulary)
+    if not len(slot_indices):
         return tokens
     rejected = {i: (reason, detail) for i, reason, detail in tokens.rejected}
-    for i, at in zip(
-        (np.searchsorted(tokens.offsets, found, "right") - 1).tolist(), found.tolist(), strict=True
+    for i, slot_index in zip(
+        (np.searchsorted(tokens.offsets, slot_indices, "right") - 1).tolist(),
+        slot_indices.tolist(),
+        strict=True,
     ):
         stray = (
-            f"token {at - int(tokens.offsets[i])} is the slot token {int(tokens.ids[at])} of media,"
+            f"token {slot_index - int(tokens.offsets[i])} is the slot token"
+            f" {int(tokens.ids[slot_index])} of media,"
             " at no place"
         )
         rejected.setdefault(i, (BAD_MEDIA, stray))
@@ -393,14 +406,14 @@ def refuse_strays(tokens: Tokens, vocabulary: Vocabulary) -> Tokens:
 def _without_rejected(tokens: Tokens) -> Tokens:
     """Return the tokens without the tokens of rejected documents."""
     lengths = np.diff(tokens.offsets)
-    kept = np.ones(len(lengths), np.bool_)
-    kept[[i for i, *_ in tokens.rejected]] = False
-    if kept.all():
+    is_kept = np.ones(len(lengths), np.bool_)
+    is_kept[[i for i, *_ in tokens.rejected]] = False
+    if is_kept.all():
         return tokens
-    of_kept = np.repeat(kept, lengths)
+    of_kept = np.repeat(is_kept, lengths)
     characters = None if tokens.characters is None else tokens.characters[of_kept]
     return Tokens(
-        tokens.ids[of_kept], offsets_of(np.where(kept, lengths, 0)), tokens.rejected, characters
+        tokens.ids[of_kept], offsets_of(np.where(is_kept, lengths, 0)), tokens.rejected, characters
     )
 
 

@@ -78,19 +78,21 @@ class Rendered:
         """Return message number → the end of its trained turn, for messages with such a turn."""
         return {k: end for _, end, k in self.trained}
 
-    def strings(self, k: int, what: str) -> list[PlacedString]:
+    def strings(self, k: int, part_name: str) -> list[PlacedString]:
         """Return the strings of a message, with their positions in the text.
 
         Args:
             k: Message number.
-            what: Name of the part that is searched, for the error.
+            part_name: Name of the part that is searched, for the error.
 
         Raises:
             UncertainPart: If the placeholders do not fit the text in exactly one way.
         """
         laid = self.laid()
         if laid is None or not laid.is_certain:
-            raise UncertainPart(f"the position of {what} of message {k} in the text is not certain")
+            raise UncertainPart(
+                f"the position of {part_name} of message {k} in the text is not certain"
+            )
         return laid.strings.get(k, [])
 
 
@@ -101,7 +103,10 @@ def texts_in_parts(message: Mapping[str, Any]) -> list[str | None]:
     """
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"text": content}]
-    return [part.get("text") if isinstance(part, dict) else None for part in parts]
+    return [
+        content_part.get("text") if isinstance(content_part, dict) else None
+        for content_part in parts
+    ]
 
 
 def find_changes(rendered: Rendered, settings: DocumentKeys) -> list[list[Change]]:
@@ -132,8 +137,11 @@ def find_changes(rendered: Rendered, settings: DocumentKeys) -> list[list[Change
         for j, mark in enumerate(marks)
         if mark != Mark()
     ]
-    lists = [[one for one in changes if one.begin < one.end] for changes in (by_recipe, by_marks)]
-    return [sorted(changes, key=lambda one: one.begin) for changes in lists if changes]
+    lists = [
+        [change for change in changes if change.begin < change.end]
+        for changes in (by_recipe, by_marks)
+    ]
+    return [sorted(changes, key=lambda change: change.begin) for changes in lists if changes]
 
 
 def changed_ranges(
@@ -155,14 +163,14 @@ def changed_ranges(
     edges = {edge for begin, end, _ in ranges for edge in (begin, end)}
     edges |= {edge for change in changes for edge in (change.begin, change.end)}
     range_at, change_at = _finder(ranges), _finder(changes)
-    found: list[tuple[int, int, float]] = []
+    weighted_ranges: list[tuple[int, int, float]] = []
     for begin, end in pairwise(sorted(edges)):
         turn, change = range_at(begin), change_at(begin)
         if change is None and turn is not None:
-            found.append((begin, end, turn[2]))
+            weighted_ranges.append((begin, end, turn[2]))
         elif change is not None and (change.train or (change.train is None and turn is not None)):
-            found.append((begin, end, weights[change.message] * change.weight))
-    return found
+            weighted_ranges.append((begin, end, weights[change.message] * change.weight))
+    return weighted_ranges
 
 
 def _finder(items: Sequence[Any]) -> Callable[[int], Any]:
@@ -196,15 +204,15 @@ def _reasoning(rendered: Rendered, k: int) -> Iterator[tuple[int, int]]:
     lacks_tag = is_begun and any(is_thought[:1]) and not _follows_tag(rendered.text, strings[0])
     if is_begun is None or (is_begun and has_field) or lacks_tag:
         raise UncertainPart(f"<think> and </think> do not pair in the content of message {k}")
-    first = 0
+    first_index = 0
     # Consecutive strings of reasoning are one range.
     for i, (placed, thinks) in enumerate(zip(strings, is_thought, strict=True)):
         if not thinks:
             continue
         if i == 0 or not is_thought[i - 1]:
-            first = i
+            first_index = i
         if i + 1 == len(strings) or not is_thought[i + 1]:
-            yield _with_tags(rendered, k, strings[first], placed)
+            yield _with_tags(rendered, k, strings[first_index], placed)
 
 
 def _inside_tags(texts: Sequence[str | None]) -> tuple[set[Place], bool | None]:
@@ -215,18 +223,18 @@ def _inside_tags(texts: Sequence[str | None]) -> tuple[set[Place], bool | None]:
     is None if the tags do not form pairs of <think> and </think>.
     """
     inside: set[Place] = set()
-    before: list[Place] = []
+    places_before: list[Place] = []
     tags: list[str] = []
     for j, text in enumerate(texts):
         for i, string in enumerate(TAGS.split(text or "")):
             if not TAGS.fullmatch(string):
-                before.append(Place("content", j, i))
+                places_before.append(Place("content", j, i))
                 continue
             tags.append(string.strip())
             # A closing tag shows that the strings before it are reasoning.
             if "/" in string:
-                inside.update(before)
-            before = []
+                inside.update(places_before)
+            places_before = []
     is_begun = tags[:1] == ["</think>"]
     all_tags = ["<think>"] * is_begun + tags
     is_paired = all_tags == ["<think>", "</think>"] * (len(all_tags) // 2)
@@ -239,26 +247,27 @@ def _follows_tag(text: str, placed: PlacedString) -> bool:
 
 
 def _with_tags(
-    rendered: Rendered, k: int, first: PlacedString, last: PlacedString
+    rendered: Rendered, k: int, first_string: PlacedString, last_string: PlacedString
 ) -> tuple[int, int]:
     """Return the range of a reasoning, from its opening tag to the end of its closing tag.
 
-    If one of the tags is missing, return only the range from string `first` to string `last`.
+    If one of the tags is missing, return only the range from string `first_string` to string
+    `last_string`.
 
     Raises:
         UncertainPart: If the closing tag is the last text of the turn and has no "/". Such a tag
             may close the turn instead of the reasoning.
     """
     text = rendered.text
-    head = text[first.before : first.begin]
+    head = text[first_string.before : first_string.begin]
     opening = _BEGUN.search(head) or _OPENING.search(head)
-    closing = _CLOSING.match(text, last.end, last.after) if opening else None
+    closing = _CLOSING.match(text, last_string.end, last_string.after) if opening else None
     if opening is None or closing is None:
-        return first.begin, last.end
+        return first_string.begin, last_string.end
     is_last = not text[closing.end() : rendered.ends.get(k)].strip()
     if is_last and "/" not in closing[1]:
         raise UncertainPart(f"the end of the reasoning of message {k} in the text is not certain")
-    return first.before + opening.start(), closing.end()
+    return first_string.before + opening.start(), closing.end()
 
 
 def _empty_reasoning(rendered: Rendered, answers: set[int]) -> Iterator[Change]:
@@ -272,13 +281,13 @@ def _empty_reasoning(rendered: Rendered, answers: set[int]) -> Iterator[Change]:
             continue
         # The prompt may have written the opening tag, which is then before the turn.
         begun = _BEGUN.search(text[max(begin - _MOST_BEGUN, 0) : begin])
-        first = begin - len(begun[0]) if begun else begin
-        block = _EMPTY.match(text, first, end)
+        first_character = begin - len(begun[0]) if begun else begin
+        block = _EMPTY.match(text, first_character, end)
         if block is None and (block := _EMPTY.search(text, begin, end)) is not None:
             # After the first string, such tags are a part of the content.
             strings = rendered.strings(k, "an empty reasoning")
-            said = strings[0].begin if strings else end
-            block = block if block.end() <= said else None
+            content_begin = strings[0].begin if strings else end
+            block = block if block.end() <= content_begin else None
         if block is not None:
             yield Change(max(block.start(), begin), block.end(), k, False)
 
@@ -296,32 +305,36 @@ def _part(rendered: Rendered, k: int, j: int) -> tuple[int, int]:
             out as reasoning.
     """
     texts = texts_in_parts(rendered.dialogue.messages[k])
-    what = f"part {j}"
-    strings = [s for s in rendered.strings(k, what) if s.place.key == "content"]
-    own = [placed for placed in strings if placed.place.part == j]
+    part_name = f"part {j}"
+    strings = [s for s in rendered.strings(k, part_name) if s.place.key == "content"]
+    own_strings = [placed for placed in strings if placed.place.part == j]
     pieces = TAGS.split(texts[j] or "")
     inside, _ = _inside_tags(texts)
     # Blank strings and tags need not be in the text.
-    wanted = [Place("content", j, i) for i, piece in enumerate(pieces) if piece.strip()]
-    wanted = [place for place in wanted if not TAGS.fullmatch(pieces[place.segment])]
-    shown = [placed.place for placed in own if placed.once and placed.begin < placed.end]
+    wanted_places = [Place("content", j, i) for i, piece in enumerate(pieces) if piece.strip()]
+    wanted_places = [place for place in wanted_places if not TAGS.fullmatch(pieces[place.segment])]
+    shown = [placed.place for placed in own_strings if placed.once and placed.begin < placed.end]
     # A template may drop reasoning, so a part that has only reasoning may be missing.
-    is_left_out = not own and all(place in inside for place in wanted)
-    if len(shown) < len(own) or not is_left_out and set(wanted) - inside - set(shown):
+    is_left_out = not own_strings and all(place in inside for place in wanted_places)
+    if (
+        len(shown) < len(own_strings)
+        or not is_left_out
+        and set(wanted_places) - inside - set(shown)
+    ):
         raise UncertainPart(
             f"the template does not write part {j} of message {k} exactly once: write the message's"
             " parts as one text"
         )
-    if own:
+    if own_strings:
         # Tags at the ends of the part belong to it.
-        first, last = own[0], own[-1]
-        lead = _tags_in(pieces[: first.place.segment])
-        tail = _tags_in(pieces[last.place.segment + 1 :])
-        opening = re.search(lead + r"\Z", rendered.text[first.before : first.begin])
-        closing = re.compile(r"\s*" + tail).match(rendered.text, last.end, last.after)
+        first_string, last_string = own_strings[0], own_strings[-1]
+        lead = _tags_in(pieces[: first_string.place.segment])
+        tail = _tags_in(pieces[last_string.place.segment + 1 :])
+        opening = re.search(lead + r"\Z", rendered.text[first_string.before : first_string.begin])
+        closing = re.compile(r"\s*" + tail).match(rendered.text, last_string.end, last_string.after)
         return (
-            first.before + opening.start() if lead and opening else first.begin,
-            closing.end() if tail and closing else last.end,
+            first_string.before + opening.start() if lead and opening else first_string.begin,
+            closing.end() if tail and closing else last_string.end,
         )
     return _part_of_tags(rendered, k, j, strings, _tags_in(pieces))
 
@@ -341,17 +354,17 @@ def _part_of_tags(
         return 0, 0
     # The tags are between the strings of the neighbouring parts.
     following = next((s for s in strings if s.place.part > j), None)
-    before = next((s for s in reversed(strings) if s.place.part < j), None)
+    string_before = next((s for s in reversed(strings) if s.place.part < j), None)
     if following is not None:
         bounds = following.before, following.begin
-    elif before is not None:
-        bounds = before.end, before.after
+    elif string_before is not None:
+        bounds = string_before.end, string_before.after
     else:
         bounds = 0, len(rendered.text)
-    found = [match.span() for match in re.compile(pattern).finditer(rendered.text, *bounds)]
-    if len(found) > 1:
+    matches = [match.span() for match in re.compile(pattern).finditer(rendered.text, *bounds)]
+    if len(matches) > 1:
         raise UncertainPart(f"the text has the tags of part {j} of message {k} more than once")
-    return found[0] if found else (0, 0)
+    return matches[0] if matches else (0, 0)
 
 
 def _tags_in(pieces: Iterable[str]) -> str:

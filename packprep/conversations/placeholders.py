@@ -283,18 +283,20 @@ class Placeholders:
         if isinstance(content, list):
             return [
                 (
-                    {**part, "text": self._marked_text(k, part["text"], key, j)}
-                    if isinstance(part, dict) and isinstance(part.get("text"), str)
-                    else part
+                    {**content_part, "text": self._marked_text(k, content_part["text"], key, j)}
+                    if isinstance(content_part, dict) and isinstance(content_part.get("text"), str)
+                    else content_part
                 )
-                for j, part in enumerate(content)
+                for j, content_part in enumerate(content)
             ]
         return content
 
-    def _marked_text(self, k: int, text: str, key: str, part: int) -> str:
+    def _marked_text(self, k: int, text: str, key: str, part_number: int) -> str:
         """Return a text of message k, with placeholders for the strings between its tags."""
         return "".join(
-            string if TAGS.fullmatch(string) else self._new(k, string, key, Place(key, part, i))
+            string
+            if TAGS.fullmatch(string)
+            else self._new(k, string, key, Place(key, part_number, i))
             for i, string in enumerate(TAGS.split(text))
         )
 
@@ -316,8 +318,12 @@ class Placeholders:
         if type(value) is int and self._replaces_numbers:
             return _FIRST_NUMBER + int(self._new(k, str(value), "number")[1:-1])
         if isinstance(value, dict):
-            return {key: self._argument(k, inner) for key, inner in value.items()}
-        return [self._argument(k, inner) for inner in value] if isinstance(value, list) else value
+            return {key: self._argument(k, inner_value) for key, inner_value in value.items()}
+        return (
+            [self._argument(k, inner_value) for inner_value in value]
+            if isinstance(value, list)
+            else value
+        )
 
     def _new(self, k: int, string: str, key: str, source: Place | None = None) -> str:
         """Return the placeholder for a string of message k, or a blank string unchanged.
@@ -382,9 +388,11 @@ class Placeholders:
         """
         parts = self._pattern.split(rendered)
         # A placeholder matches one of three groups: a text, a text in JSON, or a number.
-        found = zip(parts[1::4], parts[2::4], parts[3::4], strict=True)
-        digits = (raw or in_json or number for raw, in_json, number in found)
-        numbers = [int(part) if len(part) < 10 else -1 for part in digits]
+        matches = zip(parts[1::4], parts[2::4], parts[3::4], strict=True)
+        digits = (raw or in_json or number for raw, in_json, number in matches)
+        numbers = [
+            int(digits_or_empty) if len(digits_or_empty) < 10 else -1 for digits_or_empty in digits
+        ]
         if any(not 0 <= number < len(self._strings) for number in numbers):
             raise TemplateRefusal("the messages hold the noncharacters U+FDD0 to U+FDEF")
         return parts[::4], numbers
@@ -398,22 +406,24 @@ class Placeholders:
         """
         seen: dict[int, int] = {}
         owners: list[int] = []
-        before = [-1]  # the last message before each place, except system messages
+        messages_before = [-1]  # the last message before each place, except system messages
         for number in numbers:
             # Occurrence i of a shared placeholder belongs to its i-th message.
-            own, times = self._owners[number], seen.get(number, 0)
-            owners.append(own[min(times, len(own) - 1)])
+            own_messages, times = self._owners[number], seen.get(number, 0)
+            owners.append(own_messages[min(times, len(own_messages) - 1)])
             seen[number] = times + 1
-            before.append(
-                before[-1] if self._roles[owners[-1]] in SYSTEM else max(before[-1], owners[-1])
+            messages_before.append(
+                messages_before[-1]
+                if self._roles[owners[-1]] in SYSTEM
+                else max(messages_before[-1], owners[-1])
             )
         # A system message inside another message gets the number of that message.
-        after = len(self.messages) - 1
+        messages_after = len(self.messages) - 1
         for j in range(len(owners) - 1, -1, -1):
             if self._roles[owners[j]] not in SYSTEM:
-                after = owners[j]
-            elif not before[j] <= owners[j] <= after:
-                owners[j] = after
+                messages_after = owners[j]
+            elif not messages_before[j] <= owners[j] <= messages_after:
+                owners[j] = messages_after
         return owners if all(a <= b for a, b in pairwise(owners)) else None
 
     def _end(self, k: int, then: str = "") -> _End | None:
@@ -434,19 +444,23 @@ class Placeholders:
             if numbers[-1:] != [0]:
                 return None
             numbers = numbers[:-1]
-        return _End(last := (numbers or [-1])[-1], numbers.count(last), literals[len(numbers)])
+        return _End(
+            last_number := (numbers or [-1])[-1], numbers.count(last_number), literals[len(numbers)]
+        )
 
     def _first_messages(self, k: int, then: str = "") -> tuple[list[str], list[int]]:
         """Return the literals and placeholder numbers of the first k messages.
 
         `then` is as in `_end`.
         """
-        more: list[Mapping[str, Any]] = [self._another] if then == "user" else []
+        more_messages: list[Mapping[str, Any]] = [self._another] if then == "user" else []
 
         def split() -> tuple[list[str], list[int]]:
-            return self._split(self._render(self.messages[:k] + more, prompt=then == "prompt"))
+            return self._split(
+                self._render(self.messages[:k] + more_messages, prompt=then == "prompt")
+            )
 
-        key = then, *self._marks, *self._keys[:k], *self._keys[-1:][: len(more)]
+        key = then, *self._marks, *self._keys[:k], *self._keys[-1:][: len(more_messages)]
         return self._remembered(key, split)
 
     def _remembered(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -496,8 +510,8 @@ class Placeholders:
         """
         if role not in self._heads:
             self._heads[role] = ""  # the result for calls during the search
-            before = role, self._in_parts, *self._marks, *self._heads.items()
-            self._heads |= self._remembered(before, partial(self._heads_with, role))
+            key = role, self._in_parts, *self._marks, *self._heads.items()
+            self._heads |= self._remembered(key, partial(self._heads_with, role))
         return self._heads[role]
 
     def _heads_with(self, role: str) -> dict[str, str]:
@@ -507,8 +521,8 @@ class Placeholders:
 
     def _rendered_head(self, role: str) -> str:
         like: dict[str, Any] = {**self._another, "role": role, "content": self._written("x")}
-        other = "user" if role == "assistant" else "assistant"
-        messages = [like, {"role": other, "content": self._written("y")}, like]
+        other_role = "user" if role == "assistant" else "assistant"
+        messages = [like, {"role": other_role, "content": self._written("y")}, like]
         alike = Placeholders(
             self._render, messages, self._marks, [True] * 3, remember=self._remember
         )
@@ -520,15 +534,15 @@ class Placeholders:
     @cached_property
     def asks(self) -> str:
         """Return the generation prompt, or "" if it is uncertain."""
-        other = ""  # a prompt that replaces the end of a text
+        other_prompt = ""  # a prompt that replaces the end of a text
         for k in range(1, len(self.messages) + 1):
             end, asked = self._end(k), self._end(k, "prompt")
             if end is None or asked is None or end[:2] != asked[:2] or end == asked:
                 continue
             if asked.tail.startswith(end.tail):
                 return asked.tail[len(end.tail) :]
-            other = other or asked.tail[shared_start(asked.tail, end.tail) or 0 :]
-        return other
+            other_prompt = other_prompt or asked.tail[shared_start(asked.tail, end.tail) or 0 :]
+        return other_prompt
 
     def boundary_by_markup(self, k: int) -> Boundary | None:
         """Return where message k begins in the text, or None if the markup does not show it.
@@ -544,11 +558,13 @@ class Placeholders:
             is_shown = gap < len(owners) and owners[gap] == k
         if self.markup is None or not k or not is_shown:
             return None
-        found = self.markup.boundary(self._literals[gap], self._roles[k - 1], self._roles[k])
-        if found is None:
+        boundary = self.markup.boundary(self._literals[gap], self._roles[k - 1], self._roles[k])
+        if boundary is None:
             return None
         start = self._starts[gap]
-        return Boundary(start + found.begin, None if found.answer is None else start + found.answer)
+        return Boundary(
+            start + boundary.begin, None if boundary.answer is None else start + boundary.answer
+        )
 
     def text_after(self, k: int) -> str | None:
         """Return the text after the last of all strings, or None if message k does not have it."""
@@ -596,10 +612,10 @@ class Placeholders:
         )
         if alike in self._known:
             return self._known[alike]._replace(literal=gap)
-        found = self._looked_up(k)
-        if found.literal == gap:
-            self._known[alike] = found
-        return found
+        place = self._looked_up(k)
+        if place.literal == gap:
+            self._known[alike] = place
+        return place
 
     def _looked_up(self, k: int) -> _Places:
         if k == 0:
@@ -626,7 +642,7 @@ class Placeholders:
         `literal` is the number of the literal in which message k begins. `begin` is the number of
         the literal's characters before message k, or None if it is uncertain.
         """
-        found = None
+        boundary = None
         # Some templates end the last message differently, and end it like the others before a
         # generation prompt or a further message.
         for then in ("", "prompt", "user"):
@@ -637,11 +653,11 @@ class Placeholders:
             tail = end[1].removesuffix(head)
             # Some templates drop the last content before a generation prompt, and end earlier.
             if end[0] > self._shown.get(k - 1, -1) and self._literals[end[0]].startswith(tail):
-                found = found or (end[0], len(tail))
+                boundary = boundary or (end[0], len(tail))
                 # Some templates leave out an empty last message, and end as without it.
                 if k - 1 in self._shown or end != self._behind(k - 1, then):
                     return end[0], len(tail)
-        return found or (self._gap[k], None)
+        return boundary or (self._gap[k], None)
 
     def _first_places(self) -> _Places:
         """Return the result of `_places` for message 0, which has no messages before it."""
@@ -650,9 +666,9 @@ class Placeholders:
         answer = None
         if self._roles[0] == "assistant" and self.asks:
             tag = FIRST_TAG.match(self.asks)
-            at = literal.rfind(tag[0], begin) if tag else -1
-            common = shared_start(self.asks, literal[at:]) if at >= 0 else None
-            answer = None if common is None else at + common
+            tag_begin = literal.rfind(tag[0], begin) if tag else -1
+            common = shared_start(self.asks, literal[tag_begin:]) if tag_begin >= 0 else None
+            answer = None if common is None else tag_begin + common
         elif self._roles[0] == "assistant" and self._shown.get(0) == 0:
             head = self._unasked_head()
             answer = (
@@ -677,27 +693,27 @@ class Placeholders:
 
         Messages with an uncertain start are missing.
         """
-        found: dict[int, int] = {}
+        begins_by_message: dict[int, int] = {}
         heads: dict[str, set[str]] = {}  # role → the text before the first string of its messages
         for k in range(1, len(self.messages)):
             literal, begin, _ = self._places(k)
-            if begin is not None and (at := self._starts[literal] + begin) <= self._first.get(
-                k, at
-            ):
-                found[k] = at
+            if begin is not None and (
+                begin_index := self._starts[literal] + begin
+            ) <= self._first.get(k, begin_index):
+                begins_by_message[k] = begin_index
                 if literal == self._gap[k] and k in self._first:
                     heads.setdefault(self._roles[k], set()).add(self._literals[literal][begin:])
-        for k in self._first.keys() - found.keys() - {0}:
+        for k in self._first.keys() - begins_by_message.keys() - {0}:
             # The messages before message k may end differently if they are rendered without it.
             # In this case, other messages with the role of message k show how it begins.
             head = heads.get(self._roles[k], set())
             if (
                 len(head) == 1
-                and (own := next(iter(head))).strip()
-                and self._literals[self._gap[k]].endswith(own)
+                and (own_head := next(iter(head))).strip()
+                and self._literals[self._gap[k]].endswith(own_head)
             ):
-                found[k] = self._first[k] - len(own)
-        return dict(sorted(found.items()))
+                begins_by_message[k] = self._first[k] - len(own_head)
+        return dict(sorted(begins_by_message.items()))
 
     def answer(self, k: int) -> int | None:
         """Return the index in the text at which the trained characters of message k begin.
@@ -714,21 +730,24 @@ class Placeholders:
     @cached_property
     def strings(self) -> dict[int, list[PlacedString]]:
         """Return message number → the strings of its content and reasoning, in the text's order."""
-        found: dict[int, list[PlacedString]] = {}
-        last = len(self._text)
+        strings_by_message: dict[int, list[PlacedString]] = {}
+        text_end = len(self._text)
         for number, where in self._where.items():
             owners = self._owners[number]
             for i, j in enumerate(where):
-                which = min(i, len(owners) - 1)
-                source = self._sources[number][which]
+                owner_index = min(i, len(owners) - 1)
+                source = self._sources[number][owner_index]
                 if source is not None:
-                    after = self._placed[j + 1][0] if j + 1 < len(self._placed) else last
-                    before = self._placed[j - 1][1] if j else 0
+                    begin_after = self._placed[j + 1][0] if j + 1 < len(self._placed) else text_end
+                    end_before = self._placed[j - 1][1] if j else 0
                     placed = PlacedString(
-                        source, len(where) == len(owners), before, *self._placed[j], after
+                        source, len(where) == len(owners), end_before, *self._placed[j], begin_after
                     )
-                    found.setdefault(owners[which], []).append(placed)
-        return {k: sorted(strings, key=lambda placed: placed.begin) for k, strings in found.items()}
+                    strings_by_message.setdefault(owners[owner_index], []).append(placed)
+        return {
+            k: sorted(strings, key=lambda placed: placed.begin)
+            for k, strings in strings_by_message.items()
+        }
 
 
 def find_markup(render: Render, source: str) -> Markup | None:
@@ -775,14 +794,14 @@ def find_markup(render: Render, source: str) -> Markup | None:
         return None
     markup = Markup(ends, heads, prompts[0], last_ends)
     # The collected texts must reproduce each boundary that the renderings showed.
-    wrong = {
+    wrong_roles = {
         boundary.before
         for boundary in shown
         if boundary.asks not in (None, markup.prompt)
         or markup.boundary(boundary.literal, boundary.before, boundary.role)
         not in (None, boundary.boundary)
     }
-    return markup._replace(ends={role: ends[role] for role in ends if role not in wrong})
+    return markup._replace(ends={role: ends[role] for role in ends if role not in wrong_roles})
 
 
 def _fitted(
@@ -800,9 +819,11 @@ def _fitted(
         dict[int, tuple[int, int]]
     ] = []  # end of a literal → (begin, end) of the string before it
     ends = [len(literals[0])]
-    others: list[set[int]] = []  # ends of a literal with several ranges for the string before it
+    ambiguous_ends: list[
+        set[int]
+    ] = []  # ends of a literal with several ranges for the string before it
     for string, literal in zip(strings, literals[1:], strict=True):
-        found: dict[int, tuple[int, int]] = {}
+        range_by_end: dict[int, tuple[int, int]] = {}
         reached_again: set[int] = set()
         # A form in JSON that differs from the plain form has a backslash among these characters.
         is_escaped = any(text.find("\\", begin, begin + len(string)) >= 0 for begin in ends)
@@ -812,20 +833,22 @@ def _fitted(
             for form in forms:
                 end = begin + len(form)
                 if text.startswith(form, begin) and text.startswith(literal, end):
-                    kept = found.setdefault(end + len(literal), (begin, end))
-                    if kept != (begin, end):
+                    known_range = range_by_end.setdefault(end + len(literal), (begin, end))
+                    if known_range != (begin, end):
                         reached_again.add(end + len(literal))
-        ends = list(found)[:_MOST_ENDS]
-        reached.append(found)
-        others.append(reached_again)
+        ends = list(range_by_end)[:_MOST_ENDS]
+        reached.append(range_by_end)
+        ambiguous_ends.append(reached_again)
     if len(text) not in ends:
         return None, False
     # Follow the ranges back from the end of the text.
-    places, at, is_certain = [], len(text), True
-    for found, reached_again in zip(reversed(reached), reversed(others), strict=True):
-        places.append(found[at])
-        is_certain = is_certain and at not in reached_again
-        at = found[at][0]
+    places, string_end, is_certain = [], len(text), True
+    for range_by_end, reached_again in zip(
+        reversed(reached), reversed(ambiguous_ends), strict=True
+    ):
+        places.append(range_by_end[string_end])
+        is_certain = is_certain and string_end not in reached_again
+        string_end = range_by_end[string_end][0]
     return places[::-1], is_certain
 
 
@@ -839,10 +862,13 @@ def forms_of(string: str, in_json: bool = True) -> list[str]:
     core = string.strip()
     if core == string and not in_json:
         return [string, ""] if string else [""]
-    at = string.index(core)
-    left, right = string[:at], string[at + len(core) :]
+    core_begin = string.index(core)
+    left_space, right_space = string[:core_begin], string[core_begin + len(core) :]
     # A template may strip all white space at an end, or only line feeds.
-    begins, ends = (left, left.lstrip("\n"), ""), (right, right.rstrip("\n"), "")
+    begins, ends = (
+        (left_space, left_space.lstrip("\n"), ""),
+        (right_space, right_space.rstrip("\n"), ""),
+    )
     plain = list(dict.fromkeys(begin + core + end for begin in begins for end in ends))
     escaped = [
         json.dumps(form, ensure_ascii=only_ascii)[1:-1]

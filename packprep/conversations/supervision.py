@@ -138,15 +138,15 @@ def supervise(
     conversations: dict[int, Conversation] = {}
     for i, (text, position) in enumerate(zip(batch.texts, batch.positions.tolist(), strict=True)):
         if i in batch.supervision:
-            found = conversation(batch.supervision[i], template, settings, with_boundaries=False)
-            if isinstance(found, tuple):
-                reason, detail = found
+            document = conversation(batch.supervision[i], template, settings, with_boundaries=False)
+            if isinstance(document, tuple):
+                reason, detail = document
                 rejects.append(Reject(int(batch.files[i]), position, reason, detail[:MAX_DETAIL]))
                 continue
-            text = found.text
+            text = document.text
             # Any other document has the weight 1 and is trained whole, like an unsupervised one.
-            if found.limited or not found.spans or found.weights:
-                conversations[len(texts)] = found
+            if document.limited or not document.spans or document.weights:
+                conversations[len(texts)] = document
         texts.append(text)
         used.append(i)
     rejects.sort(key=lambda reject: reject.position)
@@ -154,7 +154,7 @@ def supervise(
 
 
 def read_supervised(
-    part: Slice,
+    work_range: Slice,
     source: Source,
     settings: DocumentKeys,
     template: str | None,
@@ -169,7 +169,7 @@ def read_supervised(
     slots is yielded in several pairs.
 
     Args:
-        part: The work range.
+        work_range: The work range.
         source: The source.
         settings: The recipe's table `documents`, which may ignore supervision.
         template: The result of `find_template`.
@@ -179,7 +179,7 @@ def read_supervised(
         kinds: Kinds of media.
     """
     fields = Fields.of(source, kinds) if settings.loss_spans == "use" else None
-    for batch in read(part, source.text_key, keep, batch_bytes, decoders, fields):
+    for batch in read(work_range, source.text_key, keep, batch_bytes, decoders, fields):
         if batch.supervision:
             yield from _with_few_slots(*supervise(batch, template, settings))
         else:
@@ -198,32 +198,40 @@ def _with_few_slots(
 ) -> Iterator[tuple[Batch, dict[int, Conversation]]]:
     """Yield a batch with its conversations, in parts with about MOST_SLOTS media slots per part."""
     slots = np.zeros(len(batch.texts), np.int64)
-    slots[[*conversations]] = [found.slots for found in conversations.values()]
+    slots[[*conversations]] = [
+        conversation_of_document.slots for conversation_of_document in conversations.values()
+    ]
     # A document belongs to the part of its first slot, so documents stay complete.
-    part = (np.cumsum(slots) - slots) // MOST_SLOTS
-    if not part.any():
+    part_number = (np.cumsum(slots) - slots) // MOST_SLOTS
+    if not part_number.any():
         yield batch, conversations
         return
     rejects = batch.rejects
-    for which in np.split(np.arange(len(part)), np.flatnonzero(np.diff(part)) + 1):
-        first, end = int(which[0]), int(which[-1]) + 1
-        own = {i - first: conversations[i] for i in range(first, end) if i in conversations}
+    for part_documents in np.split(
+        np.arange(len(part_number)), np.flatnonzero(np.diff(part_number)) + 1
+    ):
+        first_document, end = int(part_documents[0]), int(part_documents[-1]) + 1
+        own_conversations = {
+            i - first_document: conversations[i]
+            for i in range(first_document, end)
+            if i in conversations
+        }
         yield (
             Batch(
-                batch.texts[first:end],
-                batch.files[first:end],
-                batch.positions[first:end],
+                batch.texts[first_document:end],
+                batch.files[first_document:end],
+                batch.positions[first_document:end],
                 rejects,
                 {},
             ),
-            own,
+            own_conversations,
         )
         # The rejects belong to the first part, so that each is counted once.
         rejects = []
 
 
 def conversation(
-    given: Supervision | Dialogue,
+    record: Supervision | Dialogue,
     template: str | None,
     settings: DocumentKeys = DEFAULTS,
     with_boundaries: bool = True,
@@ -231,7 +239,7 @@ def conversation(
     """Return a document's text with its trained characters, or the reason of its reject.
 
     Args:
-        given: A supervised record or a dialogue.
+        record: A supervised record or a dialogue.
         template: The result of `find_template`.
         settings: The recipe's table `documents`.
         with_boundaries: Whether to find where messages begin. If false, the result may have the
@@ -240,20 +248,20 @@ def conversation(
     Raises:
         RecipeError: If the document has messages, but there is no template.
     """
-    found = (
-        read_layout(given, settings.trained_roles)
-        if isinstance(given, Supervision) and given.layout
-        else given
+    dialogue_or_text = (
+        read_layout(record, settings.trained_roles)
+        if isinstance(record, Supervision) and record.layout
+        else record
     )
-    if isinstance(found, tuple):
-        return found
-    if isinstance(found, Supervision):
-        return _with_media(found)
+    if isinstance(dialogue_or_text, tuple):
+        return dialogue_or_text
+    if isinstance(dialogue_or_text, Supervision):
+        return _with_media(dialogue_or_text)
     # With this setting, weights depend on where messages begin, even in documents that are not cut.
     with_boundaries |= settings.loss_weighting == "turn"
     if settings.trained_turns != "each":
-        return _of_dialogue(found, template, settings, with_boundaries)
-    dialogues = _attempt(dialogues_with_own_history, found, template, settings)
+        return _of_dialogue(dialogue_or_text, template, settings, with_boundaries)
+    dialogues = _attempt(dialogues_with_own_history, dialogue_or_text, template, settings)
     if isinstance(dialogues, tuple):
         return dialogues
     if len(dialogues) == 1:
@@ -261,21 +269,21 @@ def conversation(
     parts = []
     # Each text trains only new messages. Messages of the text before are history.
     for k, dialogue in enumerate(dialogues):
-        known = len(dialogues[k - 1].messages) if k else 0
-        part = _of_dialogue(dialogue, template, settings, True, known)
-        if not isinstance(part, Conversation):
-            return part
-        if not part.spans:
+        known_messages = len(dialogues[k - 1].messages) if k else 0
+        one_text = _of_dialogue(dialogue, template, settings, True, known_messages)
+        if not isinstance(one_text, Conversation):
+            return one_text
+        if not one_text.spans:
             return "template_not_incremental", (
                 f"it cannot be told what the template writes for message"
                 f" {len(dialogue.messages) - 1}; a template with a {{% generation %}} block for"
                 " each of its messages would say it"
             )
-        parts.append(part)
-    text = "".join(part.text for part in parts)
+        parts.append(one_text)
+    text = "".join(one_text.text for one_text in parts)
     if too_large := large_text(text):
         return too_large
-    spans = tuple(span for part in parts for span in part.spans)
+    spans = tuple(span for one_text in parts for span in one_text.spans)
     weight = parts[0].weight
     ignored = parts[-1].ignored
     return Conversation(text, spans, weight=weight, chat=True, ignored=ignored, parts=tuple(parts))
@@ -286,7 +294,7 @@ def _of_dialogue(
     template: str | None,
     settings: DocumentKeys,
     with_boundaries: bool,
-    known: int = 0,
+    known_messages: int = 0,
 ) -> Conversation | Problem:
     """Return a dialogue's text with its trained characters, or the reason of a reject.
 
@@ -295,7 +303,8 @@ def _of_dialogue(
         template: The result of `find_template`.
         settings: The recipe's table `documents`.
         with_boundaries: As in `conversation`.
-        known: Number of leading messages that are also in an earlier text of the same document.
+        known_messages: Number of leading messages that are also in an earlier text of the same
+            document.
     """
     turns = rendered_turns(dialogue, template, settings, with_boundaries)
     if not isinstance(turns, Turns):
@@ -305,12 +314,12 @@ def _of_dialogue(
     rendered = _rendered(turns, dialogue, settings, compiled)
     if not isinstance(rendered, Conversation):
         return rendered
-    if known:
+    if known_messages:
         # If the start of the first new message is unknown, the history ends where training begins.
         begins = [begin for begin, *_ in turns.trained]
         begins += [change.begin for of_list in turns.changes for change in of_list if change.train]
         first_trained = min(begins, default=len(turns.text))
-        rendered = replace(rendered, history=turns.begins.get(known, first_trained))
+        rendered = replace(rendered, history=turns.begins.get(known_messages, first_trained))
     if with_boundaries or turns.begins:
         return rendered
 
@@ -319,13 +328,19 @@ def _of_dialogue(
         with_begins = rendered_turns(dialogue, template, settings)
         if not isinstance(with_begins, Turns):  # The starts of messages are not certain.
             return replace(rendered, whole=None)
-        again = _rendered(with_begins, dialogue, settings, compiled)
-        return again if isinstance(again, Conversation) else replace(rendered, whole=None)
+        rendered_again = _rendered(with_begins, dialogue, settings, compiled)
+        return (
+            rendered_again
+            if isinstance(rendered_again, Conversation)
+            else replace(rendered, whole=None)
+        )
 
     return replace(rendered, whole=whole)
 
 
-def weighted(text: str, ranges: Iterable[tuple[int, int, float]], **more: Any) -> Conversation:
+def weighted(
+    text: str, ranges: Iterable[tuple[int, int, float]], **more_fields: Any
+) -> Conversation:
     """Return a `Conversation` with this text, in which the given ranges of characters are trained.
 
     Ranges of weight 0 are untrained. Touching ranges of the same weight are merged.
@@ -333,44 +348,50 @@ def weighted(text: str, ranges: Iterable[tuple[int, int, float]], **more: Any) -
     Args:
         text: The text.
         ranges: (begin, end, weight), ascending and not overlapping.
-        more: Other attributes of the `Conversation`.
+        more_fields: Other attributes of the `Conversation`.
     """
     spans: list[tuple[int, int]] = []
     weights: list[float] = []
     for begin, end, weight in ranges:
-        kept = float(np.float32(weight))
-        if begin == end or kept == 0:
+        kept_weight = float(np.float32(weight))
+        if begin == end or kept_weight == 0:
             continue
-        if spans and spans[-1][1] == begin and weights[-1] == kept:
+        if spans and spans[-1][1] == begin and weights[-1] == kept_weight:
             begin, _ = spans.pop()
             weights.pop()
         spans.append((begin, end))
-        weights.append(kept)
-    others = () if all(weight == 1 for weight in weights) else tuple(weights)
-    return Conversation(text, tuple(spans), weights=others, **more)
+        weights.append(kept_weight)
+    span_weights = () if all(weight == 1 for weight in weights) else tuple(weights)
+    return Conversation(text, tuple(spans), weights=span_weights, **more_fields)
 
 
-def _with_media(given: Supervision) -> Conversation | Problem:
+def _with_media(supervision: Supervision) -> Conversation | Problem:
     """Return a `Conversation` for a text with media spans or a weight, or the reason of a reject.
 
     If the text has loss_spans, only they are trained. Otherwise all characters are trained.
     """
-    assert given.text is not None
+    assert supervision.text is not None
     try:
-        places = read_media(given.record.get(MEDIA), given.text, given.kinds) if given.kinds else ()
+        places = (
+            read_media(supervision.record.get(MEDIA), supervision.text, supervision.kinds)
+            if supervision.kinds
+            else ()
+        )
     except BadMedia as bad:
         return BAD_MEDIA, str(bad)
-    weight = given.record.get("weight")
-    if given.loss_spans is None and given.text and weight is None:
-        return Conversation(given.text, ((0, len(given.text)),), places=places)
+    weight = supervision.record.get("weight")
+    if supervision.loss_spans is None and supervision.text and weight is None:
+        return Conversation(supervision.text, ((0, len(supervision.text)),), places=places)
     of_document = 1.0 if weight is None else weight_of(weight)
     if of_document is None:
         return bad_weight(weight)
-    if given.loss_spans is None:
-        ranges = [(0, len(given.text), of_document)]
+    if supervision.loss_spans is None:
+        ranges = [(0, len(supervision.text), of_document)]
         limited = bool(places)
-        return weighted(given.text, ranges, weight=of_document, places=places, limited=limited)
-    return _with_spans(given.text, given.loss_spans, of_document, places)
+        return weighted(
+            supervision.text, ranges, weight=of_document, places=places, limited=limited
+        )
+    return _with_spans(supervision.text, supervision.loss_spans, of_document, places)
 
 
 def _with_spans(
@@ -421,13 +442,14 @@ def _with_spans(
     united: list[tuple[int, int, float]] = []
     for begin, end, weight in sorted(ranges):
         if united and begin < united[-1][1]:
-            first, last, other = united.pop()
-            if weight != other:
+            first_character, last_character, other_weight = united.pop()
+            if weight != other_weight:
                 return (
                     "bad_loss_spans",
-                    f"character {begin} is in spans of unequal weight, {other:g} and {weight:g}",
+                    f"character {begin} is in spans of unequal weight, {other_weight:g} and"
+                    f" {weight:g}",
                 )
-            begin, end = first, max(end, last)
+            begin, end = first_character, max(end, last_character)
         united.append((begin, end, weight))
     products = ((begin, end, weight * of_document) for begin, end, weight in united)
     return weighted(text, products, weight=of_document, places=places)
@@ -505,10 +527,10 @@ def _rendered(
     turns: Turns, dialogue: Dialogue, settings: DocumentKeys, template: ChatTemplate
 ) -> Conversation | Problem:
     text, trained, begins, system_end, changes = turns
-    if found := SURROGATE.search(text):
+    if surrogate := SURROGATE.search(text):
         return (
             "lone_surrogate",
-            f"character {found.start()} of the rendered text is {ascii(found[0])}",
+            f"character {surrogate.start()} of the rendered text is {ascii(surrogate[0])}",
         )
     if too_large := large_text(text):
         return too_large
@@ -554,9 +576,9 @@ def _roles(
     message.
     """
     roles = {0: messages[0]["role"]}
-    at = 0
+    section_begin = 0
     for k, message in enumerate(messages):
-        at = begins.get(k, at)
-        if begins.get(k) == at or message["role"] in ASKING:
-            roles[at] = message["role"]
-    return tuple(roles[at] for at in (0, *boundaries))
+        section_begin = begins.get(k, section_begin)
+        if begins.get(k) == section_begin or message["role"] in ASKING:
+            roles[section_begin] = message["role"]
+    return tuple(roles[section_begin] for section_begin in (0, *boundaries))

@@ -285,7 +285,7 @@ def _all_trained(
     """Return the trained tokens of documents in which only media spans are untrained."""
     ranges, offsets = ranges_outside(places, lengths)
     of_document = np.array(
-        [one.weights[0] if one.weights else 1.0 for one in conversations], np.float32
+        [document.weights[0] if document.weights else 1.0 for document in conversations], np.float32
     )
     count, bounds = np.diff(offsets), offsets.tolist()
     # The question ends at the document's end, so every chunk trains its tokens.
@@ -296,10 +296,20 @@ def _all_trained(
     cuts, ranks = np.zeros(0, np.int64), np.zeros(0, np.uint8)
     return [
         Trained(
-            *(ranges[a:b], weights[a:b], turns[a:b], cuts, ranks, 0, weight, own, one.limited),
-            document_weight=one.weight,
+            *(
+                ranges[a:b],
+                weights[a:b],
+                turns[a:b],
+                cuts,
+                ranks,
+                0,
+                weight,
+                own_places,
+                document.limited,
+            ),
+            document_weight=document.weight,
         )
-        for a, b, weight, own, one in zip(
+        for a, b, weight, own_places, document in zip(
             bounds, bounds[1:], of_document.tolist(), places, conversations, strict=False
         )
     ]
@@ -312,14 +322,14 @@ def trained_by_weight(weights: Mapping[int, float], lengths: np.ndarray) -> dict
         weights: Document number → weight.
         lengths: The number of tokens of each document, int64[n].
     """
-    own = [
+    conversations = [
         Conversation("", ((0, 0),), weights=(weight,), weight=weight, limited=False)
         for weight in weights.values()
     ]
-    trained = _all_trained(own, lengths[[*weights]], [NO_PLACES] * len(own))
+    trained = _all_trained(conversations, lengths[[*weights]], [NO_PLACES] * len(conversations))
     return {
-        i: one if one.eos_weight else _NOTHING_TRAINED
-        for i, one in zip(weights, trained, strict=True)
+        i: trained_tokens_of if trained_tokens_of.eos_weight else _NOTHING_TRAINED
+        for i, trained_tokens_of in zip(weights, trained, strict=True)
     }
 
 
@@ -331,11 +341,15 @@ def all_supervised(trained: Mapping[int, Trained], lengths: np.ndarray) -> dict[
             are trained.
         lengths: Tokens of each document, int64[n].
     """
-    others = [i for i in range(len(lengths)) if i not in trained]
-    whole = [Conversation("", ((0, 0),))] * len(others)
-    found = _all_trained(whole, lengths[others], [NO_PLACES] * len(others))
-    limited = {i: own._replace(limited=True) for i, own in trained.items()}
-    return limited | dict(zip(others, found, strict=True))
+    unsupervised = [i for i in range(len(lengths)) if i not in trained]
+    whole_documents = [Conversation("", ((0, 0),))] * len(unsupervised)
+    all_trained_tokens = _all_trained(
+        whole_documents, lengths[unsupervised], [NO_PLACES] * len(unsupervised)
+    )
+    limited = {
+        i: trained_of_document._replace(limited=True) for i, trained_of_document in trained.items()
+    }
+    return limited | dict(zip(unsupervised, all_trained_tokens, strict=True))
 
 
 def trained_by_tokens(weights: np.ndarray, of_document: float, n: int) -> Trained | None:
@@ -403,7 +417,7 @@ def tokenize_supervised(
         uncut_tokens: Documents with at most this number of tokens are never cut, so the starts of
             their messages are not searched.
     """
-    how = engine, special_text, vocabulary
+    encoding_options = engine, special_text, vocabulary
     if not conversations:
         tokens = tokenize(engine, texts, special_text, vocabulary)
         return (refuse_strays(tokens, vocabulary) if vocabulary.media else tokens), {}
@@ -419,11 +433,15 @@ def tokenize_supervised(
     # Each group needs another call of the tokenizer, so the results are joined at the end.
     groups = []
     if plain:
-        groups.append(_tokenize_texts(plain, texts, conversations, *how, characters=False))
+        groups.append(
+            _tokenize_texts(plain, texts, conversations, *encoding_options, characters=False)
+        )
     if with_spans:
-        groups.append(_tokenize_texts(with_spans, texts, conversations, *how, characters=True))
+        groups.append(
+            _tokenize_texts(with_spans, texts, conversations, *encoding_options, characters=True)
+        )
     if chats:
-        groups.append(_tokenize_chats(chats, conversations, *how))
+        groups.append(_tokenize_chats(chats, conversations, *encoding_options))
     trained: dict[int, Trained] = {}
     for group in groups:
         trained |= _trained_of_group(group, conversations, uncut_tokens)
@@ -452,7 +470,11 @@ def _tokenize_texts(
     if not vocabulary.media:
         return _Group(documents, tokens)
     tokens, media = put_in(tokens, places, vocabulary)
-    return _Group(documents, tokens, {documents[k]: own for k, own in media.items()})
+    return _Group(
+        documents,
+        tokens,
+        {documents[k]: media_of_document for k, media_of_document in media.items()},
+    )
 
 
 def _tokenize_chats(
@@ -463,10 +485,12 @@ def _tokenize_chats(
     vocabulary: Vocabulary,
 ) -> _Group:
     """Tokenize the texts of chats, with the special tokens that their template writes."""
-    parts = [part for i in documents for part in conversations[i].parts or (conversations[i],)]
-    strings = [part.strings for part in parts]
+    parts = [
+        text_part for i in documents for text_part in conversations[i].parts or (conversations[i],)
+    ]
+    strings = [text_part.strings for text_part in parts]
     tokens = tokenize(
-        engine, [part.text for part in parts], special_text, vocabulary, True, strings
+        engine, [text_part.text for text_part in parts], special_text, vocabulary, True, strings
     )
     # A recipe with several texts per document has no media.
     if len(parts) > len(documents):
@@ -476,7 +500,11 @@ def _tokenize_chats(
     if not vocabulary.media:
         return _Group(documents, tokens)
     tokens, media = put_in_chats(tokens, [conversations[i].places for i in documents], vocabulary)
-    return _Group(documents, tokens, {documents[k]: own for k, own in media.items()})
+    return _Group(
+        documents,
+        tokens,
+        {documents[k]: media_of_document for k, media_of_document in media.items()},
+    )
 
 
 def _trained_of_group(
@@ -491,7 +519,10 @@ def _trained_of_group(
         lengths = np.diff(tokens.offsets)[[k for k, _ in used]]
         places = [group.places.get(i, NO_PLACES) for _, i in used]
         all_trained = _all_trained([conversations[i] for _, i in used], lengths, places)
-        return {i: own for (_, i), own in zip(used, all_trained, strict=True)}
+        return {
+            i: trained_of_document
+            for (_, i), trained_of_document in zip(used, all_trained, strict=True)
+        }
     trained: dict[int, Trained] = {}
     for k, i in used:
         document, of_document = conversations[i], slice(bounds[k], bounds[k + 1])
@@ -543,14 +574,14 @@ def _joined_parts(tokens: Tokens, counts: Sequence[int]) -> tuple[Tokens, list[n
         rejected.setdefault(i, (i, reason, detail))
     # If one text is rejected, the whole document loses its tokens.
     is_used = ~np.isin(owner, list(rejected))
-    kept, lengths = np.repeat(is_used, lengths), np.where(is_used, lengths, 0)
+    is_kept, lengths = np.repeat(is_used, lengths), np.where(is_used, lengths, 0)
     ends = np.split(np.cumsum(lengths), np.cumsum(counts)[:-1])
     offsets = np.array([0, *(of_parts[-1] for of_parts in ends)], np.int64)
     # The ends count from the start of the document.
     part_ends = [of_parts - begin for of_parts, begin in zip(ends, offsets, strict=False)]
     assert tokens.characters is not None
     documents = Tokens(
-        tokens.ids[kept], offsets, sorted(rejected.values()), tokens.characters[kept]
+        tokens.ids[is_kept], offsets, sorted(rejected.values()), tokens.characters[is_kept]
     )
     return documents, part_ends
 
@@ -568,24 +599,27 @@ def _trained_parts(
         characters: The characters of each token in its text, int64[n, 2].
         ends: The end of each text in `ids`, int64[t].
     """
-    own: list[Trained] = []
-    for part, begin, end in zip(parts, (0, *ends), ends, strict=False):
-        begins = counted_begins(characters[begin:end], part.blocks)
-        of_part = trained_tokens(part, begins)
+    trained_parts: list[Trained] = []
+    for text_part, begin, end in zip(parts, (0, *ends), ends, strict=False):
+        begins = counted_begins(characters[begin:end], text_part.blocks)
+        of_part = trained_tokens(text_part, begins)
         cuts, ranks = of_part.cuts, of_part.ranks
-        if part.history:
+        if text_part.history:
             # The history ends before the first token with new text.
-            new = int(np.searchsorted(begins, part.history))
+            new = int(np.searchsorted(begins, text_part.history))
             # END_OF_HISTORY needs a position in `cuts`, even if no cut is allowed there.
             if new < len(begins) and new not in cuts:
-                at = np.searchsorted(cuts, new)
-                cuts, ranks = np.insert(cuts, at, new), np.insert(ranks, at, np.uint8(NEVER))
+                cut_index = np.searchsorted(cuts, new)
+                cuts, ranks = (
+                    np.insert(cuts, cut_index, new),
+                    np.insert(ranks, cut_index, np.uint8(NEVER)),
+                )
             ranks = np.where(cuts == new, ranks | END_OF_HISTORY, ranks).astype(np.uint8)
         if begin:
             # Each text after the first starts a new chunk.
             cuts = np.concatenate((np.zeros(1, np.int64), cuts))
             ranks = np.concatenate((np.full(1, NEW_TEXT, np.uint8), ranks))
-        own.append(
+        trained_parts.append(
             of_part._replace(
                 spans=of_part.spans + begin,
                 turns=of_part.turns + begin,
@@ -594,14 +628,14 @@ def _trained_parts(
             )
         )
     # Chunks repeat the tokens of the first text, so all texts must begin with the same tokens.
-    systems = {of_part.system for of_part in own}
+    systems = {of_part.system for of_part in trained_parts}
     is_same = len(systems) == 1 and all(
-        np.array_equal(ids[begin : begin + own[0].system], ids[: own[0].system])
+        np.array_equal(ids[begin : begin + trained_parts[0].system], ids[: trained_parts[0].system])
         for begin in ends[:-1]
     )
 
     def joined_column(name: str) -> np.ndarray:
-        return np.concatenate([getattr(of_part, name) for of_part in own])
+        return np.concatenate([getattr(of_part, name) for of_part in trained_parts])
 
     return Trained(
         joined_column("spans"),
@@ -609,10 +643,10 @@ def _trained_parts(
         joined_column("turns"),
         joined_column("cuts"),
         joined_column("ranks"),
-        own[0].system if is_same else 0,
-        own[-1].eos_weight,
-        document_weight=own[0].document_weight,
-        split_starts=sum(of_part.split_starts for of_part in own),
+        trained_parts[0].system if is_same else 0,
+        trained_parts[-1].eos_weight,
+        document_weight=trained_parts[0].document_weight,
+        split_starts=sum(of_part.split_starts for of_part in trained_parts),
     )
 
 

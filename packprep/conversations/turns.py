@@ -138,39 +138,41 @@ def dialogues_with_own_history(
     the text of an earlier dialogue, both become one dialogue that trains the messages of both. The
     errors are the same as for `find_turns`.
     """
-    wanted = trained_messages(dialogue, settings)
+    is_wanted = trained_messages(dialogue, settings)
     # A message of weight 0 is only history.
     trained = [
         k
-        for k, want in enumerate(wanted)
+        for k, want in enumerate(is_wanted)
         if (want or dialogue.trains_part(k)) and np.float32(dialogue.weights[k])
     ]
     dialogues: list[Dialogue] = []
-    last_text, first = "", 0
+    last_text, first_message = "", 0
     for k in trained:
-        upto = _trained_from(dialogue, first, k + 1, wanted)
+        upto = _trained_from(dialogue, first_message, k + 1, is_wanted)
         text = _rendered_chat(template, upto, variables, settings)[0].text
         # The text continues the text before, so one dialogue trains both messages.
         if dialogues and text.startswith(last_text.rstrip()):
             dialogues.pop()
         elif dialogues:
             # A new dialogue starts. Messages of the dialogue before are only history.
-            first = len(dialogues[-1].messages)
-            upto = _trained_from(dialogue, first, k + 1, wanted)
+            first_message = len(dialogues[-1].messages)
+            upto = _trained_from(dialogue, first_message, k + 1, is_wanted)
         dialogues.append(upto)
         last_text = text
     return dialogues or [dialogue]
 
 
-def _trained_from(dialogue: Dialogue, first: int, count: int, wanted: Sequence[bool]) -> Dialogue:
-    """Return a dialogue with the first `count` messages. Messages before `first` are untrained."""
+def _trained_from(
+    dialogue: Dialogue, first_message: int, count: int, is_wanted: Sequence[bool]
+) -> Dialogue:
+    """Return a dialogue of the first `count` messages, untrained before `first_message`."""
     return replace(
         dialogue,
         messages=dialogue.messages[:count],
-        train=tuple(wanted[k] and first <= k for k in range(count)),
+        train=tuple(is_wanted[k] and first_message <= k for k in range(count)),
         weights=dialogue.weights[:count],
         parts=tuple(
-            marks if first <= k else tuple(Mark(False) for _ in marks)
+            marks if first_message <= k else tuple(Mark(False) for _ in marks)
             for k, marks in enumerate(dialogue.parts[:count])
         ),
     )
@@ -248,7 +250,7 @@ def _rendered_messages(
                 "it accepts only a text as the content of a message, not a list of parts; write one"
                 " text instead"
             ) from None
-        elif all("content" in each for each in messages):
+        elif all("content" in message for message in messages):
             raise
         else:
             messages, text, blocks = _with_contents(partial(rendered, render), messages)
@@ -259,8 +261,8 @@ def _rendered_messages(
     check_parts(render, messages, text)
     without_content = {k for k, m in enumerate(dialogue.messages) if m.get("content") is None}
     check_written(template, render, messages, tools, text, without_content)
-    wanted = trained_messages(dialogue, settings)
-    return _Chat(template, render, messages, tools, wanted, text, dialogue), blocks
+    is_wanted = trained_messages(dialogue, settings)
+    return _Chat(template, render, messages, tools, is_wanted, text, dialogue), blocks
 
 
 def _trained_alone(chat: "_Chat", blocks: list[tuple[int, int]] | None) -> list[Span] | None:
@@ -271,8 +273,8 @@ def _trained_alone(chat: "_Chat", blocks: list[tuple[int, int]] | None) -> list[
     from packprep.conversations.template_limits import TemplateLimit
 
     speakers = [k for k, message in enumerate(chat.messages) if message["role"] == "assistant"]
-    wanted = [k for k, want in enumerate(chat.wanted) if want]
-    if not set(wanted) <= set(speakers):
+    wanted_messages = [k for k, want in enumerate(chat.wanted) if want]
+    if not set(wanted_messages) <= set(speakers):
         return None
     # The ways are tried by their cost: blocks, markup, prefixes, then placeholders.
     if blocks is not None:
@@ -402,14 +404,14 @@ def _as_read(message: dict[str, Any]) -> dict[str, Any]:
     """
     if len(message) == 2 and message.get("content") is not None:
         return message  # It only has a role and a content.
-    given = {key: value for key, value in message.items() if value is not None}
-    said = [given[key] for key in THOUGHTS if key in given]
-    if not said:
-        return given
-    if not given.get("thinking", "").strip():
-        given.pop("thinking", None)
-    thought = next((text for text in said if text.strip()), said[0])
-    return {"thinking": thought, **given, "reasoning_content": thought}
+    fields = {key: value for key, value in message.items() if value is not None}
+    reasoning_texts = [fields[key] for key in THOUGHTS if key in fields]
+    if not reasoning_texts:
+        return fields
+    if not fields.get("thinking", "").strip():
+        fields.pop("thinking", None)
+    thought = next((text for text in reasoning_texts if text.strip()), reasoning_texts[0])
+    return {"thinking": thought, **fields, "reasoning_content": thought}
 
 
 def trained_messages(dialogue: Dialogue, settings: DocumentKeys) -> list[bool]:
@@ -423,10 +425,13 @@ def trained_messages(dialogue: Dialogue, settings: DocumentKeys) -> list[bool]:
         for message in dialogue.messages
     ]
     if settings.trained_turns == "last":
-        last = max((k for k, is_taken in enumerate(taken) if is_taken), default=-1)
-        taken = [k == last for k in range(len(taken))]
-    own = dialogue.train or (None,) * len(taken)
-    return [by_recipe if said is None else said for by_recipe, said in zip(taken, own, strict=True)]
+        last_taken = max((k for k, is_taken in enumerate(taken) if is_taken), default=-1)
+        taken = [k == last_taken for k in range(len(taken))]
+    own_settings = dialogue.train or (None,) * len(taken)
+    return [
+        by_recipe if own_setting is None else own_setting
+        for by_recipe, own_setting in zip(taken, own_settings, strict=True)
+    ]
 
 
 # The ways of finding turns
@@ -446,8 +451,10 @@ class _Chat:
 
     def has_answer(self, begin: int, end: int, k: int) -> bool:
         """Return whether a range of the text contains the content of message k or a tool call."""
-        said = [part.strip() for part in texts_of(self.messages[k]) if part.strip()]
-        return writes_any(self.text[begin:end], said) if said else "tool_calls" in self.messages[k]
+        texts = [text_part.strip() for text_part in texts_of(self.messages[k]) if text_part.strip()]
+        return (
+            writes_any(self.text[begin:end], texts) if texts else "tool_calls" in self.messages[k]
+        )
 
     @cached_property
     def strings(self) -> list[str]:
@@ -509,17 +516,19 @@ def _found(chat: _Chat, blocks: list[tuple[int, int]] | None) -> Turns:
 
     text, messages = chat.text, chat.messages
     speaks = [message["role"] == "assistant" for message in messages]
-    others = any(want and not speaker for want, speaker in zip(chat.wanted, speaks, strict=True))
-    begins, spans, why, laid = _told(chat, blocks is None or others, others)
+    wants_others = any(
+        want and not speaker for want, speaker in zip(chat.wanted, speaks, strict=True)
+    )
+    begins, spans, why, laid = _told(chat, blocks is None or wants_others, wants_others)
     # Blocks show an assistant's turns. Other trained messages need renderings.
     if blocks is not None:
-        own = [want and speaker for want, speaker in zip(chat.wanted, speaks, strict=True)]
-        rest = spans if others else []
-        of_blocks = _owned(blocks, begins, messages, own)
+        own_wanted = [want and speaker for want, speaker in zip(chat.wanted, speaks, strict=True)]
+        rest_spans = spans if wants_others else []
+        of_blocks = _owned(blocks, begins, messages, own_wanted)
         spans = (
             None
-            if rest is None
-            else sorted([span for span in rest if not own[span[2]]] + of_blocks)
+            if rest_spans is None
+            else sorted([span for span in rest_spans if not own_wanted[span[2]]] + of_blocks)
         )
     if spans is None:
         if isinstance(why, NotIncremental | TemplateLimit):
@@ -550,7 +559,7 @@ class _Told(NamedTuple):
     laid: Placeholders | None = None
 
 
-def _told(chat: _Chat, with_spans: bool, others: bool) -> _Told:
+def _told(chat: _Chat, with_spans: bool, wants_others: bool) -> _Told:
     """Return the positions that prefixes show. Placeholders add positions that are missing.
 
     A prefix is a rendering of the first k messages.
@@ -558,31 +567,31 @@ def _told(chat: _Chat, with_spans: bool, others: bool) -> _Told:
     Args:
         chat: The rendered conversation.
         with_spans: Whether to find trained ranges.
-        others: Whether roles other than the assistant are trained, which needs placeholders.
+        wants_others: Whether roles other than the assistant are trained, which needs placeholders.
     """
     from packprep.conversations.template_limits import TemplateLimit
 
     count = len(chat.messages)
-    told = (
-        _told_by_prefixes(chat, with_spans and not others)
+    known_positions = (
+        _told_by_prefixes(chat, with_spans and not wants_others)
         if count <= MOST_BY_PREFIXES
         else _Told({})
     )
-    needed = with_spans and told.spans is None
+    needed = with_spans and known_positions.spans is None
     if (
         needed
-        or len(told.begins) < count - 1
+        or len(known_positions.begins) < count - 1
         or (chat.tools and chat.messages[0]["role"] not in SYSTEM)
     ):
         try:
-            told = _told_by_placeholders(chat, told, needed)
+            known_positions = _told_by_placeholders(chat, known_positions, needed)
         except TemplateLimit:
             if needed:
                 raise
     # Long conversations need many renderings of prefixes, so these come last.
-    if told.laid is None and count > MOST_BY_PREFIXES:
-        told = _told_by_prefixes(chat, with_spans and not others)
-    return told
+    if known_positions.laid is None and count > MOST_BY_PREFIXES:
+        known_positions = _told_by_prefixes(chat, with_spans and not wants_others)
+    return known_positions
 
 
 def _told_by_prefixes(chat: _Chat, with_spans: bool) -> _Told:
@@ -593,7 +602,7 @@ def _told_by_prefixes(chat: _Chat, with_spans: bool) -> _Told:
         begins = _begins(prefix, len(chat.messages), chat.text)
         # Some templates leave out an empty last message. The next message does not begin at the
         # same character.
-        begins = {k: at for k, at in begins.items() if at != begins.get(k - 1)}
+        begins = {k: begin for k, begin in begins.items() if begin != begins.get(k - 1)}
         return _Told(
             begins,
             (
@@ -608,30 +617,36 @@ def _told_by_prefixes(chat: _Chat, with_spans: bool) -> _Told:
         return _Told(begins, None, error)
 
 
-def _told_by_placeholders(chat: _Chat, told: _Told, needed: bool) -> _Told:
-    """Return the positions in `told`, and the missing positions from placeholders.
+def _told_by_placeholders(chat: _Chat, known_positions: _Told, needed: bool) -> _Told:
+    """Return the positions in `known_positions`, and the missing positions from placeholders.
 
-    If no placeholders fit the text, return `told`.
+    If no placeholders fit the text, return `known_positions`.
 
     Args:
         chat: The rendered conversation.
-        told: The positions that are already known.
+        known_positions: The positions that are already known.
         needed: Whether to find the trained ranges with placeholders. If false, `told.spans` is
             returned.
     """
     chat.template.begin()
     laid = chat.laid
     if laid is None:
-        return told
-    begins = _ascending({k: told.begins.get(k, at) for k, at in laid.begins().items()})
-    inside = {k: at for k, at in begins.items() if 0 < at < len(chat.text)}
+        return known_positions
+    begins = _ascending(
+        {k: known_positions.begins.get(k, begin) for k, begin in laid.begins().items()}
+    )
+    inside = {k: begin for k, begin in begins.items() if 0 < begin < len(chat.text)}
     try:
         return _Told(
-            inside, _by_placeholders(chat, laid, begins) if needed else told.spans, told.why, laid
+            inside,
+            _by_placeholders(chat, laid, begins) if needed else known_positions.spans,
+            known_positions.why,
+            laid,
         )
     except NotIncremental as error:
-        return told._replace(
-            why=told.why if isinstance(told.why, NotIncremental) else error, laid=laid
+        return known_positions._replace(
+            why=known_positions.why if isinstance(known_positions.why, NotIncremental) else error,
+            laid=laid,
         )
 
 
@@ -644,9 +659,13 @@ def _begins(prefix: Callable[..., str], count: int, text: str) -> dict[int, int]
     """
     begins: dict[int, int] = {}
     for k in range(1, count):
-        before = attempted(partial(prefix, k))
-        if before is not None and 0 < len(before) < len(text) and text.startswith(before):
-            begins[k] = len(before)
+        text_before = attempted(partial(prefix, k))
+        if (
+            text_before is not None
+            and 0 < len(text_before) < len(text)
+            and text.startswith(text_before)
+        ):
+            begins[k] = len(text_before)
     return begins
 
 
@@ -674,10 +693,10 @@ class _Begins(dict[int, int]):
     def _begin(self, k: int) -> int:
         """Return the index of the first character of message k, or 0 if it is uncertain."""
         if k not in self._lengths:
-            before = attempted(partial(self.prefix, k)) if k > 0 else None
-            is_told = before is not None and 0 < len(before) < len(self._text)
-            is_told = is_told and self._text.startswith(before or "")
-            self._lengths[k] = len(before or "") if is_told else 0
+            text_before = attempted(partial(self.prefix, k)) if k > 0 else None
+            is_told = text_before is not None and 0 < len(text_before) < len(self._text)
+            is_told = is_told and self._text.startswith(text_before or "")
+            self._lengths[k] = len(text_before or "") if is_told else 0
         return self._lengths[k]
 
 
@@ -704,20 +723,20 @@ def _by_markup(chat: _Chat) -> list[Span] | None:
         return None
     last_answers = {roles[k - 1]: k for k, want in enumerate(chat.wanted) if want and k}
     # A template may choose its prompt by the conversation, such as by tools or a flag in a content.
-    for before, k in last_answers.items():
+    for previous_role, k in last_answers.items():
         asked = attempted(partial(chat.render, chat.messages[:k], prompt=True, go_on=True))
-        if asked is None or not markup.asks(asked, before):
+        if asked is None or not markup.asks(asked, previous_role):
             return None
     if laid is None:
         return spans
     # An answer ends where the next message begins, or at the end of the text.
     laid.markup, spans = markup, []
-    last = len(chat.messages) - 1
+    last_message = len(chat.messages) - 1
     for k in (k for k, want in enumerate(chat.wanted) if want):
         begin = laid.boundary_by_markup(k)
-        if k < last:
-            after = laid.boundary_by_markup(k + 1)
-            end = None if after is None else after.begin
+        if k < last_message:
+            next_boundary = laid.boundary_by_markup(k + 1)
+            end = None if next_boundary is None else next_boundary.begin
         else:
             ending = laid.text_after(k)
             end = None if ending is None or not markup.ends_answer(ending) else len(chat.text)
@@ -733,14 +752,14 @@ def _by_prefixes(
     count: int,
     text: str,
     begins: Mapping[int, int],
-    wanted: Sequence[bool],
+    is_wanted: Sequence[bool],
 ) -> list[Span]:
     """Return the ranges of all trained messages, which must be an assistant's.
 
-    `prefix` renders the first k messages. `wanted` says whether each message is trained.
+    `prefix` renders the first k messages. `is_wanted` says whether each message is trained.
     """
     spans = []
-    for k in (k for k, want in enumerate(wanted) if want):
+    for k in (k for k, want in enumerate(is_wanted) if want):
         asked = prefix(k, prompt=True)
         if k + 1 in begins:
             answered = text[: begins[k + 1]]
@@ -785,11 +804,12 @@ def _laid(chat: _Chat) -> Placeholders | None:
     ]
     # Parts that were joined into one string keep their own placeholders.
     texts = {
-        k: texts_of(given)
-        for k, (given, message) in enumerate(
+        k: texts_of(given_message)
+        for k, (given_message, message) in enumerate(
             zip(chat.dialogue.messages, chat.messages, strict=True)
         )
-        if isinstance(given.get("content"), list) and isinstance(message.get("content"), str)
+        if isinstance(given_message.get("content"), list)
+        and isinstance(message.get("content"), str)
     }
     ways = [(everybody, True, False), (speakers, True, False), (speakers, False, False)]
     for replaced, calls, blanks in [(everybody, True, True), *ways] if has_blanks else ways:
@@ -801,12 +821,12 @@ def _laid(chat: _Chat) -> Placeholders | None:
 
 def _ascending(begins: Mapping[int, int]) -> dict[int, int]:
     """Return the starts of messages, except starts that precede the start of an earlier message."""
-    kept: dict[int, int] = {}
-    last = 0
-    for k, at in begins.items():
-        if at >= last:
-            kept[k] = last = at
-    return kept
+    kept_begins: dict[int, int] = {}
+    last_begin = 0
+    for k, begin in begins.items():
+        if begin >= last_begin:
+            kept_begins[k] = last_begin = begin
+    return kept_begins
 
 
 def _by_placeholders(chat: _Chat, laid: Placeholders, begins: Mapping[int, int]) -> list[Span]:
@@ -875,11 +895,11 @@ def _owned(
     blocks: Sequence[tuple[int, int]],
     begins: Mapping[int, int],
     messages: Sequence[Mapping[str, Any]],
-    wanted: Sequence[bool] | None = None,
+    is_wanted: Sequence[bool] | None = None,
 ) -> list[Span]:
     """Return (begin, end, message number) for each block of a trained assistant's message.
 
-    `wanted` says whether each message is trained. If it is None, all blocks are returned.
+    `is_wanted` says whether each message is trained. If it is None, all blocks are returned.
     """
     speakers = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
     if len(blocks) == len(speakers) or not speakers:
@@ -889,10 +909,13 @@ def _owned(
         # the block belongs to it. Otherwise the block belongs to the next assistant's message.
         owners = []
         for begin, _ in blocks:
-            first = max((k for k, at in begins.items() if at <= begin), default=0)
-            owners.append(next((k for k in speakers if k >= first), speakers[-1]))
-    found = [(*block, owner) for block, owner in zip(blocks, owners, strict=bool(speakers))]
-    return [span for span in found if wanted is None or wanted[span[2]]]
+            first_message = max(
+                (k for k, begin_of_message in begins.items() if begin_of_message <= begin),
+                default=0,
+            )
+            owners.append(next((k for k in speakers if k >= first_message), speakers[-1]))
+    owned_blocks = [(*block, owner) for block, owner in zip(blocks, owners, strict=bool(speakers))]
+    return [span for span in owned_blocks if is_wanted is None or is_wanted[span[2]]]
 
 
 # The repeated start of later chunks
@@ -905,9 +928,9 @@ def _first_begin(
 
     Message k is the first message after the system message and tools.
     """
-    said = laid.said(k) if k < len(messages) else None
-    head = laid.head_of(messages[k]["role"]) if said is not None else ""
-    return max(text.rfind(head, 0, said), 0) if head.strip() else 0
+    content_begin = laid.said(k) if k < len(messages) else None
+    head = laid.head_of(messages[k]["role"]) if content_begin is not None else ""
+    return max(text.rfind(head, 0, content_begin), 0) if head.strip() else 0
 
 
 def _system_end(
@@ -915,9 +938,9 @@ def _system_end(
 ) -> int:
     """Return `end` if text[:end] contains the system message or the tools' names, otherwise 0."""
     if messages[0]["role"] in SYSTEM:
-        said = texts_of(messages[0])
+        texts = texts_of(messages[0])
     else:
-        said = [
+        texts = [
             str(function_of(tool).get("name", "")) for tool in tools or () if isinstance(tool, dict)
         ]
-    return end if said and all(part.strip() in text[:end] for part in said) else 0
+    return end if texts and all(text_part.strip() in text[:end] for text_part in texts) else 0

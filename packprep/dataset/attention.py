@@ -246,15 +246,21 @@ def next_token_labels(
     if distance < 1:
         raise ArgumentError(f"distance {distance} should be at least 1")
     labels = np.full(tokens.shape, ignore_index, np.int64)
-    kept = max(0, tokens.shape[-1] - distance)
-    if kept == 0:
+    slots_with_target = max(0, tokens.shape[-1] - distance)
+    if slots_with_target == 0:
         return labels
-    here, there = segment_ids[..., :kept], segment_ids[..., distance:]
+    own_ids, target_ids = segment_ids[..., :slots_with_target], segment_ids[..., distance:]
     # The slot before a token decides whether the token is trained, so the mask is read there.
-    good = (here == there) & (here != 0) & (loss_mask[..., distance - 1 : distance - 1 + kept] != 0)
+    is_target = (
+        (own_ids == target_ids)
+        & (own_ids != 0)
+        & (loss_mask[..., distance - 1 : distance - 1 + slots_with_target] != 0)
+    )
     if in_place is not None:
-        good &= ~np.asarray(in_place, bool)[..., :kept]
-    np.copyto(labels[..., :kept], tokens[..., distance:], where=good, casting="unsafe")
+        is_target &= ~np.asarray(in_place, bool)[..., :slots_with_target]
+    np.copyto(
+        labels[..., :slots_with_target], tokens[..., distance:], where=is_target, casting="unsafe"
+    )
     return labels
 
 
@@ -334,9 +340,9 @@ def _check_prefix(segment_prefix, begin, end) -> np.ndarray:
             " block diffusion\n"
             "hint: use block_mask"
         )
-    wrong = (prefix < 0) | (prefix > end - begin)
-    if wrong.any():
-        i = int(np.argmax(wrong))
+    is_wrong = (prefix < 0) | (prefix > end - begin)
+    if is_wrong.any():
+        i = int(np.argmax(is_wrong))
         raise ArgumentError(
             f"segment {i} has prefix {prefix[i]}, but its length is {end[i] - begin[i]}"
         )
@@ -510,8 +516,8 @@ def block_varlen(batch: Mapping[str, Any]) -> dict[str, Any]:
         # numbers all blocks.
         number = np.cumsum((blocks == positions) & has_block)
         # Subtracting the count at its first slot makes the numbers of a sequence start at 0.
-        first = np.repeat(number[origins], np.diff(cu_seqlens))
-        numbers = np.where(has_block.reshape(-1), number - first, -1)
+        first_number = np.repeat(number[origins], np.diff(cu_seqlens))
+        numbers = np.where(has_block.reshape(-1), number - first_number, -1)
         return sequences | {"block_ids": numbers.astype(np.int32)}
     return sequences | {
         "block_origins": origins.astype(np.int32),
@@ -592,8 +598,8 @@ def micro_sequence(
         physical = np.append(physical, end)
     touched = (physical[:-1] < end) & (physical[1:] > begin) & (physical[1:] > physical[:-1])
     # The keys start with the first query's segment, even if this segment starts before the window.
-    first = int(np.argmax(touched))
-    k_begin = int(physical[first])
+    first_touched = int(np.argmax(touched))
+    k_begin = int(physical[first_touched])
     # The last segment is cut at the end of the window. Only the first segment may have more keys
     # than queries.
     ends = np.minimum(physical[1:][touched], end)
@@ -641,20 +647,20 @@ def cut_points(row, size) -> np.ndarray:
         raise ArgumentError(f"size {size} should be at least 1")
     begin, end = _spans(row.cu_seqlens, row.cu_seqlens_padded, length)
     prefix = _check_prefix(row.segments["prefix"], begin, end)
-    ends, at = [], 0
-    while at < length:
-        cut = min(at + size, length)
+    ends, window_begin = [], 0
+    while window_begin < length:
+        cut = min(window_begin + size, length)
         # This is the last segment that begins before the cut.
         i = int(np.searchsorted(begin, cut, side="left")) - 1
         if i >= 0 and cut < begin[i] + prefix[i]:
-            if begin[i] <= at:
+            if begin[i] <= window_begin:
                 raise ArgumentError(
                     f"segment {i} has a bidirectional prefix of {prefix[i]} positions, which does"
                     f" not fit into a window of {size}"
                 )
             cut = int(begin[i])
         ends.append(cut)
-        at = cut
+        window_begin = cut
     return np.array(ends, np.int64)
 
 
@@ -707,9 +713,9 @@ def context_parallel(
         padded = np.append(0, np.cumsum(-(-lengths // multiple) * multiple))
     else:
         padded = np.asarray(cu_seqlens_padded, np.int64)
-        wrong = np.diff(padded) % multiple != 0
-        if wrong.any():
-            i = int(np.argmax(wrong))
+        is_wrong = np.diff(padded) % multiple != 0
+        if is_wrong.any():
+            i = int(np.argmax(is_wrong))
             raise ArgumentError(
                 f"segment {i} has {padded[i + 1] - padded[i]} positions, which is not a multiple"
                 f" of {multiple}\n"
@@ -765,10 +771,10 @@ def flatten(
     # too.
     starts = np.ones(ids.shape, bool)
     starts[:, 1:] = ids[:, 1:] != ids[:, :-1]
-    kept = np.ones(ids.shape, bool) if tail == "segment" else ids != 0
+    is_kept = np.ones(ids.shape, bool) if tail == "segment" else ids != 0
     if max_segments is not None:
-        check_segments((starts & kept).sum(axis=1), max_segments)
-    flat_kept = kept.ravel()
+        check_segments((starts & is_kept).sum(axis=1), max_segments)
+    flat_kept = is_kept.ravel()
     # The axes of rows and slots become one axis of kept slots. Columns with one number per row stay
     # the same.
     columns = {
@@ -782,22 +788,22 @@ def flatten(
     # Segments count through all rows, and padding between them does not interrupt the count.
     real_starts = starts & (ids != 0)
     columns["segment_ids"] = np.where(ids != 0, np.cumsum(real_starts).reshape(ids.shape), 0)[
-        kept
+        is_kept
     ].astype(np.int32)
     # A run of padding is a sequence of cu_seqlens as well, unless padding is dropped.
     if "seq_idx" in batch:
-        columns["seq_idx"] = (np.cumsum((starts & kept)[kept]) - 1).astype(np.int32)
-    # `before` has the number of kept slots before each slot.
-    before = np.append(0, np.cumsum(flat_kept))
+        columns["seq_idx"] = (np.cumsum((starts & is_kept)[is_kept]) - 1).astype(np.int32)
+    # `kept_before` has the number of kept slots before each slot.
+    kept_before = np.append(0, np.cumsum(flat_kept))
     if "prefix_ends" in batch:
         # The end of a prefix becomes the number of kept slots before it in the flat row.
         row_ends = np.asarray(batch["prefix_ends"], np.int64)
-        flat_ends = before[np.arange(n_rows)[:, None] * length + row_ends]
+        flat_ends = kept_before[np.arange(n_rows)[:, None] * length + row_ends]
         # The −1 of block diffusion is not a slot.
         flat_ends = np.where(row_ends < 0, -1, flat_ends)
-        columns["prefix_ends"] = np.where(ids != 0, flat_ends, 0)[kept].astype(np.int32)
+        columns["prefix_ends"] = np.where(ids != 0, flat_ends, 0)[is_kept].astype(np.int32)
     # The last boundary is the number of kept slots, so the sequences cover the flat row.
-    boundaries = np.append(before[np.flatnonzero(starts & kept)], before[-1])
+    boundaries = np.append(kept_before[np.flatnonzero(starts & is_kept)], kept_before[-1])
     if max_segments is not None:
         return columns, pad_cu_seqlens(boundaries, n_rows * max_segments + 1), length
     return columns, boundaries.astype(np.int32), int(np.diff(boundaries).max(initial=0))
@@ -819,9 +825,9 @@ def label_counts(loss_mask, cu_seqlens, cu_seqlens_padded=None) -> np.ndarray:
     """
     trained = np.asarray(loss_mask) != 0
     begin, end = _spans(cu_seqlens, cu_seqlens_padded, len(trained))
-    before = np.append(0, np.cumsum(trained))
+    trained_before = np.append(0, np.cumsum(trained))
     return _of_slots(
-        before[end] - before[begin], _segment_of_slot(begin, end, len(trained)), 0
+        trained_before[end] - trained_before[begin], _segment_of_slot(begin, end, len(trained)), 0
     ).astype(np.int32)
 
 
@@ -854,9 +860,9 @@ def micro_windows(length, splits, cp_size=1, rank=0) -> np.ndarray:
         raise ArgumentError(
             f"length {length} is not a multiple of splits · cp_size = {splits * cp_size}"
         )
-    part = length // (splits * cp_size)
-    begin = (np.arange(splits) * cp_size + rank) * part
-    return np.stack((begin, begin + part), axis=1)
+    window_slots = length // (splits * cp_size)
+    begin = (np.arange(splits) * cp_size + rank) * window_slots
+    return np.stack((begin, begin + window_slots), axis=1)
 
 
 def seq_idx(cu_seqlens, length, cu_seqlens_padded=None) -> np.ndarray:

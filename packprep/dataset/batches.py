@@ -164,14 +164,14 @@ class Reader:
 
     def _fill(
         self,
-        found: Any,
+        places: Any,
         batch: dict[str, np.ndarray],
         epochs: Sequence[int] | None,
         accelerate: str,
     ) -> None:
         raise NotImplementedError
 
-    def _media(self, found: Any) -> Media:
+    def _media(self, places: Any) -> Media:
         raise NotImplementedError
 
     def documents(self, row: int) -> list[dict[str, Any]]:
@@ -262,9 +262,9 @@ class Reader:
 
     def _with(self, **changes: Any) -> Any:
         """Return a shallow copy with some attributes replaced."""
-        again = object.__new__(type(self))
-        vars(again).update(vars(self), **changes)
-        return again
+        copied = object.__new__(type(self))
+        vars(copied).update(vars(self), **changes)
+        return copied
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return one row as a dict column → array [T]. The arrays are writable copies.
@@ -294,16 +294,16 @@ class Reader:
         return index % n
 
     def _places(self, indices: Any) -> np.ndarray:
-        given, n = np.asarray(indices, None if len(indices) else np.int64), len(self)
-        if given.ndim != 1 or given.dtype.kind not in "iu":
+        asked_rows, n = np.asarray(indices, None if len(indices) else np.int64), len(self)
+        if asked_rows.ndim != 1 or asked_rows.dtype.kind not in "iu":
             raise ArgumentError(
                 "row indices should be a list of integers, but are"
-                f" {given.dtype}{list(given.shape)}"
+                f" {asked_rows.dtype}{list(asked_rows.shape)}"
             )
-        outside = (given < -n) | (given >= n)
+        outside = (asked_rows < -n) | (asked_rows >= n)
         if outside.any():
-            raise IndexError(f"row {given[outside][0]} of a {self.what} of {n} rows")
-        rows = given.astype(np.int64)
+            raise IndexError(f"row {asked_rows[outside][0]} of a {self.what} of {n} rows")
+        rows = asked_rows.astype(np.int64)
         rows[rows < 0] += n
         return rows
 
@@ -374,7 +374,7 @@ class Reader:
         with_media, names = MEDIA in names, tuple(name for name in names if name != MEDIA)
         dtypes = self._dtypes(self._dtype if dtype is None else dtype, names)
         # Find the rows before arrays are allocated: a manifest may claim more rows than exist.
-        found = self._find(rows)
+        places = self._find(rows)
         batch: dict[str, Any] = {}
         for name in names:
             shape = (len(rows),) if name in BY_ROW else (len(rows), self.row_length(rows))
@@ -390,9 +390,9 @@ class Reader:
             else:
                 self._check_holds(name, out[name].dtype)
                 batch[name] = out[name]
-        self._fill(found, batch, epochs, accelerate)
+        self._fill(places, batch, epochs, accelerate)
         if with_media:
-            batch[MEDIA] = self._media(found)
+            batch[MEDIA] = self._media(places)
         return {**batch, "encoder_length": self.encoder_length} if self.encoder_length else batch
 
     def _dtypes(
@@ -419,8 +419,10 @@ class Reader:
                     own_dtype(name, self.token_dtype) if asked is None else np.dtype(asked)
                 )
             except TypeError as error:
-                what = f"the dtype of {name!r} is {asked!r}, but should be a NumPy dtype: {error}"
-                raise ArgumentError(what) from error
+                message = (
+                    f"the dtype of {name!r} is {asked!r}, but should be a NumPy dtype: {error}"
+                )
+                raise ArgumentError(message) from error
             if asked is not None:
                 self._check_holds(name, dtypes[name])
         return dtypes
@@ -433,27 +435,27 @@ class Reader:
         Raises:
             ArgumentError: If the dtype cannot hold every value.
         """
-        of = AHEAD[name][0] if name in AHEAD else name
-        most = {
+        source_column = AHEAD[name][0] if name in AHEAD else name
+        greatest_value = {
             "tokens": self.vocab_size - 1,
             "labels": self.vocab_size - 1,
             "loss_mask": 1,
             "row_cost": self.seq_length**2,
-        }.get(of, self.seq_length)
-        if of in ("loss_weights", "loss_weight_sum"):
+        }.get(source_column, self.seq_length)
+        if source_column in ("loss_weights", "loss_weight_sum"):
             holds = dtype.kind not in "biu"
         elif dtype.kind in "iu":
-            holds = np.iinfo(dtype).max >= most
+            holds = np.iinfo(dtype).max >= greatest_value
         elif dtype.kind == "f":
             # A float holds every integer up to 2^(mantissa bits + 1).
-            holds = 2 << np.finfo(dtype).nmant >= most
+            holds = 2 << np.finfo(dtype).nmant >= greatest_value
         else:
-            holds = dtype.kind != "b" or most == 1
+            holds = dtype.kind != "b" or greatest_value == 1
         if not holds:
             values = (
                 "weights, which are not whole numbers"
                 if name.startswith("loss_weight")
-                else f"values up to {most}"
+                else f"values up to {greatest_value}"
             )
             raise ArgumentError(
                 f"the dtype of {name!r} is {dtype}, which cannot hold its {values}\n"
@@ -730,10 +732,10 @@ class Batches:
         # Deliver only whole steps, so that all ranks end at the same step.
         elif self._exhaustion is not None:
             self.refuse_exhausted(self._rows + (next_step + 1) * self.step_samples)
-            last = self._skips.n_delivered(self._exhaustion[0])
+            last_sample = self._skips.n_delivered(self._exhaustion[0])
             steps = min(
                 steps,
-                -(-((last - self._rows) // self.step_samples - next_step) // self._every),
+                -(-((last_sample - self._rows) // self.step_samples - next_step) // self._every),
             )
         if steps <= 0:
             return
@@ -752,16 +754,19 @@ class Batches:
         )
         if self._step_rows is not None:
             samples = self._skips.of_delivered(delivered[:, 0])
-            of = (self._seed, self._shuffle, self._step_rows, *self._share)
-            found = self.dataset.rows_of_steps(samples, *of)
+            order_of_steps = (self._seed, self._shuffle, self._step_rows, *self._share)
+            rows_and_epochs = self.dataset.rows_of_steps(samples, *order_of_steps)
             return [
                 (np.full(len(rows), sample), rows, epochs)
-                for sample, (rows, epochs) in zip(samples.tolist(), found, strict=True)
+                for sample, (rows, epochs) in zip(samples.tolist(), rows_and_epochs, strict=True)
             ]
         rows, epochs = self.rows_of_samples(delivered)
         samples = self._skips.of_delivered(delivered)
-        kept = delivered < (np.iinfo(np.int64).max if self.end is None else self.end)
-        return [(s[k], r[k], e[k]) for s, r, e, k in zip(samples, rows, epochs, kept, strict=True)]
+        is_delivered = delivered < (np.iinfo(np.int64).max if self.end is None else self.end)
+        return [
+            (s[k], r[k], e[k])
+            for s, r, e, k in zip(samples, rows, epochs, is_delivered, strict=True)
+        ]
 
     def documents(self, step: int) -> list[dict[str, Any]]:
         """Return the documents that this rank reads in a step.
@@ -822,8 +827,8 @@ class Batches:
         for step in steps:
             begin = self._rows + operator.index(step) * self.step_samples
             if not 0 <= begin < end:
-                first, last = -(self._rows // self.step_samples), (end - 1 - self._rows)
-                numbers = f"{first} … {last // self.step_samples}" if end else "none"
+                first_step, last_step = -(self._rows // self.step_samples), (end - 1 - self._rows)
+                numbers = f"{first_step} … {last_step // self.step_samples}" if end else "none"
                 raise ArgumentError(f"step {step} is not part of the run; its steps are {numbers}")
         return [*self._steps(steps)] if steps else []
 
@@ -851,10 +856,12 @@ class Batches:
             IndexError: If the row does not exist.
         """
         epochs = integer("epochs", epochs, 0, 1 << 31)
-        found = self.dataset.samples_of_row(row, epochs, self._seed, self._shuffle, self._step_rows)
+        row_samples = self.dataset.samples_of_row(
+            row, epochs, self._seed, self._shuffle, self._step_rows
+        )
         end = self._end_of_run()
         reads = []
-        for epoch, plain, index in found:
+        for epoch, plain, index in row_samples:
             sample = self._balanced_sample(plain)
             read: dict[str, Any] = {"epoch": epoch, "sample": sample, "step": None}
             delivered = self._skips.n_delivered(sample)
@@ -878,8 +885,8 @@ class Batches:
         if self._exhaustion is None:
             return order.SAMPLES_END
         # Only whole steps are delivered before a max_epochs.
-        last = self._skips.n_delivered(self._exhaustion[0])
-        return last - (last - self._rows) % self.step_samples
+        last_sample = self._skips.n_delivered(self._exhaustion[0])
+        return last_sample - (last_sample - self._rows) % self.step_samples
 
     def _balanced_sample(self, plain: int) -> int:
         """Return the sample of the balanced order for a sample of the unbalanced order."""
@@ -908,11 +915,11 @@ class Batches:
         """
         if self._exhaustion is None:
             return
-        sample, which = self._exhaustion
+        sample, problem = self._exhaustion
         sample = (self._skips if skips is None else skips).n_delivered(sample)
         if end > sample:
             raise Exhausted(
-                f"{which} before sample {sample}\n"
+                f"{problem} before sample {sample}\n"
                 f"hint: set samples = {sample}, lower its shares, or raise max_epochs"
             )
 
@@ -946,41 +953,42 @@ class Batches:
         if self._balance is None:
             return samples
         flat, plain = samples.ravel(), np.empty(samples.size, np.int64)
-        left = np.ones(flat.size, bool)
-        while left.any():
+        is_missing = np.ones(flat.size, bool)
+        while is_missing.any():
             begin, end = order.window_of(
-                int(flat[np.argmax(left)]),
+                int(flat[np.argmax(is_missing)]),
                 self._balance.window,
                 self.dataset.epoch_rows,
                 self._balance.end,
             )
-            here = (begin <= flat) & (flat < end)
-            plain[here] = self._window(begin, end)[flat[here] - begin]
-            left &= ~here
+            in_window = (begin <= flat) & (flat < end)
+            plain[in_window] = self._window(begin, end)[flat[in_window] - begin]
+            is_missing &= ~in_window
         return plain.reshape(samples.shape)
 
     def _window(self, begin: int, end: int) -> np.ndarray:
-        known = self._windows.get(begin)
-        if known is None:
+        known_order = self._windows.get(begin)
+        if known_order is None:
             assert self._balance is not None
             rows, _ = self.dataset.rows_of_samples(np.arange(begin, end), self._seed, self._shuffle)
             costs = self.dataset.costs(rows, self._balance.attention, self._balance.linear)
-            known = begin + order.balanced(costs, begin, self._balance, self._seed)
+            known_order = begin + order.balanced(costs, begin, self._balance, self._seed)
             while len(self._windows) >= _WINDOWS:
                 self._windows.pop(next(iter(self._windows)), None)
-            self._windows[begin] = known
-        return known
+            self._windows[begin] = known_order
+        return known_order
 
-    def part(self, first: int, every: int, made: int) -> None:
+    def part(self, first_step: int, every: int, steps_made: int) -> None:
         """Restrict the iteration to the steps first, first + every, first + 2 · every, …
 
         Args:
-            first: Number of the first step.
+            first_step: Number of the first step.
             every: Distance between two steps.
-            made: Number of steps in this series that have already been delivered. They are skipped.
+            steps_made: Number of steps in this series that have already been delivered. They are
+                skipped.
         """
         self._restart(self._rows)
-        self._first, self._every, self._step = first, every, made
+        self._first, self._every, self._step = first_step, every, steps_made
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after all batches so far, as a dict that can be written as JSON.
@@ -999,22 +1007,22 @@ class Batches:
         rows = self._rows + (self._step + steps) * self.step_samples
         if self.end is not None:
             rows = max(self._rows, min(rows, self.end))
-        of: dict[str, Any] = {
+        state_keys: dict[str, Any] = {
             "fingerprint": self.dataset.fingerprint,
             "digest": self.dataset.digest,
         }
         if self._balance is not None:
-            of["balance"] = {
+            state_keys["balance"] = {
                 key: value for key, value in self._balance._asdict().items() if value is not None
             }
         if self._step_rows is not None:
-            of["step_rows"] = {
+            state_keys["step_rows"] = {
                 str(length): rows for length, rows in sorted(self._step_rows.items())
             }
         if self._skips.ranges:
-            of["skip"] = self._skips.stored()
+            state_keys["skip"] = self._skips.stored()
         return {
-            **of,
+            **state_keys,
             "seed": self._seed,
             "shuffle": self._shuffle,
             "redraw": self._redraw,
@@ -1074,13 +1082,19 @@ class Batches:
             return state
         if not 0 <= rows < order.SAMPLES_END:
             return state
-        own, window = {"end": self._balance.end}, self._balance.window
+        own_balance, window = {"end": self._balance.end}, self._balance.window
         position = skips.position(rows)
-        for end in (own["end"], balance.get("end")):
+        for end in (own_balance["end"], balance.get("end")):
             if type(end) is int and end // window == position // window and position % window:
                 return state
-        kept = {key: value for key, value in balance.items() if key != "end"}
-        return {**state, "balance": {**kept, **(own if own["end"] is not None else {})}}
+        balance_without_end = {key: value for key, value in balance.items() if key != "end"}
+        return {
+            **state,
+            "balance": {
+                **balance_without_end,
+                **(own_balance if own_balance["end"] is not None else {}),
+            },
+        }
 
 
 def check_state(state: Mapping[str, Any], mine: Mapping[str, Any], dataset: Reader) -> None:
@@ -1110,9 +1124,9 @@ def check_state(state: Mapping[str, Any], mine: Mapping[str, Any], dataset: Read
         )
     # A removal of documents keeps the indices of rows, so a state from before the removal fits.
     if isinstance(digest := state.get("digest"), str) and (
-        before := dataset.fingerprint_at(digest)
+        earlier_fingerprint := dataset.fingerprint_at(digest)
     ):
-        mine = {**mine, "fingerprint": before, "digest": digest}
+        mine = {**mine, "fingerprint": earlier_fingerprint, "digest": digest}
     for key in dict.fromkeys((*mine, *state)):
         ours, theirs = mine.get(key), state.get(key)
         checked = key not in _COUNTS and (key in state or key in _WHERE_GIVEN)
@@ -1157,11 +1171,13 @@ def refuse_tasks(names: Iterable[str], tasks: Sequence[StoredTask]) -> None:
         if name == "seq_idx":
             refused = [task for task in tasks if RULES[task["attention"]].ahead != "never"]
             names_refused = {task["name"] for task in refused}
-            others = [
+            other_tasks = [
                 *dict.fromkeys(task["name"] for task in tasks if task["name"] not in names_refused)
             ]
             ways = (
-                [f"limit the loss to the others with with_loss_on(task={others})"] if others else []
+                [f"limit the loss to the others with with_loss_on(task={other_tasks})"]
+                if other_tasks
+                else []
             )
             ways.append("use a dataset of causal tasks")
             if all(RULES[task["attention"]].ahead == "prefix" for task in refused):
@@ -1194,17 +1210,17 @@ def _sizes(batch_size: Any, lengths: tuple[int, ...] | None, length: Any) -> dic
     """
     if not isinstance(batch_size, Mapping):
         if lengths is not None:
-            example = ", ".join(f"{own}: …" for own in sorted(set(lengths)))
+            example = ", ".join(f"{seq_length}: …" for seq_length in sorted(set(lengths)))
             raise ArgumentError(
                 f"batch_size is {batch_size!r}, but rows differ in seq_length\n"
                 f"hint: give {{{example}}}"
             )
         return {None: integer("batch_size", batch_size, 1, 1 << 31)}
-    own = {length()} if lengths is None else {*lengths}
-    if batch_size.keys() != own:
+    lengths_needed = {length()} if lengths is None else {*lengths}
+    if batch_size.keys() != lengths_needed:
         raise ArgumentError(
             f"batch_size has the seq_lengths {sorted(batch_size)}, but the rows have"
-            f" {sorted(own)}\n"
+            f" {sorted(lengths_needed)}\n"
             "hint: give the seq_lengths of the rows"
         )
     return {

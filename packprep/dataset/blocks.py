@@ -40,11 +40,11 @@ class Blocks(NamedTuple):
         """The index of each block's segment, int64[k]."""
         return owners(self.count)
 
-    def select(self, which: np.ndarray) -> "Blocks":
-        """Return the blocks of the segments `which`, int64[k]."""
-        count = self.count[which]
-        kept = np.repeat(starts_of(self.count)[which], count) + ranks(count)
-        return Blocks(count, self.begin[kept], self.end[kept])
+    def select(self, indices: np.ndarray) -> "Blocks":
+        """Return the blocks of the segments `indices`, int64[k]."""
+        count = self.count[indices]
+        block_indices = np.repeat(starts_of(self.count)[indices], count) + ranks(count)
+        return Blocks(count, self.begin[block_indices], self.end[block_indices])
 
 
 def joined_blocks(n_segments: int, parts: Sequence[tuple[np.ndarray, Blocks]]) -> Blocks:
@@ -59,8 +59,8 @@ def joined_blocks(n_segments: int, parts: Sequence[tuple[np.ndarray, Blocks]]) -
         count[segment] = blocks.count
     begin, end = np.empty((2, int(count.sum())), np.int64)
     for segment, blocks in parts:
-        which = np.repeat(starts_of(count)[segment], blocks.count) + ranks(blocks.count)
-        begin[which], end[which] = blocks.begin, blocks.end
+        block_indices = np.repeat(starts_of(count)[segment], blocks.count) + ranks(blocks.count)
+        begin[block_indices], end[block_indices] = blocks.begin, blocks.end
     return Blocks(count, begin, end)
 
 
@@ -87,10 +87,10 @@ class Answers(NamedTuple):
         # `number` maps an old segment number to the new one, or to −1 if the segment was not
         # chosen.
         number = np.full(int(self.segment.max(initial=-1)) + 1, -1)
-        known = chosen[chosen < len(number)]
-        number[known] = np.arange(len(chosen))[chosen < len(number)]
-        kept = number[self.segment] >= 0
-        return Answers(number[self.segment][kept], self.begin[kept], self.end[kept])
+        known_segments = chosen[chosen < len(number)]
+        number[known_segments] = np.arange(len(chosen))[chosen < len(number)]
+        is_chosen = number[self.segment] >= 0
+        return Answers(number[self.segment][is_chosen], self.begin[is_chosen], self.end[is_chosen])
 
 
 def answers_of_flags(flags: np.ndarray, first_slot: np.ndarray, slots: np.ndarray) -> Answers:
@@ -107,11 +107,14 @@ def answers_of_flags(flags: np.ndarray, first_slot: np.ndarray, slots: np.ndarra
     segment, slot = owners(slots), ranks(slots)
     is_trained = flags[np.repeat(first_slot, slots) + slot] != 0
     # A run ends at the end of its range, even if the next range starts with a flag.
-    before, after = np.zeros((2, len(slot)), np.bool_)
-    before[1:] = is_trained[:-1] & (slot[1:] > 0)
-    after[:-1] = is_trained[1:] & (slot[1:] > 0)
-    first, last = np.flatnonzero(is_trained & ~before), np.flatnonzero(is_trained & ~after)
-    return Answers(segment[first], slot[first], slot[last] + 1)
+    trained_before, trained_after = np.zeros((2, len(slot)), np.bool_)
+    trained_before[1:] = is_trained[:-1] & (slot[1:] > 0)
+    trained_after[:-1] = is_trained[1:] & (slot[1:] > 0)
+    first_slots, last_slots = (
+        np.flatnonzero(is_trained & ~trained_before),
+        np.flatnonzero(is_trained & ~trained_after),
+    )
+    return Answers(segment[first_slots], slot[first_slots], slot[last_slots] + 1)
 
 
 def answers_of_ranges(segment: np.ndarray, ranges: np.ndarray) -> Answers:
@@ -126,15 +129,15 @@ def answers_of_ranges(segment: np.ndarray, ranges: np.ndarray) -> Answers:
     """
     bounds = ranges.astype(np.int64)
     joins = (segment[1:] == segment[:-1]) & (bounds[1:, 0] == bounds[:-1, 1])
-    first = np.flatnonzero(~np.append(False, joins)[: len(segment)])
-    last = np.flatnonzero(~np.append(joins, False)[: len(segment)])
-    return Answers(segment[first], bounds[first, 0], bounds[last, 1])
+    first_ranges = np.flatnonzero(~np.append(False, joins)[: len(segment)])
+    last_ranges = np.flatnonzero(~np.append(joins, False)[: len(segment)])
+    return Answers(segment[first_ranges], bounds[first_ranges, 0], bounds[last_ranges, 1])
 
 
 def blocks_of(
     parameters: Mapping[str, Any],
     half: np.ndarray,
-    before: np.ndarray,
+    slots_before: np.ndarray,
     answers: Answers | None,
 ) -> Blocks:
     """Return the blocks of one task's segments.
@@ -145,7 +148,7 @@ def blocks_of(
     Args:
         parameters: The task's parameters.
         half: Number of slots of x_t in each segment, int64[m].
-        before: Number of slots before each segment's body (bos and mode token), int64[m].
+        slots_before: Number of slots before each segment's body (bos and mode token), int64[m].
         answers: The runs of trained slots, or None if the shard has no supervised documents.
 
     Returns:
@@ -158,19 +161,21 @@ def blocks_of(
     else:
         segment, begin = answers.segment, answers.begin
         end = np.minimum(answers.end, half[segment])
-        begin = np.where(begin <= before[segment], 0, begin)
+        begin = np.where(begin <= slots_before[segment], 0, begin)
     n_blocks = np.maximum(-(-(end - begin) // length), 0)
     count = np.bincount(segment, n_blocks, len(half)).astype(np.int64)
-    first = np.repeat(begin, n_blocks) + ranks(n_blocks) * length
-    return Blocks(count, first, np.minimum(first + length, np.repeat(end, n_blocks)))
+    first_slots = np.repeat(begin, n_blocks) + ranks(n_blocks) * length
+    return Blocks(count, first_slots, np.minimum(first_slots + length, np.repeat(end, n_blocks)))
 
 
-def candidate_ranges(blocks: Blocks, before: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+def candidate_ranges(
+    blocks: Blocks, slots_before: np.ndarray, candidates: np.ndarray
+) -> np.ndarray:
     """Divide the candidates of each segment at the borders of its blocks.
 
     Args:
         blocks: The blocks of m segments, k in total.
-        before: Number of slots before each segment's first candidate, int64[m].
+        slots_before: Number of slots before each segment's first candidate, int64[m].
         candidates: Number of candidates of each segment, int64[m].
 
     Returns:
@@ -182,7 +187,9 @@ def candidate_ranges(blocks: Blocks, before: np.ndarray, candidates: np.ndarray)
         A segment with 10 candidates and blocks of 3 slots at candidates 2 and 5 gives 2 3 0 3 2.
     """
     segment = blocks.segment
-    begin, end = (np.clip(bound - before[segment], 0, candidates[segment]) for bound in blocks[1:])
+    begin, end = (
+        np.clip(bound - slots_before[segment], 0, candidates[segment]) for bound in blocks[1:]
+    )
     lengths = np.zeros(2 * len(segment) + len(candidates), np.int64)
     of_block = block_ranges(blocks)
     lengths[of_block] = end - begin
@@ -209,23 +216,29 @@ def range_offsets(blocks: Blocks) -> np.ndarray:
 
 
 def put_by_block(
-    slots: np.ndarray, at: np.ndarray, blocks: Blocks, values: np.ndarray, ahead: np.ndarray | int
+    slots: np.ndarray,
+    first_slots: np.ndarray,
+    blocks: Blocks,
+    values: np.ndarray,
+    ahead: np.ndarray | int,
 ) -> None:
     """Write one value per block to the block's slots in x_t.
 
     Args:
         slots: The flat array to write.
-        at: The first slot of each segment, int64[m].
+        first_slots: The first slot of each segment, int64[m].
         blocks: The blocks of the segments.
         values: The value of each block, [k].
         ahead: With 0, a slot gets the value of its own block. With 1, it gets the value of the
             block that contains the next slot. An array [m] of 0 and 1 has one choice per segment.
     """
     segment = blocks.segment
-    shift = np.broadcast_to(ahead, at.shape)[segment]
+    shift = np.broadcast_to(ahead, first_slots.shape)[segment]
     begin = np.maximum(blocks.begin - shift, 0)
     lengths = blocks.end - shift - begin
-    slots[np.repeat(at[segment] + begin, lengths) + ranks(lengths)] = np.repeat(values, lengths)
+    slots[np.repeat(first_slots[segment] + begin, lengths) + ranks(lengths)] = np.repeat(
+        values, lengths
+    )
 
 
 def block_starts(blocks: Blocks, half: np.ndarray) -> np.ndarray:

@@ -43,8 +43,8 @@ def boundaries(
     row = owners(counts)
     # cu_seqlens has one more entry per row than the row has segments. So segment i of row r starts
     # at entry i + r.
-    here = np.arange(len(row)) + row
-    return row, physical[here], real[here + 1] - real[here]
+    real_indices = np.arange(len(row)) + row
+    return row, physical[real_indices], real[real_indices + 1] - real[real_indices]
 
 
 def offsets_of(lengths: np.ndarray) -> np.ndarray:
@@ -107,22 +107,28 @@ def read_only(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def move_ahead(slots: np.ndarray, at: np.ndarray, length: np.ndarray, last: int) -> None:
+def move_ahead(
+    slots: np.ndarray, first_slots: np.ndarray, length: np.ndarray, last_value: int
+) -> None:
     """Shift the values in each range by one slot, so that each slot gets the next slot's value.
 
     Args:
         slots: The flat array to change.
-        at: The first slot of each range.
+        first_slots: The first slot of each range.
         length: Number of slots of each range.
-        last: The new value of the last slot of each range.
+        last_value: The new value of the last slot of each range.
     """
-    some = length > 0
-    for begin, end in zip(at[some].tolist(), (at + length)[some].tolist(), strict=True):
+    has_slots = length > 0
+    for begin, end in zip(
+        first_slots[has_slots].tolist(), (first_slots + length)[has_slots].tolist(), strict=True
+    ):
         slots[begin : end - 1] = slots[begin + 1 : end]
-        slots[end - 1] = last
+        slots[end - 1] = last_value
 
 
-def put_clean(slots: np.ndarray, tokens: np.ndarray, at: np.ndarray, half: np.ndarray) -> None:
+def put_clean(
+    slots: np.ndarray, tokens: np.ndarray, first_slots: np.ndarray, half: np.ndarray
+) -> None:
     """Copy the clean half x_0 of block-diffusion segments into both halves of the same segments.
 
     A segment consists of the noised half x_t and the clean half x_0.
@@ -130,10 +136,10 @@ def put_clean(slots: np.ndarray, tokens: np.ndarray, at: np.ndarray, half: np.nd
     Args:
         slots: The flat array to write.
         tokens: The flat array of tokens to copy from. It may be the same array as `slots`.
-        at: The first slot of each segment.
+        first_slots: The first slot of each segment.
         half: Number of slots of one half of each segment.
     """
-    for begin, n in zip(at.tolist(), half.tolist(), strict=True):
+    for begin, n in zip(first_slots.tolist(), half.tolist(), strict=True):
         clean = tokens[begin + n : begin + 2 * n]
         slots[begin : begin + n] = clean
         slots[begin + n : begin + 2 * n] = clean
@@ -142,7 +148,7 @@ def put_clean(slots: np.ndarray, tokens: np.ndarray, at: np.ndarray, half: np.nd
 def put_block_labels(
     labels: np.ndarray,
     tokens: np.ndarray,
-    at: np.ndarray,
+    first_slots: np.ndarray,
     half: np.ndarray,
     ahead: np.ndarray,
     pad: int,
@@ -152,42 +158,46 @@ def put_block_labels(
     Args:
         labels: The flat array to write.
         tokens: The flat array of tokens.
-        at: The first slot of each segment, int[m].
+        first_slots: The first slot of each segment, int[m].
         half: Number of slots of one half of each segment, int[m].
         ahead: bool[m]. Where True, each slot gets the next token instead of its own token, and the
             last slot of each half gets `pad`.
         pad: The id of padding.
     """
-    put_clean(labels, tokens, at, half)
-    for begin in (at[ahead], (at + half)[ahead]):
+    put_clean(labels, tokens, first_slots, half)
+    for begin in (first_slots[ahead], (first_slots + half)[ahead]):
         move_ahead(labels, begin, half[ahead], pad)
 
 
-def segment_ids(row: np.ndarray, at: np.ndarray, slots: np.ndarray, size: int) -> np.ndarray:
+def segment_ids(
+    row: np.ndarray, first_slots: np.ndarray, slots: np.ndarray, size: int
+) -> np.ndarray:
     """Return the segment id of each slot: 1, 2, … in each row.
 
     Args:
         row: The row of each segment, int64[m], in ascending order.
-        at: The first flat slot of each segment, int64[m].
+        first_slots: The first flat slot of each segment, int64[m].
         slots: Number of slots of each segment, int64[m].
         size: Number of flat slots.
 
     Returns:
         uint16[size], 0 on padding.
     """
-    first = np.searchsorted(row, row)  # The first segment of each segment's row.
-    return fill_slots(at, slots, (np.arange(1, len(row) + 1) - first).astype(np.uint16), 0, size)
+    first_of_row = np.searchsorted(row, row)  # The first segment of each segment's row.
+    return fill_slots(
+        first_slots, slots, (np.arange(1, len(row) + 1) - first_of_row).astype(np.uint16), 0, size
+    )
 
 
 def next_token_loss_mask(
-    at: np.ndarray, slots: np.ndarray, prefix: np.ndarray, size: int
+    first_slots: np.ndarray, slots: np.ndarray, prefix: np.ndarray, size: int
 ) -> np.ndarray:
     """Return the loss_mask of next-token segments.
 
     A slot has 1 if the next slot is in the same segment, and is not a prefix slot of this segment.
 
     Args:
-        at: The first flat slot of each segment, int64[m].
+        first_slots: The first flat slot of each segment, int64[m].
         slots: Number of slots of each segment, int64[m].
         prefix: Number of slots of each segment's prefix, int64[m].
         size: Number of flat slots.
@@ -198,7 +208,9 @@ def next_token_loss_mask(
     # The last slot of the prefix is trained, because it predicts the first token after the prefix
     # (P9).
     lead = np.clip(prefix.astype(np.int64) - 1, 0, slots - 1)
-    return fill_slots(at + lead, slots - 1 - lead, np.ones(len(at), np.uint8), 0, size)
+    return fill_slots(
+        first_slots + lead, slots - 1 - lead, np.ones(len(first_slots), np.uint8), 0, size
+    )
 
 
 def runs(ids: Any, slots: Any, library: Any, greatest: Callable[[Any], Any]) -> tuple[Any, Any]:
@@ -222,10 +234,10 @@ def runs(ids: Any, slots: Any, library: Any, greatest: Callable[[Any], Any]) -> 
     def begins(ids):
         # The first slot is compared with itself, which gives True in the bool dtype of every
         # library.
-        first = library.concatenate(
+        is_start = library.concatenate(
             (ids[..., :1] == ids[..., :1], ids[..., 1:] != ids[..., :-1]), -1
         )
-        return greatest(library.where(first, slots, 0))
+        return greatest(library.where(is_start, slots, 0))
 
     # In flipped rows, a run starts at its last slot. So the same function gives the ends.
     return begins(ids), ids.shape[-1] - library.flip(begins(library.flip(ids, (-1,))), (-1,))
@@ -252,9 +264,9 @@ def meetings(
         `key_ids`, [B, Q] each.
     """
     # Padding is at the end of a row here. Its id is above all others, so that the ids ascend.
-    last = where(key_ids > 0, key_ids, 1 << 30)
-    ids = where(query_ids > 0, query_ids, last[..., :1])
-    return searchsorted(last, ids), searchsorted(last, ids + 1)
+    padded_ids = where(key_ids > 0, key_ids, 1 << 30)
+    ids = where(query_ids > 0, query_ids, padded_ids[..., :1])
+    return searchsorted(padded_ids, ids), searchsorted(padded_ids, ids + 1)
 
 
 def thd(segment_ids, max_segments, fill=0) -> tuple[np.ndarray, np.ndarray]:
@@ -285,9 +297,9 @@ def thd(segment_ids, max_segments, fill=0) -> tuple[np.ndarray, np.ndarray]:
     # The n-th start of a row must have the id n. A segment with a gap starts twice, so it is found
     # too.
     ordinal = np.cumsum(starts, axis=1)
-    wrong = starts & ((rows != ordinal) | (rows > max_segments))
-    if wrong.any():
-        row, slot = (int(i[0]) for i in np.nonzero(wrong))
+    is_wrong = starts & ((rows != ordinal) | (rows > max_segments))
+    if is_wrong.any():
+        row, slot = (int(i[0]) for i in np.nonzero(is_wrong))
         segment, should = int(rows[row, slot]), int(ordinal[row, slot])
         if 0 < segment < should:
             why = f"segment {segment} starts again: it has a gap, or ids are not ascending"
@@ -304,8 +316,8 @@ def thd(segment_ids, max_segments, fill=0) -> tuple[np.ndarray, np.ndarray]:
     seqlens = np.where(lengths > 0, lengths, fill).astype(np.int32)
     # Offsets are slots of the row, so they include the padding before a segment.
     offsets = np.full((n_rows, max_segments + 1), -1, np.int32)
-    at = np.nonzero(starts)
-    offsets[at[0], rows[at] - 1] = at[1]
+    start_indices = np.nonzero(starts)
+    offsets[start_indices[0], rows[start_indices] - 1] = start_indices[1]
     return (seqlens[0], offsets[0]) if ids.ndim == 1 else (seqlens, offsets)
 
 
@@ -364,9 +376,9 @@ def thd_pair(
         for a in (segment_ids_q, segment_ids_kv, position_ids_q, position_ids_kv)
     )
     for name, ids in (("segment_ids_q", q_ids), ("segment_ids_kv", kv_ids)):
-        wrong = (ids < 0) | (ids > max_segments)
-        if wrong.any():
-            row, slot = (int(i[0]) for i in np.nonzero(wrong))
+        is_wrong = (ids < 0) | (ids > max_segments)
+        if is_wrong.any():
+            row, slot = (int(i[0]) for i in np.nonzero(is_wrong))
             raise ArgumentError(
                 f"{name}: row {row}, position {slot}: id {ids[row, slot]} is not in 0 …"
                 f" {max_segments}"
@@ -425,10 +437,19 @@ class _Side(NamedTuple):
         """
         ids, positions, length = self.ids.ravel(), self.positions.ravel(), self.ids.shape[1]
         for begin in range(0, ids.size, _SLOTS_AT_ONCE):
-            part = slice(begin, min(begin + _SLOTS_AT_ONCE, ids.size))
-            group = np.arange(part.start, part.stop) // length * self.width + ids[part]
-            at = positions[part].astype(np.int64)
-            yield part, group, at if self.origins is None else at - self.origins[group]
+            flat_slice = slice(begin, min(begin + _SLOTS_AT_ONCE, ids.size))
+            group = (
+                np.arange(flat_slice.start, flat_slice.stop) // length * self.width
+                + ids[flat_slice]
+            )
+            relative_positions = positions[flat_slice].astype(np.int64)
+            yield (
+                flat_slice,
+                group,
+                relative_positions
+                if self.origins is None
+                else relative_positions - self.origins[group],
+            )
 
 
 def _extreme(ufunc, side: _Side) -> np.ndarray:
@@ -437,8 +458,8 @@ def _extreme(ufunc, side: _Side) -> np.ndarray:
     A group without slots gets 2⁶² as its smallest position and −2⁶² as its largest.
     """
     result = np.full(side.n_groups, _BEYOND if ufunc is np.minimum else -_BEYOND, np.int64)
-    for _, group, at in side.parts():
-        ufunc.at(result, group, at)
+    for _, group, positions in side.parts():
+        ufunc.at(result, group, positions)
     return result
 
 
@@ -453,17 +474,17 @@ def _check_stripes(q: _Side, kv: _Side, last_q: np.ndarray, last_kv: np.ndarray)
     """
     striped = np.zeros(q.n_groups, bool)
     counts = []
-    for side, last in ((q, last_q), (kv, last_kv)):
+    for side, last_position in ((q, last_q), (kv, last_kv)):
         count = np.zeros(side.n_groups, np.int64)
         for _, group, _ in side.parts():
             np.add.at(count, group, 1)
         # Positions have gaps if they span more numbers than the group has slots.
-        striped |= (count > 0) & (last - _extreme(np.minimum, side) >= count)
+        striped |= (count > 0) & (last_position - _extreme(np.minimum, side) >= count)
         counts.append(count)
     met = (counts[0] > 0) & (counts[1] > 0) & (np.arange(q.n_groups) % q.width > 0)  # 0 is padding.
-    wrong = met & striped & ((counts[0] != counts[1]) | (last_q != last_kv))
-    if wrong.any():
-        i = int(np.argmax(wrong))
+    is_wrong = met & striped & ((counts[0] != counts[1]) | (last_q != last_kv))
+    if is_wrong.any():
+        i = int(np.argmax(is_wrong))
         raise ArgumentError(
             f"row {i // q.width}, segment {i % q.width}: causal 'bottom_right' on striped"
             " sequences counts from the segment's end, so both must contain its last position"
@@ -484,38 +505,40 @@ def _reached(q: _Side, kv: _Side, right: int) -> tuple[np.ndarray, np.ndarray]:
     first_kv, last_q = _extreme(np.minimum, kv), _extreme(np.maximum, q)
     right = min(right, _BEYOND // 2) if right >= 0 else _BEYOND // 2
     q_counts, kv_counts = np.empty(q.ids.size, bool), np.empty(kv.ids.size, bool)
-    for part, group, at in q.parts():
-        q_counts[part] = first_kv[group] <= at + right
-    for part, group, at in kv.parts():
-        kv_counts[part] = last_q[group] >= at - right
+    for flat_slice, group, positions in q.parts():
+        q_counts[flat_slice] = first_kv[group] <= positions + right
+    for flat_slice, group, positions in kv.parts():
+        kv_counts[flat_slice] = last_q[group] >= positions - right
     return q_counts.reshape(q.ids.shape), kv_counts.reshape(kv.ids.shape)
 
 
-def _meets(side: _Side, other: _Side, back: int, ahead: int) -> np.ndarray:
-    """Return which slots of `side` have a slot of `other` nearby in the same group, bool[B, T].
+def _meets(side: _Side, other_side: _Side, back: int, ahead: int) -> np.ndarray:
+    """Return which slots of `side` have a nearby slot of `other_side` in their group, bool[B, T].
 
     Nearby means from `back` positions before the slot to `ahead` positions after it.
     """
     places = [
-        at
-        for s in (side, other)
-        for _, _, part in s.parts()
-        if part.size
-        for at in (part.min(), part.max())
+        place
+        for s in (side, other_side)
+        for _, _, positions in s.parts()
+        if positions.size
+        for place in (positions.min(), positions.max())
     ]
     # A sort key joins a group and a position. The margins keep the search of a slot inside its
     # group.
     low = int(min(places, default=0)) - back
     span = int(max(places, default=0)) + ahead - low + 1
-    keys = np.empty(other.ids.size, np.int64)
-    for part, group, at in other.parts():
-        keys[part] = group * span + (at - low)
+    keys = np.empty(other_side.ids.size, np.int64)
+    for flat_slice, group, positions in other_side.parts():
+        keys[flat_slice] = group * span + (positions - low)
     keys.sort()
-    found = np.empty(side.ids.size, bool)
-    for part, group, at in side.parts():
-        begin = np.searchsorted(keys, group * span + (at - back - low), side="left")
-        found[part] = np.searchsorted(keys, group * span + (at + ahead - low), side="right") > begin
-    return found.reshape(side.ids.shape)
+    meets_other = np.empty(side.ids.size, bool)
+    for flat_slice, group, positions in side.parts():
+        begin = np.searchsorted(keys, group * span + (positions - back - low), side="left")
+        meets_other[flat_slice] = (
+            np.searchsorted(keys, group * span + (positions + ahead - low), side="right") > begin
+        )
+    return meets_other.reshape(side.ids.shape)
 
 
 def _counted(ids, counts, max_segments) -> tuple[np.ndarray, np.ndarray]:
@@ -525,14 +548,14 @@ def _counted(ids, counts, max_segments) -> tuple[np.ndarray, np.ndarray]:
     """
     n_rows = len(ids)
     # Slots without an allowed pair are treated as padding.
-    kept = np.where(counts & (ids != 0), ids, 0)
+    counted_ids = np.where(counts & (ids != 0), ids, 0)
     width = max_segments + 1
     seqlens = np.bincount(
-        (np.arange(n_rows)[:, None] * width + kept).ravel(), minlength=n_rows * width
+        (np.arange(n_rows)[:, None] * width + counted_ids).ravel(), minlength=n_rows * width
     )
     # Each run of counted slots gets an offset, so a segment with gaps gets several.
-    starts = kept != 0
-    starts[:, 1:] &= kept[:, 1:] != kept[:, :-1]
+    starts = counted_ids != 0
+    starts[:, 1:] &= counted_ids[:, 1:] != counted_ids[:, :-1]
     row, slot = np.nonzero(starts)
     ordinal = np.cumsum(starts, axis=1)[row, slot] - 1
     if (ordinal >= width).any():

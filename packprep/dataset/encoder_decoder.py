@@ -92,9 +92,9 @@ def split(batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
     # (P24).
     position = np.arange(ids.shape[1])
     begin, end = runs(ids, position, np, lambda values: np.maximum.accumulate(values, axis=-1))
-    wrong = (ids > 0) & ((ends <= begin) | (ends >= end))
-    if wrong.any():
-        row, slot = (int(i[0]) for i in np.nonzero(wrong))
+    is_wrong = (ids > 0) & ((ends <= begin) | (ends >= end))
+    if is_wrong.any():
+        row, slot = (int(i[0]) for i in np.nonzero(is_wrong))
         raise DatasetError(
             f"row {row} of the batch, segment {ids[row, slot]}: its prefix ends at position"
             f" {ends[row, slot]} of [{begin[row, slot]}, {end[row, slot]}), so it does not have"
@@ -109,7 +109,7 @@ def split(batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         "encoder_segment_ids": ids[rows, slots],
         "encoder_positions": slots - begin[rows, slots],
     }
-    made = _filled(arrays, rows, column, (len(ids), length))
+    new_arrays = _filled(arrays, rows, column, (len(ids), length))
     # The decoder sequence gets all other slots. Their positions count from the end of the prefix.
     decoder_length = ids.shape[1] - length
     rows, slots, column = _places_in("decoder", (ids > 0) & ~is_input, decoder_length, length)
@@ -127,7 +127,7 @@ def split(batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         "decoder_positions": positions,
         "decoder_loss_weights": weights,
     }
-    return made | _filled(arrays, rows, column, (len(ids), decoder_length))
+    return new_arrays | _filled(arrays, rows, column, (len(ids), decoder_length))
 
 
 def _places_in(
@@ -164,8 +164,10 @@ def _filled(
 
     A new array has the values of `arrays`[name] at the indices (rows, columns), and 0 elsewhere.
     """
-    made = {}
+    new_arrays = {}
     for name, values in arrays.items():
-        made[name] = np.zeros(shape, np.float32 if name == "decoder_loss_weights" else np.int32)
-        made[name][rows, columns] = values
-    return made
+        new_arrays[name] = np.zeros(
+            shape, np.float32 if name == "decoder_loss_weights" else np.int32
+        )
+        new_arrays[name][rows, columns] = values
+    return new_arrays

@@ -117,24 +117,24 @@ class Dataset(Reader):
         manifest: Manifest,
         max_open: int,
         io: IO = "mmap",
-        held: Held | None = None,
+        held_shards: Held | None = None,
         read_file: Callable[[str], bytes] | None = None,
     ):
         """Initialize a dataset from its manifest. To open a dataset, call `open_dataset`.
 
         Args:
-            directory: The folder of the shards. With `held`, it is the dataset's name in messages,
-                such as its URL.
+            directory: The folder of the shards. With `held_shards`, it is the dataset's name in
+                messages, such as its URL.
             manifest: The checked manifest.
             max_open: Maximum number of open shards.
             io: "mmap" or "pread".
-            held: A function that takes a shard's entry in the manifest, and returns a context
-                manager. Entering the context gives the path of the shard's file. The file exists
-                until the context ends. None opens the shards in `directory`.
+            held_shards: A function that takes a shard's entry in the manifest, and returns a
+                context manager. Entering the context gives the path of the shard's file. The file
+                exists until the context ends. None opens the shards in `directory`.
             read_file: A function that takes the name of another file of the dataset, and returns
                 its bytes. None reads files in `directory`.
         """
-        self.directory, self._held, self.max_open, self.io = directory, held, max_open, io
+        self.directory, self._held, self.max_open, self.io = directory, held_shards, max_open, io
         self._read_file = read_file or partial(_read_in, Path(directory))
         self.manifest = manifest
         self.seq_length, self.vocab_size, self.pad_id = (
@@ -191,8 +191,8 @@ class Dataset(Reader):
         Returns:
             The fingerprint, or None if no version has the digest.
         """
-        known = {entry["digest"]: entry["fingerprint"] for entry in replaced(self.manifest)}
-        return {**known, self.digest: self.fingerprint}.get(digest)
+        fingerprints = {entry["digest"]: entry["fingerprint"] for entry in replaced(self.manifest)}
+        return {**fingerprints, self.digest: self.fingerprint}.get(digest)
 
     @property
     def tasks(self) -> list[StoredTask]:
@@ -206,8 +206,13 @@ class Dataset(Reader):
         value is NaN if the task does not have the parameter.
         """
         values = [{**task["parameters"], "mode_token": task["mode_token"]} for task in self.tasks]
-        numbers = [[own.get(name) for name in TASK_PARAMS] for own in values]
-        table = [[v if isinstance(v, int | float) else np.nan for v in own] for own in numbers]
+        numbers = [
+            [numbers_of_task.get(name) for name in TASK_PARAMS] for numbers_of_task in values
+        ]
+        table = [
+            [v if isinstance(v, int | float) else np.nan for v in numbers_of_task]
+            for numbers_of_task in numbers
+        ]
         return read_only(np.array(table, np.float32))
 
     @lazy
@@ -283,24 +288,26 @@ class Dataset(Reader):
                 "file": self._file_names[file],
                 "document": doc,
                 "repeat": repeat,
-                "tokens": [first, end],
+                "tokens": [first_token, end],
                 "task": task,
             }
-            for number, (source, file, doc, repeat, first, end, task) in enumerate(
+            for number, (source, file, doc, repeat, first_token, end, task) in enumerate(
                 zip(*columns, strict=True), 1
             )
         ]
         # The first segment of a document has all of its records. Each segment lists only those with
         # tokens in it.
         ((shard, _),) = places
-        for one, file in zip(described, files.tolist(), strict=True):
+        for description, file in zip(described, files.tolist(), strict=True):
             if "record_offsets" in shard.layout:
-                own = records_of_document(shard.arrays, file, one["document"], one["repeat"])
-                begin, end = one["tokens"]
-                if own is not None:
-                    one["records"] = [
+                own_records = records_of_document(
+                    shard.arrays, file, description["document"], description["repeat"]
+                )
+                begin, end = description["tokens"]
+                if own_records is not None:
+                    description["records"] = [
                         record
-                        for record in own.listed()
+                        for record in own_records.listed()
                         if max(record["tokens"][0], begin) < min(record["tokens"][1], end)
                     ]
         return described
@@ -313,8 +320,8 @@ class Dataset(Reader):
         """
         # This code has no lock, because it could stay locked in a forked child. Single dict
         # operations are atomic, so at worst two threads open the same shard twice.
-        known = self._open.pop(number, None) if self._forgets else self._open.get(number)
-        if known is None:
+        opened_shard = self._open.pop(number, None) if self._forgets else self._open.get(number)
+        if opened_shard is None:
             entry = self.manifest["shards"][number]
             with (
                 self._held(entry)
@@ -323,17 +330,17 @@ class Dataset(Reader):
             ) as path:
                 shard = shard_of(path, self.manifest, number, self.io)
                 # `shard.tokens` opens the file, which may be removed afterwards.
-                known = (shard.tokens, self._first_row[number], shard)
+                opened_shard = (shard.tokens, self._first_row[number], shard)
             if self._stores_labels and "labels" not in shard.layout:
                 raise DatasetError(
                     f"{shard.path}: array 'labels' is missing, although a task predicts the same"
                     " position"
                 )
-        self._open[number] = known  # The last entry is the most recently used one.
+        self._open[number] = opened_shard  # The last entry is the most recently used one.
         if self._forgets and len(self._open) > self.max_open:
             for least_recent in list(self._open)[: -self.max_open]:
                 self._open.pop(least_recent, None)
-        return known
+        return opened_shard
 
     def _find(self, rows: np.ndarray) -> list[Place]:
         """Return for each row index in `rows` a tuple: the shard, and the row's index in the shard.
@@ -375,13 +382,13 @@ class Dataset(Reader):
         """
         if epoch:
             self.check_redraw()
-            stored, anew = self.row(index), RowInEpoch()
-            anew.epoch = integer("epoch", epoch, 0, 1 << 63)
-            anew.dataset = self
-            anew.index = stored.index
-            anew._opened = stored._opened
-            anew._row = stored._row
-            return anew
+            stored, row_in_epoch = self.row(index), RowInEpoch()
+            row_in_epoch.epoch = integer("epoch", epoch, 0, 1 << 63)
+            row_in_epoch.dataset = self
+            row_in_epoch.index = stored.index
+            row_in_epoch._opened = stored._opened
+            row_in_epoch._row = stored._row
+            return row_in_epoch
         # This code runs once per row, so it must be fast. Copying a row takes about 1 µs, and a
         # function call or a cache miss takes about 0.1 µs. So the code first guesses the shard as
         # if all shards had the same size, and does not mark an open shard as used. A Row has no
@@ -405,26 +412,26 @@ class Dataset(Reader):
 
     def _fill(
         self,
-        found: list[Place],
+        places: list[Place],
         batch: dict[str, np.ndarray],
         epochs: Sequence[int] | None,
         accelerate: str,
     ) -> None:
         if epochs is None or not any(epochs):
-            gather(self.facts, found, batch)
+            gather(self.facts, places, batch)
         else:
             # If resampling overwrites all rows, the stored values of those columns need not be
             # read.
-            whole: tuple[str, ...] = ()
+            whole_columns: tuple[str, ...] = ()
             if all(epoch % EPOCHS for epoch in epochs) and self._resampling.has_chance:
                 read = ("labels",) if self._predicts_in_place else ()
-                whole = tuple(name for name in self._resampling.written if name not in read)
+                whole_columns = tuple(name for name in self._resampling.written if name not in read)
             gather(
                 self.facts,
-                found,
+                places,
                 batch,
                 partial(self.redraw, epochs=epochs, accelerate=accelerate),
-                whole,
+                whole_columns,
             )
 
     @lazy
@@ -432,8 +439,8 @@ class Dataset(Reader):
         """Return the names of the dataset's kinds of media."""
         return kinds_of(self.manifest)
 
-    def _media(self, found: list[Place]) -> Media:
-        return media_of(found, self.kinds)
+    def _media(self, places: list[Place]) -> Media:
+        return media_of(places, self.kinds)
 
     def redraw(
         self,
@@ -526,8 +533,10 @@ class Dataset(Reader):
         """
         costs, by_place = np.empty(len(rows)), np.argsort(rows, kind="stable")
         for begin in range(0, len(rows), _ROWS_AT_ONCE):  # Few shards are open at a time.
-            some = by_place[begin : begin + _ROWS_AT_ONCE]
-            costs[some] = RowSegments(self.facts, self._find(rows[some])).costs(attention, linear)
+            some_places = by_place[begin : begin + _ROWS_AT_ONCE]
+            costs[some_places] = RowSegments(self.facts, self._find(rows[some_places])).costs(
+                attention, linear
+            )
         return costs
 
     def samples_of_epochs(self, epochs: int) -> int:
@@ -550,14 +559,18 @@ class Dataset(Reader):
         ledger.
         """
         counts, loss_on = self.manifest["ledger"].get("tasks"), self.facts.loss_on
-        sources, kept = loss_on or (np.ones(1, bool), np.ones(len(self.tasks), bool))
+        sources, kept_tasks = loss_on or (np.ones(1, bool), np.ones(len(self.tasks), bool))
         with_loss = [
-            task for task, on in zip(self.tasks, (kept & sources.any()).tolist(), strict=True) if on
+            task
+            for task, on in zip(self.tasks, (kept_tasks & sources.any()).tolist(), strict=True)
+            if on
         ]
         if not isinstance(counts, dict):  # Opening a dataset does not check its ledger.
             return with_loss
         empty = [
-            name for name, of in counts.items() if isinstance(of, dict) and of.get("segments") == 0
+            name
+            for name, counts_of_task in counts.items()
+            if isinstance(counts_of_task, dict) and counts_of_task.get("segments") == 0
         ]
         return [task for task in with_loss if task["name"] not in empty]
 
@@ -581,21 +594,25 @@ class Dataset(Reader):
         Example:
             >>> code = ds.with_loss_on(source="code")
         """
-        kept = []
-        for what, wanted, entries in (
+        masks = []
+        for kind, wanted_names, entries in (
             ("source", source, self.manifest["sources"]),
             ("task", task, self.tasks),
         ):
             names = [entry["name"] for entry in entries]
-            wanted = (
-                names if wanted is None else [wanted] if isinstance(wanted, str) else list(wanted)
+            wanted_names = (
+                names
+                if wanted_names is None
+                else [wanted_names]
+                if isinstance(wanted_names, str)
+                else list(wanted_names)
             )
-            for name in wanted:
+            for name in wanted_names:
                 if name not in names:
-                    there = ", ".join(map(repr, dict.fromkeys(names)))
-                    raise ArgumentError(f"unknown {what} {name!r}; there are {there}")
-            kept.append(np.array([name in wanted for name in names], np.bool_))
-        return self._with(facts=self.facts.restricted(*kept))
+                    known_names = ", ".join(map(repr, dict.fromkeys(names)))
+                    raise ArgumentError(f"unknown {kind} {name!r}; there are {known_names}")
+            masks.append(np.array([name in wanted_names for name in names], np.bool_))
+        return self._with(facts=self.facts.restricted(*masks))
 
 
 def _read_in(folder: Path, name: str) -> bytes:
@@ -694,14 +711,14 @@ def open_dataset(
                 return open_dataset(**read_mixture(mixture), io=io, max_open=max_open)
             except ArgumentError as error:
                 raise DatasetError(f"{mixture}: {error}") from error
-        for name, given in (
+        for name, option in (
             ("shares", shares),
             ("interpolate", interpolate),
             ("max_epochs", max_epochs),
         ):
-            if given is not None:
+            if option is not None:
                 raise ArgumentError(
-                    f"{name} = {given!r} requires a list of directories, but {str(directory)!r}"
+                    f"{name} = {option!r} requires a list of directories, but {str(directory)!r}"
                     " is a single directory"
                 )
         return Dataset(Path(directory), read_manifest(directory), limit, io)
@@ -712,7 +729,7 @@ def open_dataset(
     # Shares are checked before any file is read, so a wrong argument is reported at once.
     directories = list(directory)
     counts = order.dealing_of(shares, directories, interpolate)
-    manifests = [read_manifest(one) for one in directories]
+    manifests = [read_manifest(path) for path in directories]
     return mixed_opened(
         counts,
         max_epochs,
@@ -751,10 +768,14 @@ def write_mixture(
         >>> write_mixture("mix/mixture.json", ["mix/web", "mix/code"], shares=[0.7, 0.3])
         >>> mixed = packprep.open_dataset("mix")
     """
-    given: dict[str, Any] = {"shares": shares, "interpolate": interpolate, "max_epochs": max_epochs}
-    open_dataset(list(directories), **given)
+    options: dict[str, Any] = {
+        "shares": shares,
+        "interpolate": interpolate,
+        "max_epochs": max_epochs,
+    }
+    open_dataset(list(directories), **options)
     temporary = Path(path).with_name(f".{Path(path).name}.{os.getpid()}")
-    temporary.write_bytes(mixture_file(Path(path).absolute(), directories, **given))
+    temporary.write_bytes(mixture_file(Path(path).absolute(), directories, **options))
     os.replace(temporary, path)
 
 

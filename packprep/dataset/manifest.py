@@ -88,11 +88,11 @@ class Parameter:
         if self.low is None and self.high is None:
             return ""
         name = "two numbers low ≤ high in " if isinstance(self.default, tuple) else ""
-        left = "(" if self.low_open or self.low is None else "["
-        right = ")" if self.high_open or self.high is None else "]"
+        left_bracket = "(" if self.low_open or self.low is None else "["
+        right_bracket = ")" if self.high_open or self.high is None else "]"
         low = "−∞" if self.low is None else f"{self.low:g}"
         high = "∞" if self.high is None else f"{self.high:g}"
-        return f"{name}{left}{low}, {high}{right}"
+        return f"{name}{left_bracket}{low}, {high}{right_bracket}"
 
     def accept(self, value: Any, where: str) -> Any:
         """Check a value and convert it to the parameter's type.
@@ -135,13 +135,13 @@ class Parameter:
         return above and below and abs(value) < 2**63
 
     def _accept_numbers(self, value: Any, where: str) -> tuple[float, ...]:
-        good = isinstance(value, (list, tuple)) and len(value) == len(self.default)
-        good = good and all(type(v) in (int, float) and self._holds(v) for v in value)
-        if good and self.shares:
-            good = abs(sum(value) - 1.0) < 1e-9
-        elif good:
-            good = value[0] <= value[1]
-        if not good:
+        is_valid = isinstance(value, (list, tuple)) and len(value) == len(self.default)
+        is_valid = is_valid and all(type(v) in (int, float) and self._holds(v) for v in value)
+        if is_valid and self.shares:
+            is_valid = abs(sum(value) - 1.0) < 1e-9
+        elif is_valid:
+            is_valid = value[0] <= value[1]
+        if not is_valid:
             raise RecipeError(f"{where}.{self.name} = {value!r}: must be {self.range_text()}")
         return tuple(float(v) for v in value)
 
@@ -338,7 +338,7 @@ def _check(
     value: Any,
     keys: dict[str, tuple[str, Callable[[Any], bool]]],
     made_with: Any,
-    more: Sequence[str] = (),
+    more_keys: Sequence[str] = (),
     later: Collection[str] = (),
 ) -> None:
     """Check that a value is an object with valid keys and values.
@@ -348,7 +348,7 @@ def _check(
         value: The value to check.
         keys: The keys that the object should have, and the test of each key's value.
         made_with: The value of the manifest's key `made_with`, for error messages.
-        more: Other keys that the object may have. Their values are not checked.
+        more_keys: Other keys that the object may have. Their values are not checked.
         later: The keys in `keys` that may be missing. All other keys in `keys` are required.
 
     Raises:
@@ -359,24 +359,26 @@ def _check(
     missing = sorted(set(keys) - set(value) - set(later))
     if missing:
         raise DatasetError(f"{where}: key {missing[0]!r} is missing")
-    unknown = sorted(set(value) - set(keys) - set(more))
+    unknown = sorted(set(value) - set(keys) - set(more_keys))
     if unknown:
         raise DatasetError(f"{where}: {unknown_key(unknown[0], made_with)}")
-    for key, (what, good) in keys.items():
-        if key in value and not good(value[key]):
-            raise DatasetError(f"{where}: {key} is {value[key]!r:.200} and should be {what}")
+    for key, (requirement, is_valid) in keys.items():
+        if key in value and not is_valid(value[key]):
+            raise DatasetError(f"{where}: {key} is {value[key]!r:.200} and should be {requirement}")
 
 
-def replaced(of: Mapping[str, Any]) -> list[dict[str, Any]]:
+def replaced(plan_or_manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return one entry for each earlier version of a dataset, the oldest version first.
 
-    Each removal of documents makes a new version. `of` is a manifest or a stored plan. In a
-    manifest, an entry has the keys `fingerprint`, `digest` and `plan`. If a removal made the
-    earlier version too, its entry also has the key `removed`, with the digest of that version's
+    Each removal of documents makes a new version. `plan_or_manifest` is a manifest or a stored
+    plan. In a manifest, an entry has the keys `fingerprint`, `digest` and `plan`. If a removal made
+    the earlier version too, its entry also has the key `removed`, with the digest of that version's
     removed.json. In a plan, entries have more keys, see `plan_form.ReplacedForm`.
     """
-    found: list[dict[str, Any]] = (of.get("removed") or {"replaces": []})["replaces"]
-    return found
+    entries: list[dict[str, Any]] = (plan_or_manifest.get("removed") or {"replaces": []})[
+        "replaces"
+    ]
+    return entries
 
 
 def named_removal(plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -385,10 +387,10 @@ def named_removal(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {"digest": plan["removed"]["digest"], "replaces": entries}
 
 
-def removed_digest(of: Mapping[str, Any]) -> str | None:
+def removed_digest(plan_or_manifest: Mapping[str, Any]) -> str | None:
     """Return the digest of removed.json in a plan or manifest, or None without a removal."""
-    found: dict[str, Any] = of.get("removed") or {}
-    return found.get("digest")
+    removal: dict[str, Any] = plan_or_manifest.get("removed") or {}
+    return removal.get("digest")
 
 
 def stored_columns(manifest: Mapping[str, Any]) -> str:
@@ -463,14 +465,14 @@ def check_manifest(value: Any, name: str) -> Manifest:
             )
     # If this fast check fails, the slower checks below find and report the fault.
     sound = _are_shards(value["shards"])
-    for key, keys, more in (
+    for key, keys, more_keys in (
         ("added_tokens", _ADDED_KEYS, ()),
         ("tasks", _TASK_KEYS, _TASK_MORE),
         ("sources", _SOURCE_KEYS, _SOURCE_MORE),
         ("shards", _SHARD_KEYS, ()),
     ):
         for i, entry in enumerate(() if key == "shards" and sound else value[key]):
-            _check(f"{name}: {key}[{i}]", entry, keys, made_with, more, LATER.get(key, {}))
+            _check(f"{name}: {key}[{i}]", entry, keys, made_with, more_keys, LATER.get(key, {}))
     for i, entry in enumerate(() if sound else value["shards"]):
         # This check also excludes names of files outside the directory.
         if entry["file"] != shard_name(i):
@@ -575,20 +577,20 @@ def outline(manifest: Manifest, name: str) -> str:
     of_sources = [
         (
             name,
-            _counted(own, "tokens", "used"),
-            _several(_counted(own, "documents", "used"), "document"),
+            _counted(counts_of_entry, "tokens", "used"),
+            _several(_counted(counts_of_entry, "documents", "used"), "document"),
         )
-        for name, own in _members(manifest["ledger"], "sources").items()
+        for name, counts_of_entry in _members(manifest["ledger"], "sources").items()
     ]
     counts = _members(manifest["ledger"], "tasks")
     of_tasks = [
         (
             name,
-            _counted(own, "tokens"),
-            f"{_several(_counted(own, 'segments'), 'segment')}, {task['objective']}",
+            _counted(counts_of_entry, "tokens"),
+            f"{_several(_counted(counts_of_entry, 'segments'), 'segment')}, {task['objective']}",
         )
         for task in manifest["tasks"]
-        for name, own in [(task["name"], counts.get(task["name"]))]
+        for name, counts_of_entry in [(task["name"], counts.get(task["name"]))]
     ]
     return "\n".join(
         [head, *_branch("├── sources", "│   ", of_sources), *_branch("└── tasks", "    ", of_tasks)]
@@ -606,14 +608,15 @@ def _branch(title: str, indent: str, entries: Sequence[tuple[str, int, str]]) ->
     return [
         title,
         *(
-            f"{indent}{twig}{name:<{width}}  {tokens / total:7.2%}  {tokens:,} tokens, {more}"
-            for twig, name, (_, tokens, more) in zip(twigs, names, entries, strict=False)
+            f"{indent}{twig}{name:<{width}}  {tokens / total:7.2%}  {tokens:,} tokens,"
+            f" {description}"
+            for twig, name, (_, tokens, description) in zip(twigs, names, entries, strict=False)
         ),
     ]
 
 
-def _several(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1)}"
+def _several(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def _shown(name: str) -> str:
@@ -621,15 +624,15 @@ def _shown(name: str) -> str:
 
 
 def _members(value: Any, key: str) -> Mapping[str, Any]:
-    found = value.get(key) if isinstance(value, dict) else None
-    return found if isinstance(found, dict) else {}
+    entry = value.get(key) if isinstance(value, dict) else None
+    return entry if isinstance(entry, dict) else {}
 
 
 def _counted(value: Any, *keys: str) -> int:
     for key in keys[:-1]:
         value = _members(value, key)
-    found = value.get(keys[-1]) if isinstance(value, dict) else None
-    return found if isinstance(found, int) else 0
+    count = value.get(keys[-1]) if isinstance(value, dict) else None
+    return count if isinstance(count, int) else 0
 
 
 def first_rows(manifest: Manifest) -> list[int]:
@@ -673,17 +676,17 @@ def read_manifest(directory: str | os.PathLike, stores: bool = False) -> Manifes
                 "hint: use open_remote of packprep.adapters.remote"
             ) from error
         if several := sorted(
-            str(found.parent) for found in Path(directory).glob(f"*/{MANIFEST_NAME}")
+            str(subfolders.parent) for subfolders in Path(directory).glob(f"*/{MANIFEST_NAME}")
         ):
-            more = ", …" if len(several) > 5 else ""
+            rest_in_words = ", …" if len(several) > 5 else ""
             raise DatasetError(
                 f"{directory} is not a dataset, but contains several\n"
-                f"hint: name one of them, {', '.join(several[:5])}{more}"
+                f"hint: name one of them, {', '.join(several[:5])}{rest_in_words}"
             ) from error
-        there = "" if Path(directory).exists() else ", and there is no such folder"
+        absence = "" if Path(directory).exists() else ", and there is no such folder"
         raise DatasetError(
             f"{path} does not exist: {directory} is not a dataset, or its build is not"
-            f" finished{there}\n"
+            f" finished{absence}\n"
             "hint: give the folder that `packprep build --out` wrote; `packprep status"
             f" {directory}` lists what is missing"
         ) from error

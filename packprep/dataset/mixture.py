@@ -74,8 +74,8 @@ class Mixture(Reader):
             self.shares = counts / counts.sum()
         encoders = {dataset.encoder_length for dataset in datasets}
         self.encoder_length = encoders.pop() if len(encoders) == 1 else 0
-        first = datasets[0]
-        self.vocab_size, self.pad_id = first.vocab_size, first.pad_id
+        first_dataset = datasets[0]
+        self.vocab_size, self.pad_id = first_dataset.vocab_size, first_dataset.pad_id
         self.token_dtype = np.result_type(*(dataset.token_dtype for dataset in datasets))
         # The index of each dataset's first row, and the number of all rows.
         self._first_row = [0, *accumulate(map(len, datasets))]
@@ -86,17 +86,18 @@ class Mixture(Reader):
 
     def __str__(self) -> str:
         shares = (
-            " → ".join(f"{share:.2%}" for share in np.atleast_1d(own)) for own in self.shares.T
+            " → ".join(f"{share:.2%}" for share in np.atleast_1d(shares_of_dataset))
+            for shares_of_dataset in self.shares.T
         )
-        what = "samples" if self.seq_lengths is None else "steps"
+        unit = "samples" if self.seq_lengths is None else "steps"
         trees = (
-            f"{share} of {what}: {dataset}"
+            f"{share} of {unit}: {dataset}"
             for share, dataset in zip(shares, self.datasets, strict=True)
         )
         lines = [f"mixture of {len(self.datasets)} datasets", *trees]
         if isinstance(self.counts, order.Schedule) and len(self.counts.points) > 1:
             lines[0] += (
-                f", shares at {what} {', '.join(f'{point:,}' for point in self.counts.points)}"
+                f", shares at {unit} {', '.join(f'{point:,}' for point in self.counts.points)}"
             )
         return "\n".join(lines)
 
@@ -122,8 +123,8 @@ class Mixture(Reader):
                 "rows differ in seq_length\n"
                 "hint: give step_rows = {seq_length: rows of a step over all ranks}"
             )
-        found = self.exhaustion(seed, shuffle, step_rows)
-        return None if found is None else found[0]
+        exhaustion = self.exhaustion(seed, shuffle, step_rows)
+        return None if exhaustion is None else exhaustion[0]
 
     def exhaustion(
         self, seed: int, shuffle: bool, step_rows: Mapping[int, int] | None
@@ -156,12 +157,13 @@ class Mixture(Reader):
         if not ends:
             return None
         end, d = min(ends)
-        of, epochs = self.datasets[d], self.max_epochs[d]
+        exhausted, epochs = self.datasets[d], self.max_epochs[d]
         return (
             end,
             (
-                f"dataset {d} of the mixture, {of.directory}, has used its max_epochs = {epochs},"
-                f" of {len(of)} rows,"
+                f"dataset {d} of the mixture, {exhausted.directory}, has used its max_epochs ="
+                f" {epochs},"
+                f" of {len(exhausted)} rows,"
             ),
         )
 
@@ -189,10 +191,11 @@ class Mixture(Reader):
         digests = digest.split(",")
         if len(digests) != len(self.datasets):
             return None
-        known = [
-            dataset.fingerprint_at(own) for dataset, own in zip(self.datasets, digests, strict=True)
+        fingerprints = [
+            dataset.fingerprint_at(own_digest)
+            for dataset, own_digest in zip(self.datasets, digests, strict=True)
         ]
-        return None if None in known else self._fingerprint(known)
+        return None if None in fingerprints else self._fingerprint(fingerprints)
 
     def _fingerprint(self, parts: list[Any]) -> str:
         if isinstance(self.counts, order.Schedule):
@@ -247,8 +250,8 @@ class Mixture(Reader):
         """
         row = self._place(row)
         number = bisect_right(self._first_row, row) - 1
-        found = self.datasets[number].documents(row - self._first_row[number])
-        return [{"dataset": number, **document} for document in found]
+        documents_of_row = self.datasets[number].documents(row - self._first_row[number])
+        return [{"dataset": number, **document} for document in documents_of_row]
 
     def _split(self, rows: np.ndarray) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
         """Split row indices of the mixture by dataset.
@@ -268,24 +271,24 @@ class Mixture(Reader):
 
     def _fill(
         self,
-        found: list[Any],
+        parts_of_batch: list[Any],
         batch: dict[str, np.ndarray],
         epochs: Sequence[int] | None,
         accelerate: str,
     ) -> None:
-        for dataset, where, own in found:
-            anew = [epochs[i] for i in where.tolist()] if epochs is not None else None
+        for dataset, where, own_rows in parts_of_batch:
+            own_epochs = [epochs[i] for i in where.tolist()] if epochs is not None else None
             # If several datasets provide rows, their rows alternate in the batch, so each writes to
             # its own arrays.
-            part = batch
-            if len(found) > 1:
-                part = {
-                    name: np.empty((len(own), *values.shape[1:]), values.dtype)
+            own_batch = batch
+            if len(parts_of_batch) > 1:
+                own_batch = {
+                    name: np.empty((len(own_rows), *values.shape[1:]), values.dtype)
                     for name, values in batch.items()
                 }
-            dataset._fill(dataset._find(own), part, anew, accelerate)
-            if part is not batch:
-                for name, values in part.items():
+            dataset._fill(dataset._find(own_rows), own_batch, own_epochs, accelerate)
+            if own_batch is not batch:
+                for name, values in own_batch.items():
                     batch[name][where] = values
 
     @property
@@ -293,12 +296,12 @@ class Mixture(Reader):
         """The names of all kinds of media in the datasets."""
         return tuple(sorted({kind for dataset in self.datasets for kind in dataset.kinds}))
 
-    def _media(self, found: list[Any]) -> Media:
-        parts = [dataset._media(dataset._find(own)) for dataset, _, own in found]
+    def _media(self, parts_of_batch: list[Any]) -> Media:
+        parts = [dataset._media(dataset._find(own_rows)) for dataset, _, own_rows in parts_of_batch]
         return joined(
             parts,
             self.kinds,
-            np.concatenate([np.zeros(0, np.int64), *(where for _, where, _ in found)]),
+            np.concatenate([np.zeros(0, np.int64), *(where for _, where, _ in parts_of_batch)]),
         )
 
     def rows_of_samples(
@@ -314,18 +317,18 @@ class Mixture(Reader):
         Returns:
             The row of each sample and its epoch in the row's dataset, int64, shaped as `samples`.
         """
-        which, numbers = order.of_samples(samples, self.counts, seed, shuffle)
+        dataset_numbers, numbers = order.of_samples(samples, self.counts, seed, shuffle)
         rows, epochs = np.empty_like(numbers), np.empty_like(numbers)
         for d, dataset in enumerate(self.datasets):
-            here = which == d
-            if here.any():
+            is_own = dataset_numbers == d
+            if is_own.any():
                 # Each dataset is shuffled with another seed, so two copies of a dataset differ in
                 # their order.
-                own = order.rows_of_samples(
-                    numbers[here], len(dataset), order.seed_of(seed, d), shuffle
+                own_rows = order.rows_of_samples(
+                    numbers[is_own], len(dataset), order.seed_of(seed, d), shuffle
                 )
-                rows[here] = self._first_row[d] + own
-                epochs[here] = numbers[here] // len(dataset)
+                rows[is_own] = self._first_row[d] + own_rows
+                epochs[is_own] = numbers[is_own] // len(dataset)
         return rows, epochs
 
     def samples_of_row(
@@ -360,14 +363,14 @@ class Mixture(Reader):
         if self.seq_lengths is not None:
             assert step_rows is not None
             size = step_rows[self.seq_lengths[d]]
-        found = []
+        samples_found = []
         for epoch, number in enumerate(numbers.tolist()):
             # The first sample beyond a limit of k samples is the sample with the number k, counted
             # from 0.
             sample = order.first_beyond(d, number // size, self.counts, seed, shuffle)
             if sample is not None:
-                found.append((epoch, sample, number % size))
-        return found
+                samples_found.append((epoch, sample, number % size))
+        return samples_found
 
     def rows_of_steps(
         self,
@@ -395,18 +398,24 @@ class Mixture(Reader):
             A list with a tuple for each step: the rank's rows and their epochs, int64[B] each.
         """
         assert self.seq_lengths is not None
-        which, numbers = order.of_samples(steps, self.counts, seed, shuffle)
-        found: list[Any] = [None] * len(which)
+        dataset_numbers, numbers = order.of_samples(steps, self.counts, seed, shuffle)
+        rows_and_epochs: list[Any] = [None] * len(dataset_numbers)
         for d, dataset in enumerate(self.datasets):
-            here, of_step = np.flatnonzero(which == d), step_rows[self.seq_lengths[d]]
-            own = order.samples_of_step(0, 0, of_step // world_size, rank, world_size)
-            samples = numbers[here][:, None] * of_step + np.array(own)
+            own_indices, of_step = (
+                np.flatnonzero(dataset_numbers == d),
+                step_rows[self.seq_lengths[d]],
+            )
+            own_samples = order.samples_of_step(0, 0, of_step // world_size, rank, world_size)
+            samples = numbers[own_indices][:, None] * of_step + np.array(own_samples)
             rows = order.rows_of_samples(samples, len(dataset), order.seed_of(seed, d), shuffle)
             for i, step, epochs in zip(
-                here.tolist(), self._first_row[d] + rows, samples // len(dataset), strict=True
+                own_indices.tolist(),
+                self._first_row[d] + rows,
+                samples // len(dataset),
+                strict=True,
             ):
-                found[i] = step, epochs
-        return found
+                rows_and_epochs[i] = step, epochs
+        return rows_and_epochs
 
     def row_length(self, rows: np.ndarray) -> int:
         """Return the length that all given rows have, in slots.
@@ -444,8 +453,8 @@ class Mixture(Reader):
             float64[k].
         """
         costs = np.empty(len(rows))
-        for dataset, where, own in self._split(rows):
-            costs[where] = dataset.costs(own, attention, linear)
+        for dataset, where, own_rows in self._split(rows):
+            costs[where] = dataset.costs(own_rows, attention, linear)
         return costs
 
     def samples_of_epochs(self, epochs: int) -> int:
@@ -535,8 +544,8 @@ class Mixture(Reader):
         begun, _ = order.of_samples(
             batches.plain_samples(np.arange(begin, samples)), self.counts, seed, shuffle
         )
-        whole = order.among_first(begin, self.counts, seed, shuffle)
-        return whole + np.bincount(begun, minlength=len(whole))
+        total_samples = order.among_first(begin, self.counts, seed, shuffle)
+        return total_samples + np.bincount(begun, minlength=len(total_samples))
 
     def with_loss_on(
         self,
@@ -566,38 +575,47 @@ class Mixture(Reader):
         """
         names = {
             "source": [
-                [entry["name"] for entry in each.manifest["sources"]] for each in self.datasets
+                [entry["name"] for entry in one_dataset.manifest["sources"]]
+                for one_dataset in self.datasets
             ],
-            "task": [[entry["name"] for entry in each.tasks] for each in self.datasets],
+            "task": [
+                [entry["name"] for entry in one_dataset.tasks] for one_dataset in self.datasets
+            ],
         }
-        wanted = {}
-        for what, given in (("source", source), ("task", task)):
-            wanted[what] = (
-                given if given is None else [given] if isinstance(given, str) else list(given)
+        wanted_names = {}
+        for kind, choice in (("source", source), ("task", task)):
+            wanted_names[kind] = (
+                choice if choice is None else [choice] if isinstance(choice, str) else list(choice)
             )
             # A name is valid if any dataset has it.
-            known = list(dict.fromkeys(name for own in names[what] for name in own))
-            for name in wanted[what] or ():
-                if name not in known:
-                    there = ", ".join(map(repr, known))
+            known_names = list(
+                dict.fromkeys(name for of_dataset in names[kind] for name in of_dataset)
+            )
+            for name in wanted_names[kind] or ():
+                if name not in known_names:
+                    names_in_words = ", ".join(map(repr, known_names))
                     raise ArgumentError(
-                        f"unknown {what} {name!r} in all datasets; there are {there}"
+                        f"unknown {kind} {name!r} in all datasets; there are {names_in_words}"
                     )
         every = range(len(self.datasets))
         places = (
             every if dataset is None else [dataset] if isinstance(dataset, int) else list(dataset)
         )
         places = [integer("dataset", place, 0, len(every)) for place in places]
-        kept = []
-        for d, each in enumerate(self.datasets):
+        restricted = []
+        for d, one_dataset in enumerate(self.datasets):
             # A dataset gets only the names that it has. None keeps all its loss, and an empty list
             # removes it.
-            own = {
+            own_choice = {
                 w: g if g is None else [name for name in g if name in names[w][d]]
-                for w, g in wanted.items()
+                for w, g in wanted_names.items()
             }
-            kept.append(each.with_loss_on(**own) if d in places else each.with_loss_on(source=[]))
-        return self._with(datasets=tuple(kept))
+            restricted.append(
+                one_dataset.with_loss_on(**own_choice)
+                if d in places
+                else one_dataset.with_loss_on(source=[])
+            )
+        return self._with(datasets=tuple(restricted))
 
 
 def read_mixture(path: Path) -> dict[str, Any]:
@@ -671,8 +689,8 @@ def mixture_file(path: Path, directories: Sequence[str | os.PathLike], **options
         Canonical JSON.
     """
     names = [Path(os.path.relpath(directory, path.parent)).as_posix() for directory in directories]
-    given = {key: value for key, value in options.items() if value is not None}
-    return encode({"format": _FORMAT, "version": VERSION, "datasets": names, **given})
+    given_options = {key: value for key, value in options.items() if value is not None}
+    return encode({"format": _FORMAT, "version": VERSION, "datasets": names, **given_options})
 
 
 _FORMAT = f"{FORMAT} mixture"
@@ -731,11 +749,11 @@ def split_bound(max_open: int, shards: Sequence[int]) -> list[int]:
     Returns:
         The limit of each dataset.
     """
-    bounds, left = [1] * len(shards), max_open
+    bounds, rest_bound = [1] * len(shards), max_open
     # Small datasets come first, so the shards that they do not need are left for larger ones.
-    for done, d in enumerate(sorted(range(len(shards)), key=shards.__getitem__)):
-        bounds[d] = max(1, min(shards[d], left // (len(shards) - done)))
-        left -= bounds[d]
+    for divided, d in enumerate(sorted(range(len(shards)), key=shards.__getitem__)):
+        bounds[d] = max(1, min(shards[d], rest_bound // (len(shards) - divided)))
+        rest_bound -= bounds[d]
     return bounds
 
 
@@ -746,13 +764,14 @@ def _check_alike(datasets: Sequence[Any]) -> None:
         ArgumentError: If datasets differ in tokenizer, vocab_size or pad_id, or a dataset has no
             rows.
     """
-    first = datasets[0]
+    first_dataset = datasets[0]
     for dataset in datasets:
-        for name, of in _ALIKE.items():
-            if of(dataset) != of(first):
+        for name, value_of in _ALIKE.items():
+            if value_of(dataset) != value_of(first_dataset):
                 raise ArgumentError(
-                    f"{name} is {of(dataset)!r} in {dataset.directory}, but {of(first)!r} in"
-                    f" {first.directory}, so one model cannot read both\n"
+                    f"{name} is {value_of(dataset)!r} in {dataset.directory}, but"
+                    f" {value_of(first_dataset)!r} in"
+                    f" {first_dataset.directory}, so one model cannot read both\n"
                     "hint: build one of them again with the value of the other"
                 )
         if len(dataset) == 0:

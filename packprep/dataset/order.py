@@ -135,8 +135,10 @@ def rows_of_samples(samples: np.ndarray, n_rows: int, seed: int, shuffle: bool) 
     epochs, places = np.divmod(np.asarray(samples, np.int64), n_rows)
     if not shuffle:
         return places
-    one = epochs.size and epochs.min() == epochs.max()  # One key is enough for a single epoch.
-    return permutation(seed, int(epochs.flat[0]) if one else epochs, n_rows, places)
+    is_one_epoch = (
+        epochs.size and epochs.min() == epochs.max()
+    )  # One key is enough for a single epoch.
+    return permutation(seed, int(epochs.flat[0]) if is_one_epoch else epochs, n_rows, places)
 
 
 def samples_of_row(row: int, epochs: int, n_rows: int, seed: int, shuffle: bool) -> np.ndarray:
@@ -221,26 +223,26 @@ class Balance(NamedTuple):
 
 
 def window_of(
-    sample: int, window: int, epoch_rows: int | None, last: int | None = None
+    sample: int, window: int, epoch_rows: int | None, last_sample: int | None = None
 ) -> tuple[int, int]:
     """Return the window that contains a sample.
 
     A window is a range of samples that are balanced together. Windows are cut at the bounds of
-    epochs, and before sample `last`.
+    epochs, and before sample `last_sample`.
 
     Args:
         sample: A sample of the balanced order.
         window: Number of samples of a window that is not cut.
         epoch_rows: Number of rows of an epoch, or None without epochs.
-        last: The sample before which a window is cut, or None.
+        last_sample: The sample before which a window is cut, or None.
 
     Returns:
         The window's first sample, and the first sample after the window.
     """
     begin = sample // window * window
     end = begin + window
-    if last is not None and begin < last < end:
-        begin, end = (begin, last) if sample < last else (last, end)
+    if last_sample is not None and begin < last_sample < end:
+        begin, end = (begin, last_sample) if sample < last_sample else (last_sample, end)
     if epoch_rows is not None:
         epoch_begin = sample // epoch_rows * epoch_rows
         begin, end = max(begin, epoch_begin), min(end, epoch_begin + epoch_rows)
@@ -288,16 +290,18 @@ def balanced(costs: np.ndarray, begin: int, balance: Balance, seed: int) -> np.n
     cut = (n - head - tail) // 2
     parts = places[cut : cut + head + tail]
     # All other rows stay sorted, so the rows of a group have similar costs.
-    whole = np.concatenate((places[:cut], places[cut + head + tail :])).reshape(-1, group)
-    if len(whole):
+    whole_groups = np.concatenate((places[:cut], places[cut + head + tail :])).reshape(-1, group)
+    if len(whole_groups):
         number = begin // balance.window
         key = randomness.bits64(
             np.uint64(seed), randomness.BALANCED_GROUPS, number & 0xFFFFFFFF, number >> 32
         )
-        whole = np.take_along_axis(whole, dealt(costs[whole]), axis=1)
+        whole_groups = np.take_along_axis(whole_groups, dealt(costs[whole_groups]), axis=1)
         # So far the groups ascend in cost. The shuffle spreads expensive steps over the window.
-        whole = whole[randomness.permute(np.arange(len(whole)), len(whole), key)]
-    return np.concatenate((parts[:head], whole.ravel(), parts[head:]))
+        whole_groups = whole_groups[
+            randomness.permute(np.arange(len(whole_groups)), len(whole_groups), key)
+        ]
+    return np.concatenate((parts[:head], whole_groups.ravel(), parts[head:]))
 
 
 def dealt(costs: np.ndarray) -> np.ndarray:
@@ -324,10 +328,10 @@ def dealt(costs: np.ndarray) -> np.ndarray:
         merged, together = np.zeros(shape), np.empty((*shape, 0), np.int64)
         by_cost = np.argsort(-sums, axis=1, kind="stable")
         # Add the most expensive entries first, each to the cheapest sum so far.
-        for some in np.split(by_cost, several, axis=1):
+        for group_columns in np.split(by_cost, several, axis=1):
             to = np.argsort(merged, axis=1, kind="stable")
-            added = np.empty_like(some)
-            np.put_along_axis(added, to, some, axis=1)
+            added = np.empty_like(group_columns)
+            np.put_along_axis(added, to, group_columns, axis=1)
             merged = merged + np.take_along_axis(sums, added, axis=1)
             together = np.concatenate(
                 (together, np.take_along_axis(places, added[..., None], axis=1)), axis=2
@@ -408,20 +412,20 @@ def counts_of(shares: Sequence[float]) -> np.ndarray:
     Raises:
         ArgumentError: If a share is invalid or gives less than 1 sample in 1000.
     """
-    given = list(shares)
-    for i, share in enumerate(given):
+    weights = list(shares)
+    for i, share in enumerate(weights):
         if not _is_number(share) or share == 0:
             raise ArgumentError(
                 f"shares[{i}] is {share!r:.100} and should be a number above 0, of at most 1.8e308"
             )
     # Divide first, since a sum of large numbers may be infinite.
-    exact = np.array(given, np.float64) / max(given)
+    exact = np.array(weights, np.float64) / max(weights)
     exact /= exact.sum()
     # Shares are floats, so counts may miss whole numbers by the rounding error.
     lengths = np.arange(1, LONGEST_CYCLE + 1)[:, None]
-    whole = (np.abs(exact * lengths - np.rint(exact * lengths)) <= 1e-9 * lengths).all(axis=1)
-    if whole.any():
-        counts = np.rint(exact * (1 + int(whole.argmax()))).astype(np.int64)
+    is_exact = (np.abs(exact * lengths - np.rint(exact * lengths)) <= 1e-9 * lengths).all(axis=1)
+    if is_exact.any():
+        counts = np.rint(exact * (1 + int(is_exact.argmax()))).astype(np.int64)
     else:
         counts = np.floor(exact * LONGEST_CYCLE).astype(np.int64)
         by_remainder = np.argsort(counts - exact * LONGEST_CYCLE, kind="stable")
@@ -429,7 +433,7 @@ def counts_of(shares: Sequence[float]) -> np.ndarray:
     for i, count in enumerate(counts.tolist()):
         if count == 0:
             raise ArgumentError(
-                f"shares[{i}] is {given[i]!r}, which is less than one sample in {LONGEST_CYCLE}\n"
+                f"shares[{i}] is {weights[i]!r}, which is less than one sample in {LONGEST_CYCLE}\n"
                 "hint: leave the dataset out, or raise its share"
             )
     return counts
@@ -454,20 +458,22 @@ def dealing_of(shares: Any, datasets: Sequence[Any], interpolate: Any) -> "np.nd
             f"shares is {shares!r} and should be a list: a number for each dataset, or points"
             " (sample, [number, …])"
         )
-    given = [] if shares is None else list(shares)
-    if any(isinstance(share, tuple | list) for share in given) and datasets:
-        return schedule_of(given, len(datasets), "step" if interpolate is None else interpolate)
-    if len(given) != len(datasets) or not datasets:
+    given_shares = [] if shares is None else list(shares)
+    if any(isinstance(share, tuple | list) for share in given_shares) and datasets:
+        return schedule_of(
+            given_shares, len(datasets), "step" if interpolate is None else interpolate
+        )
+    if len(given_shares) != len(datasets) or not datasets:
         raise ArgumentError(
             f"a list of {len(datasets)} directories requires shares, one for each and at least"
-            f" one, but there are {len(given)}\n"
+            f" one, but there are {len(given_shares)}\n"
             "hint: give shares = […]"
         )
     if interpolate is not None:
         raise ArgumentError(
             f"interpolate = {interpolate!r} requires shares by sample, [(sample, [number, …]), …]"
         )
-    return counts_of(given)
+    return counts_of(given_shares)
 
 
 def seed_of(seed: int, dataset: int) -> int:
@@ -534,19 +540,34 @@ def of_samples(
     # The number of each sample of a cycle within its dataset, for samples sorted by dataset.
     in_cycle = ranks(counts)
     # The index in `by_cycle` of the first sample of each cycle.
-    first = np.flatnonzero(np.diff(cycles[by_cycle], prepend=-1))
+    first_of_cycle = np.flatnonzero(np.diff(cycles[by_cycle], prepend=-1))
     # Only the cycles that contain samples are computed, and only some at a time.
     at_once = max(1, _PLACES_AT_ONCE // length)
-    for begin in range(0, len(first), at_once):
-        end = first[begin + at_once] if begin + at_once < len(first) else len(cycles)
-        some, own = by_cycle[first[begin] : end], cycles[by_cycle[first[begin : begin + at_once]]]
-        which = pattern(own, counts, seed, shuffle)
+    for begin in range(0, len(first_of_cycle), at_once):
+        end = (
+            first_of_cycle[begin + at_once]
+            if begin + at_once < len(first_of_cycle)
+            else len(cycles)
+        )
+        sample_indices, own_cycles = (
+            by_cycle[first_of_cycle[begin] : end],
+            cycles[by_cycle[first_of_cycle[begin : begin + at_once]]],
+        )
+        dataset_numbers = pattern(own_cycles, counts, seed, shuffle)
         # Within a cycle, a stable sort lists the positions of each dataset in ascending order.
-        number = np.empty_like(which)
-        np.put_along_axis(number, np.argsort(which, axis=1, kind="stable"), in_cycle[None], axis=1)
-        at = np.searchsorted(own, cycles[some]), places[some]
-        datasets[some] = which[at]
-        numbers[some] = cycles[some] * counts[which[at]] + number[at]
+        number = np.empty_like(dataset_numbers)
+        np.put_along_axis(
+            number, np.argsort(dataset_numbers, axis=1, kind="stable"), in_cycle[None], axis=1
+        )
+        places_in_cycle = (
+            np.searchsorted(own_cycles, cycles[sample_indices]),
+            places[sample_indices],
+        )
+        datasets[sample_indices] = dataset_numbers[places_in_cycle]
+        numbers[sample_indices] = (
+            cycles[sample_indices] * counts[dataset_numbers[places_in_cycle]]
+            + number[places_in_cycle]
+        )
     shape = np.shape(samples)
     return datasets.reshape(shape), numbers.reshape(shape)
 
@@ -573,29 +594,31 @@ def among_first(
 
 
 def first_beyond(
-    dataset: int, most: int, counts: "np.ndarray | Schedule", seed: int, shuffle: bool
+    dataset: int, most_samples: int, counts: "np.ndarray | Schedule", seed: int, shuffle: bool
 ) -> int | None:
     """Return the first global sample that a dataset cannot provide, because of its limit.
 
     Args:
         dataset: Index of the dataset.
-        most: The limit: number of samples that the dataset can provide.
+        most_samples: The limit: number of samples that the dataset can provide.
         counts: Samples of each dataset in a cycle, int64[D], or a `Schedule`.
         seed: Random seed of the mixture.
         shuffle: Whether the positions of a cycle are shuffled.
 
     Returns:
-        The global sample. None if the dataset provides at most `most` of the first 2⁶² samples.
+        The global sample. None if the dataset provides at most `most_samples` of the first 2⁶²
+        samples.
     """
-    low, high = most, SAMPLES_END
-    if among_first(high, counts, seed, shuffle)[dataset] <= most:
+    low, high = most_samples, SAMPLES_END
+    if among_first(high, counts, seed, shuffle)[dataset] <= most_samples:
         return None
-    # At most `most` of the first `low` samples are from the dataset, but more of the first `high`.
+    # At most `most_samples` of the first `low` samples are from the dataset, but more of the first
+    # `high`.
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (
             (low, middle)
-            if among_first(middle, counts, seed, shuffle)[dataset] > most
+            if among_first(middle, counts, seed, shuffle)[dataset] > most_samples
             else (middle, high)
         )
     return low
@@ -662,26 +685,31 @@ class Schedule:
             [Fraction(w, sum(weights)) for w in accumulate(weights, initial=0)]
             for weights in self.weights
         ]
-        integrals, found = [Fraction(0)] * len(shares[0]), []
+        integrals, curves_of_spans = [Fraction(0)] * len(shares[0]), []
         # Linear shares have quadratic integrals. Each part continues at the value that the part
         # before reached.
-        for m, now in enumerate(shares):
-            length, curve = 0, [Fraction(0)] * len(now)
+        for m, shares_now in enumerate(shares):
+            length, curve = 0, [Fraction(0)] * len(shares_now)
             if m + 1 < len(shares):
                 length = self.points[m + 1] - self.points[m]
                 curve = [
                     (b - a) / (2 * length) * self.linear
-                    for a, b in zip(now, shares[m + 1], strict=True)
+                    for a, b in zip(shares_now, shares[m + 1], strict=True)
                 ]
-            found.append(list(zip(integrals, now, curve, strict=True)))
-            integrals = [a + (b + c * length) * length for a, b, c in found[-1]]
+            curves_of_spans.append(list(zip(integrals, shares_now, curve, strict=True)))
+            integrals = [a + (b + c * length) * length for a, b, c in curves_of_spans[-1]]
         # One denominator for all curves makes the arithmetic of `integral` exact and fast.
         common = math.lcm(
-            *(part.denominator for curves in found for curve in curves for part in curve)
+            *(
+                coefficient.denominator
+                for curves in curves_of_spans
+                for curve in curves
+                for coefficient in curve
+            )
         )
         return common, [
             [(int(a * common), int(b * common), int(c * common)) for a, b, c in curves]
-            for curves in found
+            for curves in curves_of_spans
         ]
 
     def integral(self, begin: int, end: int, samples: int) -> int:
@@ -720,17 +748,17 @@ class Schedule:
         middle, common = (begin + end) // 2, self._curves[0]
         if end - begin == len(self.weights[0]):  # For all datasets τ is q.
             return (2 * self.integral(begin, middle, q) + common) // (2 * common), q
-        wanted = q * common
+        wanted_total = q * common
         # The search for τ widens an interval around `near` until it contains τ, and then bisects
         # it.
         low, high, far = near, near, 1
-        while low > 0 and self.integral(begin, end, low) > wanted:
+        while low > 0 and self.integral(begin, end, low) > wanted_total:
             low, high, far = max(0, low - far), low, 2 * far
-        while high < SAMPLES_END and self.integral(begin, end, high) <= wanted:
+        while high < SAMPLES_END and self.integral(begin, end, high) <= wanted_total:
             low, high, far = high, min(SAMPLES_END, high + far), 2 * far
         while high - low > 1:
             middle_time = (low + high) // 2
-            below = self.integral(begin, end, middle_time) <= wanted
+            below = self.integral(begin, end, middle_time) <= wanted_total
             low, high = (middle_time, high) if below else (low, middle_time)
         # τ is between `low` and `low` + 1. Both integrals are treated as linear in between.
         group, half = self.integral(begin, end, low), self.integral(begin, middle, low)
@@ -741,21 +769,24 @@ class Schedule:
         # If the group's share is 0 from `low` on, its next sample never comes, so any rise works.
         rise, of_half = rises if rises[0] else (2, 1)
         # This is ⌊A(q) + ½⌋, computed with integers only.
-        return (2 * (half * rise + (wanted - group) * of_half) + common * rise) // (
+        return (2 * (half * rise + (wanted_total - group) * of_half) + common * rise) // (
             2 * common * rise
         ), low
 
     def counts(self, samples: int) -> list[int]:
         """Return how many of the first `samples` samples come from each dataset."""
-        found, left = [0] * len(self.weights[0]), [(0, len(self.weights[0]), samples)]
-        while left:
-            begin, end, q = left.pop()
+        dataset_counts, pending = [0] * len(self.weights[0]), [(0, len(self.weights[0]), samples)]
+        while pending:
+            begin, end, q = pending.pop()
             if end - begin == 1:
-                found[begin] = q
+                dataset_counts[begin] = q
             else:
-                first, _ = self.half(begin, end, q, samples)
-                left += [(begin, (begin + end) // 2, first), ((begin + end) // 2, end, q - first)]
-        return found
+                first_half, _ = self.half(begin, end, q, samples)
+                pending += [
+                    (begin, (begin + end) // 2, first_half),
+                    ((begin + end) // 2, end, q - first_half),
+                ]
+        return dataset_counts
 
 
 def schedule_of(shares: Sequence[Any], n_datasets: int, interpolate: str) -> Schedule:
@@ -787,7 +818,7 @@ def schedule_of(shares: Sequence[Any], n_datasets: int, interpolate: str) -> Sch
             raise ArgumentError(
                 f"shares[{m}] is {point!r} and should be (sample, [a number for each dataset])"
             )
-        sample, given = point
+        sample, given_shares = point
         least = points[-1] + 1 if points else 0
         if (
             isinstance(sample, bool)
@@ -804,14 +835,15 @@ def schedule_of(shares: Sequence[Any], n_datasets: int, interpolate: str) -> Sch
             raise ArgumentError(
                 f"shares[0] is at sample {sample} and should be at 0, the start of the mixture"
             )
-        if len(given) != n_datasets:
+        if len(given_shares) != n_datasets:
             raise ArgumentError(
-                f"shares[{m}] has {len(given)} numbers, but there are {n_datasets} datasets\n"
+                f"shares[{m}] has {len(given_shares)} numbers, but there are {n_datasets}"
+                " datasets\n"
                 "hint: give one number for each"
             )
         # The shortest decimal of a float is taken as exact, so 0.1 is a tenth.
         exact = []
-        for d, share in enumerate(given):
+        for d, share in enumerate(given_shares):
             if not _is_number(share):
                 raise ArgumentError(
                     f"shares[{m}][1][{d}] is {share!r:.100} and should be a number of at least 0,"
@@ -830,12 +862,12 @@ def schedule_of(shares: Sequence[Any], n_datasets: int, interpolate: str) -> Sch
         # The shares become the smallest integers of the same ratio. So equal ratios give equal
         # fingerprints.
         common = math.lcm(*(share.denominator for share in exact))
-        whole = [int(share * common) for share in exact]
+        integer_shares = [int(share * common) for share in exact]
         points.append(int(sample))
-        weights.append(tuple(share // math.gcd(*whole) for share in whole))
+        weights.append(tuple(share // math.gcd(*integer_shares) for share in integer_shares))
     # A share of 0 pauses a dataset. A dataset that never provides samples is probably a mistake.
     for d in range(n_datasets):
-        if not any(at[d] for at in weights):
+        if not any(weights_at_point[d] for weights_at_point in weights):
             raise ArgumentError(
                 f"dataset {d} has a share of 0 at every point\n"
                 "hint: leave it out, or raise its share"
@@ -848,25 +880,27 @@ def _block(schedule: Schedule, block: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the result of `of_samples` for the samples 256 · block … 256 · block + 255."""
     # Only the counts at the start of the block are searched. From here on, each sample is assigned
     # by the tree.
-    given = schedule.counts(block * _BLOCK)
+    counts = schedule.counts(block * _BLOCK)
     datasets, numbers = np.empty(_BLOCK, np.int64), np.empty(_BLOCK, np.int64)
-    before: dict[tuple[int, int], int] = {}
+    counts_before: dict[tuple[int, int], int] = {}
     near: dict[tuple[int, int], int] = {}
     for place in range(_BLOCK):
-        begin, end, q = 0, len(given), block * _BLOCK + place + 1
+        begin, end, q = 0, len(counts), block * _BLOCK + place + 1
         # A sample belongs to the half whose count rises with it, down to a single dataset.
         while end - begin > 1:
             group, middle = (begin, end), (begin + end) // 2
-            if group not in before:
-                before[group], near[group] = sum(given[begin:middle]), block * _BLOCK
+            if group not in counts_before:
+                counts_before[group], near[group] = sum(counts[begin:middle]), block * _BLOCK
             # τ never decreases, so the search starts at the previous τ of the group.
-            first, near[group] = schedule.half(begin, end, q, near[group])
+            first_half, near[group] = schedule.half(begin, end, q, near[group])
             begin, end, q = (
-                (begin, middle, first) if first > before[group] else (middle, end, q - first)
+                (begin, middle, first_half)
+                if first_half > counts_before[group]
+                else (middle, end, q - first_half)
             )
-            before[group] = first
-        datasets[place], numbers[place] = begin, given[begin]
-        given[begin] += 1
+            counts_before[group] = first_half
+        datasets[place], numbers[place] = begin, counts[begin]
+        counts[begin] += 1
     return datasets, numbers
 
 
@@ -875,6 +909,9 @@ def _scheduled(samples: np.ndarray, schedule: Schedule) -> tuple[np.ndarray, np.
     blocks, places = np.divmod(flat, _BLOCK)
     datasets, numbers = np.empty_like(flat), np.empty_like(flat)
     for block in np.unique(blocks).tolist():
-        here, found = blocks == block, _block(schedule, block)
-        datasets[here], numbers[here] = found[0][places[here]], found[1][places[here]]
+        in_block, values_of_block = blocks == block, _block(schedule, block)
+        datasets[in_block], numbers[in_block] = (
+            values_of_block[0][places[in_block]],
+            values_of_block[1][places[in_block]],
+        )
     return datasets.reshape(np.shape(samples)), numbers.reshape(np.shape(samples))

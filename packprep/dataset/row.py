@@ -115,12 +115,12 @@ class Row:
         if name in shard.layout and (name != "loss_mask" or facts.loss_on is None):
             return shard.row(name, self._row)
         self.dataset.checked_columns((name,))
-        made = np.empty((1, facts.seq_length), own_dtype(name, facts.token_dtype))
+        column = np.empty((1, facts.seq_length), own_dtype(name, facts.token_dtype))
         if name in AHEAD:
-            look_ahead(self._segments, name, getattr(self, MADE_FROM[name])[None], made)
+            look_ahead(self._segments, name, getattr(self, MADE_FROM[name])[None], column)
         else:
-            fill(self._segments, name, made)
-        return read_only(made[0])
+            fill(self._segments, name, column)
+        return read_only(column[0])
 
     @property
     def _shard(self) -> Shard:
@@ -196,9 +196,9 @@ class Row:
         begins = self._segments.at[segment]
         columns = (segment, begins + ranges[:, 0], begins + ranges[:, 1], weights)
         return [
-            found
-            for found in zip(*(column.tolist() for column in columns), strict=True)
-            if found[3] != 1
+            values
+            for values in zip(*(column.tolist() for column in columns), strict=True)
+            if values[3] != 1
         ]
 
     def micro_sequences(self, size: int) -> Iterator[tuple[slice, attention.MicroSequence]]:

@@ -90,12 +90,18 @@ class Media:
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of the media of {len(self)} rows")
         begin, end = self.offsets[row % len(self) :][:2].tolist()
-        first, last = self.ref_offsets[[begin, end]].tolist()
+        begin_span, end_span = self.ref_offsets[[begin, end]].tolist()
         slot, tokens, kind = (column[begin:end] for column in (self.slot, self.tokens, self.kind))
         # The references of the result count from its own first byte.
-        bounds = self.ref_offsets[begin : end + 1] - first
+        bounds = self.ref_offsets[begin : end + 1] - begin_span
         return Media(
-            np.array([0, end - begin]), slot, tokens, kind, bounds, self.ref[first:last], self.names
+            np.array([0, end - begin]),
+            slot,
+            tokens,
+            kind,
+            bounds,
+            self.ref[begin_span:end_span],
+            self.names,
         )
 
     def __iter__(self) -> Iterator["Media"]:
@@ -133,36 +139,43 @@ def _of_row(shard: "Shard", row: int, names: tuple[str, ...]) -> Media:
         # A row without spans has the offsets 0 0.
         return replace(joined([], names), offsets=np.zeros(2, np.int64))
     begin, end = shard.segment_range(row)
-    own = shard.part("media_offsets", row, begin, end + 1)
+    own_offsets = shard.part("media_offsets", row, begin, end + 1)
     # The offsets are checked first, because they decide which spans are read.
-    first, last, most = int(own[0]), int(own[-1]), shard.layout["media_slot"][1][0]
-    good = 0 <= first <= last <= most and not descents(own).any()
-    if good:
+    begin_span, end_span, span_count = (
+        int(own_offsets[0]),
+        int(own_offsets[-1]),
+        shard.layout["media_slot"][1][0],
+    )
+    is_valid = 0 <= begin_span <= end_span <= span_count and not descents(own_offsets).any()
+    if is_valid:
         slot, tokens, kind = (
-            shard.part(f"media_{name}", row, first, last) for name in ("slot", "tokens", "kind")
+            shard.part(f"media_{name}", row, begin_span, end_span)
+            for name in ("slot", "tokens", "kind")
         )
-        bounds = shard.part("media_ref_offsets", row, first, last + 1)
+        bounds = shard.part("media_ref_offsets", row, begin_span, end_span + 1)
         # Damaged slots could overflow int32, so ends are computed in int64.
         ends = slot.astype(np.int64) + tokens
-        good = not (
+        is_valid = not (
             (slot < 0) | (tokens < 1) | (ends > shard.seq_length) | (kind >= len(names))
         ).any()
         # Spans do not overlap, and are in slot order (P25).
-        good &= not (ends[:-1] > slot[1:]).any()
+        is_valid &= not (ends[:-1] > slot[1:]).any()
         # The references must be inside media_ref, because the bounds select its bytes.
-        good &= (
+        is_valid &= (
             bounds[0] >= 0
             and not descents(bounds).any()
             and bounds[-1] <= shard.layout["media_ref"][1][0]
         )
-    if not good:
-        what = "its media spans are not inside the row, in order, with their refs"
+    if not is_valid:
+        problem = "its media spans are not inside the row, in order, with their refs"
         raise DatasetError(
-            f"{shard.path}: row {row}: {what}\nhint: run `packprep verify` to find all faults"
+            f"{shard.path}: row {row}: {problem}\nhint: run `packprep verify` to find all faults"
         )
     # Spans and references of the result count from this row, not from the shard.
     refs = shard.part("media_ref", row, int(bounds[0]), int(bounds[-1]))
-    return Media(np.array([0, last - first]), slot, tokens, kind, bounds - bounds[0], refs, names)
+    return Media(
+        np.array([0, end_span - begin_span]), slot, tokens, kind, bounds - bounds[0], refs, names
+    )
 
 
 def joined(
@@ -181,22 +194,25 @@ def joined(
     """
     if order is not None:
         # Row i gets the index order[i], so argsort gives the row at each index.
-        rows = [row for part in parts for row in part]
+        rows = [row for row_media in parts for row in row_media]
         parts = [rows[i] for i in np.argsort(order).tolist()]
     # Datasets of a mixture may have different kinds, so the kinds are numbered again.
     number = {name: i for i, name in enumerate(names)}
     kinds = [
-        np.array([number[name] for name in part.names], np.uint16)[part.kind] for part in parts
+        np.array([number[name] for name in row_media.names], np.uint16)[row_media.kind]
+        for row_media in parts
     ]
     # A leading 0 makes the running sums offsets.
-    many = np.concatenate([np.zeros(1, np.int64), *(np.diff(part.offsets) for part in parts)])
+    span_counts = np.concatenate(
+        [np.zeros(1, np.int64), *(np.diff(row_media.offsets) for row_media in parts)]
+    )
     bytes_of = np.concatenate(
-        [np.zeros(1, np.int64), *(np.diff(part.ref_offsets) for part in parts)]
+        [np.zeros(1, np.int64), *(np.diff(row_media.ref_offsets) for row_media in parts)]
     )
     slot, tokens = (
-        np.concatenate([np.zeros(0, np.int32), *(getattr(part, name) for part in parts)])
+        np.concatenate([np.zeros(0, np.int32), *(getattr(row_media, name) for row_media in parts)])
         for name in ("slot", "tokens")
     )
-    ref = np.concatenate([np.zeros(0, np.uint8), *(part.ref for part in parts)])
+    ref = np.concatenate([np.zeros(0, np.uint8), *(row_media.ref for row_media in parts)])
     kind = np.concatenate([np.zeros(0, np.uint16), *kinds])
-    return Media(np.cumsum(many), slot, tokens, kind, np.cumsum(bytes_of), ref, names)
+    return Media(np.cumsum(span_counts), slot, tokens, kind, np.cumsum(bytes_of), ref, names)

@@ -185,14 +185,14 @@ class RowSegments:
     def _ranges(self) -> list[tuple[int, int]]:
         return [shard.segment_range(row) for shard, row in self.places]
 
-    def parts(self, name: str, more: int = 0, rows: int = 0) -> list[np.ndarray]:
+    def parts(self, name: str, more_entries: int = 0, rows: int = 0) -> list[np.ndarray]:
         """Return, for each row, the entries of a shard's array that belong to the row's segments.
 
         Args:
             name: Name of an array with one entry per segment. It may have one extra entry per row,
                 such as cu_seqlens, or one at its end, such as trained_offsets.
-            more: Number of entries to read after the entry of a row's last segment. With 1, the
-                extra entry is read too.
+            more_entries: Number of entries to read after the entry of a row's last segment. With 1,
+                the extra entry is read too.
             rows: 1 if the array has an extra entry per row, otherwise 0. It only shifts the index
                 of a row's first entry.
 
@@ -200,7 +200,7 @@ class RowSegments:
             A list with one array per row.
         """
         return [
-            shard.part(name, row, begin + rows * row, end + rows * row + more)
+            shard.part(name, row, begin + rows * row, end + rows * row + more_entries)
             for (shard, row), (begin, end) in zip(self.places, self._ranges, strict=True)
         ]
 
@@ -209,22 +209,24 @@ class RowSegments:
         real = physical = np.concatenate(self.parts("cu_seqlens", 1, 1), dtype=np.int64)
         if padded := "cu_seqlens_padded" in self.places[0][0].layout:
             physical = np.concatenate(self.parts("cu_seqlens_padded", 1, 1), dtype=np.int64)
-        many = np.array([end - begin for begin, end in self._ranges])
-        row, begin, slots = boundaries(many, real, physical)
+        segment_counts = np.array([end - begin for begin, end in self._ranges])
+        row, begin, slots = boundaries(segment_counts, real, physical)
         # A row with n segments has n + 1 entries. Entry last[r] is the end of row r, and entry
         # last[r] − n is its start.
-        last = np.cumsum(many + 1) - 1
-        wrong = (real[last - many] != 0) | (physical[last] > self.facts.seq_length)
-        wrong[row[slots < 1]] = True
+        last_indices = np.cumsum(segment_counts + 1) - 1
+        is_wrong = (real[last_indices - segment_counts] != 0) | (
+            physical[last_indices] > self.facts.seq_length
+        )
+        is_wrong[row[slots < 1]] = True
         # The padded arrays give the physical slots. No segment may be longer than its physical
         # slots.
         if padded:
-            wrong |= physical[last - many] != 0
-            wrong[row[physical[np.arange(len(row)) + row + 1] - begin < slots]] = True
-        if wrong.any():
+            is_wrong |= physical[last_indices - segment_counts] != 0
+            is_wrong[row[physical[np.arange(len(row)) + row + 1] - begin < slots]] = True
+        if is_wrong.any():
             name = "cu_seqlens or cu_seqlens_padded" if padded else "cu_seqlens"
-            what = f"its {name} are not ascending from 0 to at most {self.facts.seq_length}"
-            raise self.fault(int(np.argmax(wrong)), what)
+            problem = f"its {name} are not ascending from 0 to at most {self.facts.seq_length}"
+            raise self.fault(int(np.argmax(is_wrong)), problem)
         return row, begin + row * self.facts.seq_length, slots
 
     row = property(lambda self: self._laid[0])
@@ -234,19 +236,19 @@ class RowSegments:
     def __len__(self) -> int:
         return len(self.row)
 
-    def fault(self, place: int, what: str) -> DatasetError:
+    def fault(self, place: int, problem: str) -> DatasetError:
         """Return the error for a damaged row.
 
         Args:
             place: Index of the row in `places`.
-            what: Description of the fault.
+            problem: Description of the fault.
 
         Returns:
             A DatasetError that names file and row.
         """
         shard, row = self.places[place]
         return DatasetError(
-            f"{shard.path}: row {row}: {what}\nhint: run `packprep verify` to find all faults"
+            f"{shard.path}: row {row}: {problem}\nhint: run `packprep verify` to find all faults"
         )
 
     def column(self, name: str) -> np.ndarray:
@@ -272,8 +274,8 @@ class RowSegments:
         index = self.column(name)
         if len(index) and index.max() >= len(table):
             i = int(index.argmax())
-            what = f"segment_{name} {index[i]} is beyond the manifest's {len(table)} {name}s"
-            raise self.fault(int(self.row[i]), what)
+            problem = f"segment_{name} {index[i]} is beyond the manifest's {len(table)} {name}s"
+            raise self.fault(int(self.row[i]), problem)
         return table[index]
 
     def at_slots(self, values: np.ndarray, elsewhere) -> np.ndarray:
@@ -294,9 +296,9 @@ class RowSegments:
         # Each gap is between two neighbouring segments of the flat rows, so it may reach into the
         # next row.
         begin = np.concatenate((np.zeros(1, np.int64), self.at + self.slots))
-        many = np.concatenate((self.at, np.array([self.size]))) - begin
-        ends = np.cumsum(many)
-        return np.repeat(begin - (ends - many), many) + np.arange(ends[-1])
+        gap_lengths = np.concatenate((self.at, np.array([self.size]))) - begin
+        ends = np.cumsum(gap_lengths)
+        return np.repeat(begin - (ends - gap_lengths), gap_lengths) + np.arange(ends[-1])
 
     def without_next(self, distance: int = 1) -> np.ndarray:
         """Return the last `distance` slots of each segment and all gaps, as flat slots, int64.
@@ -332,7 +334,7 @@ class RowSegments:
         # Blocks of answers may include bos and mode token. Only the first segment of a document has
         # bos.
         is_first = self.column("start") == 0
-        before = is_first * self.facts.prepend_bos + self.looked_up("task", self.facts.mode)
+        slots_before = is_first * self.facts.prepend_bos + self.looked_up("task", self.facts.mode)
         # Tasks have different parameters, so blocks are computed task by task and then put into
         # segment order.
         parts = []
@@ -340,7 +342,9 @@ class RowSegments:
             chosen = np.flatnonzero(self.task == t)
             of_task = None if answers is None else answers.of_segments(chosen)
             parameters = self.facts.tasks[t]["parameters"]
-            parts.append((chosen, blocks_of(parameters, half[chosen], before[chosen], of_task)))
+            parts.append(
+                (chosen, blocks_of(parameters, half[chosen], slots_before[chosen], of_task))
+            )
         return joined_blocks(len(self), parts)
 
     def _answers(self) -> Answers | None:
@@ -348,23 +352,26 @@ class RowSegments:
 
         In shards without trained ranges, each half of a segment is one run.
         """
-        which = self._with_ranges
-        if not which:
+        places_with_ranges = self._with_ranges
+        if not places_with_ranges:
             return None
-        # Only shards with trained ranges can be asked for ranges, so `own` has just their rows.
-        own = self
-        if len(which) < len(self.places):
-            own = RowSegments(self.facts, [self.places[i] for i in which])
-        segment, ranges, _ = own.trained()
-        # `own` numbers its segments from 0. of_own maps these numbers to all segments.
-        of_own = np.flatnonzero(np.isin(self.row, which))
+        # Only shards with trained ranges can be asked for ranges, so `own_segments` has just their
+        # rows.
+        own_segments = self
+        if len(places_with_ranges) < len(self.places):
+            own_segments = RowSegments(self.facts, [self.places[i] for i in places_with_ranges])
+        segment, ranges, _ = own_segments.trained()
+        # `own_segments` numbers its segments from 0. of_own maps these numbers to all segments.
+        of_own = np.flatnonzero(np.isin(self.row, places_with_ranges))
         stored = answers_of_ranges(of_own[segment], ranges)
         # A shard without ranges is trained everywhere, so each half is one answer.
-        others = np.setdiff1d(np.arange(len(self)), of_own)
-        whole = Answers(others, np.zeros_like(others), self.slots[others] // 2)
-        both = Answers(*map(np.concatenate, zip(stored, whole, strict=True)))
-        order = np.argsort(both.segment, kind="stable")
-        return Answers(*(column[order] for column in both))
+        other_segments = np.setdiff1d(np.arange(len(self)), of_own)
+        whole_answers = Answers(
+            other_segments, np.zeros_like(other_segments), self.slots[other_segments] // 2
+        )
+        all_answers = Answers(*map(np.concatenate, zip(stored, whole_answers, strict=True)))
+        order = np.argsort(all_answers.segment, kind="stable")
+        return Answers(*(column[order] for column in all_answers))
 
     @lazy
     def _with_ranges(self) -> list[int]:
@@ -392,7 +399,7 @@ class RowSegments:
         return next_token_loss_mask(self.at, self.slots, prefix, self.size)
 
     def position_ids(self) -> np.ndarray:
-        at, slots = self.at.astype(np.int32), self.slots
+        first_slots, slots = self.at.astype(np.int32), self.slots
         if (
             self.facts.in_blocks.any()
             and (halved := self.looked_up("task", self.facts.in_blocks)).any()
@@ -400,13 +407,13 @@ class RowSegments:
             # Positions count from 0 in each half, so a segment of block diffusion becomes two
             # ranges.
             half = slots // 2
-            at, slots = np.repeat(at, 1 + halved), np.repeat(slots, 1 + halved)
+            first_slots, slots = np.repeat(first_slots, 1 + halved), np.repeat(slots, 1 + halved)
             second = np.cumsum(1 + halved)[halved] - 1
-            at[second] += half[halved].astype(np.int32)
+            first_slots[second] += half[halved].astype(np.int32)
             slots[second - 1] = half[halved]
             slots[second] -= half[halved]
         # Each slot first gets the start of its range, which is then subtracted from the slot.
-        positions = fill_slots(at, slots, at, 0, self.size)
+        positions = fill_slots(first_slots, slots, first_slots, 0, self.size)
         np.subtract(np.arange(self.size, dtype=np.int32), positions, out=positions)
         positions[self.gaps] = 0
         return positions
@@ -417,13 +424,13 @@ class RowSegments:
         A slot outside all blocks is a block of its own. Slots without block diffusion have −1.
         """
         starts = np.full(self.size, -1, np.int32)
-        which = np.flatnonzero(self.lengths_of_blocks())
-        half = self.slots[which] // 2
-        of_half = block_starts(self.blocks.select(which), half)
+        halved_segments = np.flatnonzero(self.lengths_of_blocks())
+        half = self.slots[halved_segments] // 2
+        of_half = block_starts(self.blocks.select(halved_segments), half)
         # x_t and x_0 have the same blocks.
         for copy in (0, 1):
-            first = self.at[which] + copy * half
-            starts[np.repeat(first, half) + ranks(half)] = of_half
+            first_slots = self.at[halved_segments] + copy * half
+            starts[np.repeat(first_slots, half) + ranks(half)] = of_half
         return starts
 
     def seq_idx(self) -> np.ndarray:
@@ -451,18 +458,20 @@ class RowSegments:
                 without `with_blocks`.
         """
         prefix = self.column("prefix").astype(np.int64)
-        wrong = (prefix < 0) | (prefix > self.slots)
+        is_wrong = (prefix < 0) | (prefix > self.slots)
         if with_blocks:
             blocks = self.lengths_of_blocks() > 0
-            wrong &= ~blocks
-        if wrong.any():
-            i = int(np.argmax(wrong))
+            is_wrong &= ~blocks
+        if is_wrong.any():
+            i = int(np.argmax(is_wrong))
             why = f"it has {self.slots[i]} positions"
             if prefix[i] == -1:
                 why = "it has the attention pattern of block diffusion, see block_mask"
             segment = i - int(np.searchsorted(self.row, self.row[i]))
-            what = f"prefix_ends is not available: segment {segment} has prefix {prefix[i]}: {why}"
-            raise self.fault(int(self.row[i]), what)
+            problem = (
+                f"prefix_ends is not available: segment {segment} has prefix {prefix[i]}: {why}"
+            )
+            raise self.fault(int(self.row[i]), problem)
         ends = (self.at - self.row * self.facts.seq_length + prefix).astype(np.int32)
         if with_blocks:
             ends[blocks] = -1
@@ -483,7 +492,7 @@ class RowSegments:
         Raises:
             DatasetError: If ranges overlap, are out of order, or lie outside their segments.
         """
-        many, ranges, parts = [], [], []
+        range_counts, ranges, parts = [], [], []
         # The offsets of a damaged shard must not lead to reads outside its arrays.
         for i, ((shard, row), offsets) in enumerate(
             zip(self.places, self.parts("trained_offsets", 1), strict=True)
@@ -491,10 +500,10 @@ class RowSegments:
             stored = shard.layout["trained_ranges"][1][0]
             if offsets[0] < 0 or descents(offsets).any() or offsets[-1] > stored:
                 raise self.fault(i, "trained_offsets are not ascending")
-            many.append(np.diff(offsets))
+            range_counts.append(np.diff(offsets))
             parts.append((int(offsets[0]), int(offsets[-1])))
             ranges.append(shard.part("trained_ranges", row, *parts[-1]))
-        segment = owners(np.concatenate(many))
+        segment = owners(np.concatenate(range_counts))
         all_ranges = np.concatenate(ranges).astype(np.int64)
         # Ranges are inside their segment, not empty, and do not overlap (P19).
         is_wrong = (
@@ -520,7 +529,7 @@ class RowSegments:
         """
         places = zip(self.places, parts, strict=True)
         return np.concatenate(
-            [shard.part("trained_weights", row, *part) for (shard, row), part in places]
+            [shard.part("trained_weights", row, *bounds) for (shard, row), bounds in places]
         )
 
     def range_weights(self) -> np.ndarray | None:
@@ -533,25 +542,30 @@ class RowSegments:
         Returns:
             float32[size], or None if no shard of the rows stores trained_weights.
         """
-        which = [i for i, (shard, _) in enumerate(self.places) if "trained_weights" in shard.layout]
-        if not which:
+        places_with_weights = [
+            i for i, (shard, _) in enumerate(self.places) if "trained_weights" in shard.layout
+        ]
+        if not places_with_weights:
             return None
-        own = (
+        own_segments = (
             self
-            if len(which) == len(self.places)
-            else RowSegments(self.facts, [self.places[i] for i in which])
+            if len(places_with_weights) == len(self.places)
+            else RowSegments(self.facts, [self.places[i] for i in places_with_weights])
         )
-        segment, ranges, parts = own.trained()
+        segment, ranges, parts = own_segments.trained()
         is_ahead = ~self.facts.in_place | self.facts.shift
         # A next-token slot predicts the next slot. So weights move one slot to the left of their
         # tokens.
-        lead = own.looked_up("task", is_ahead.astype(np.int64))[segment]
+        lead = own_segments.looked_up("task", is_ahead.astype(np.int64))[segment]
         begins, ends = np.maximum(ranges[:, 0] - lead, 0), ranges[:, 1] - lead
         moved = (
-            np.array(which) - np.arange(len(which))
-        ) * self.facts.seq_length  # Distance from a slot in `own` to the same slot in `self`.
-        at = (own.at + moved[own.row])[segment] + begins
-        return fill_slots(at, ends - begins, own.weights_of_ranges(parts), 1, self.size)
+            (np.array(places_with_weights) - np.arange(len(places_with_weights)))
+            * self.facts.seq_length
+        )  # Distance from a slot in `own_segments` to the same slot in `self`.
+        target_slots = (own_segments.at + moved[own_segments.row])[segment] + begins
+        return fill_slots(
+            target_slots, ends - begins, own_segments.weights_of_ranges(parts), 1, self.size
+        )
 
     def costs(self, attention: float = 1, linear: float = 0) -> np.ndarray:
         """Return the cost of each row, attention · Σn² + linear · Σn over its segments of n slots.
@@ -585,23 +599,25 @@ class RowSegments:
         # their order.
         needed = np.where(has_levels, self.blocks.count, 0)
         values, begin = [], 0
-        for i, ((shard, row), own) in enumerate(
+        for i, ((shard, row), own_offsets) in enumerate(
             zip(self.places, self.parts("block_offsets", 1), strict=True)
         ):
-            count, stored = np.diff(own), shard.layout["block_loss_weight"][1][0]
+            count, stored = np.diff(own_offsets), shard.layout["block_loss_weight"][1][0]
             should = needed[begin : begin + len(count)]
             begin += len(count)
-            if own[0] < 0 or own[-1] > stored or (count != should).any():
+            if own_offsets[0] < 0 or own_offsets[-1] > stored or (count != should).any():
                 raise self.fault(
                     i, f"block_offsets do not give its segments {should.tolist()} blocks"
                 )
-            values.append(shard.part("block_loss_weight", row, int(own[0]), int(own[-1])))
-        which = np.flatnonzero(has_levels)
+            values.append(
+                shard.part("block_loss_weight", row, int(own_offsets[0]), int(own_offsets[-1]))
+            )
+        with_levels = np.flatnonzero(has_levels)
         # With `shift`, the slot before a block predicts its first token. So its weights move one
         # slot earlier.
-        ahead = self.looked_up("task", self.facts.shift.astype(np.int64))[which]
-        blocks = self.blocks.select(which)
-        put_by_block(weights, self.at[which], blocks, np.concatenate(values), ahead)
+        ahead = self.looked_up("task", self.facts.shift.astype(np.int64))[with_levels]
+        blocks = self.blocks.select(with_levels)
+        put_by_block(weights, self.at[with_levels], blocks, np.concatenate(values), ahead)
         return weights
 
 
@@ -668,13 +684,13 @@ def refuse_columns(names: Iterable[str], without: Iterable[str] = ()) -> None:
     Raises:
         ArgumentError: If a name is refused. The message lists the columns.
     """
-    known = KNOWN.difference(without) if without else KNOWN
+    known_columns = KNOWN.difference(without) if without else KNOWN
     for name in names:
-        if name not in known:
-            there = [
+        if name not in known_columns:
+            columns_in_words = [
                 column
                 for column in (*COLUMNS, *MORE_COLUMNS, MEDIA)
-                if column in known and column not in AHEAD
+                if column in known_columns and column not in AHEAD
             ]
             ahead = (
                 f"labels_k, loss_mask_k and loss_weights_k with k = {DISTANCES[0]} …"
@@ -687,7 +703,8 @@ def refuse_columns(names: Iterable[str], without: Iterable[str] = ()) -> None:
                     " packprep.dataset.attention.flatten(batch)"
                 )
             raise ArgumentError(
-                f"unknown column {name!r}; the columns are {', '.join(there)}, and {ahead}{layout}"
+                f"unknown column {name!r}; the columns are {', '.join(columns_in_words)}, and"
+                f" {ahead}{layout}"
             )
 
 
@@ -782,13 +799,22 @@ def _fill_block_labels(segments: RowSegments, labels: np.ndarray) -> None:
     """Write the labels of all block-diffusion segments of the rows into `labels`, [B, T]."""
     # With `shift`, a label is the next token of the clean half instead of the slot's own token.
     twice, shift = (
-        segments.looked_up("task", of) for of in (segments.facts.in_blocks, segments.facts.shift)
+        segments.looked_up("task", flags_of_tasks)
+        for flags_of_tasks in (segments.facts.in_blocks, segments.facts.shift)
     )
     for i, (target, (shard, of_shard)) in enumerate(zip(labels, segments.places, strict=True)):
-        own = np.flatnonzero(twice & (segments.row == i))
-        at, half = segments.at[own] - i * labels.shape[1], segments.slots[own] // 2
+        own_segments = np.flatnonzero(twice & (segments.row == i))
+        first_slots, half = (
+            segments.at[own_segments] - i * labels.shape[1],
+            segments.slots[own_segments] // 2,
+        )
         put_block_labels(
-            target, shard.tokens[of_shard], at, half, shift[own], segments.facts.pad_id
+            target,
+            shard.tokens[of_shard],
+            first_slots,
+            half,
+            shift[own_segments],
+            segments.facts.pad_id,
         )
 
 
@@ -815,36 +841,36 @@ def gather(
     """
     if not places:
         return
-    segments, made = RowSegments(facts, places), [name for name in batch if name in MADE_FROM]
+    segments, made_names = RowSegments(facts, places), [name for name in batch if name in MADE_FROM]
     slots = {name: values for name, values in batch.items() if name in SLOTS and name not in AHEAD}
     if "row_cost" in batch:
         np.copyto(batch["row_cost"], segments.costs(), casting="unsafe")
     # Sums and columns of later tokens need a source column, even if the batch does not have it.
-    for name in made:
+    for name in made_names:
         source = MADE_FROM[name]
-        own = own_dtype(source, facts.token_dtype)
+        full_dtype = own_dtype(source, facts.token_dtype)
         # Sum the weights in their own dtype, before they are cast to the dtype in `batch`.
-        cut = source == "loss_weights" and source in slots and slots[source].dtype != own
+        cut = source == "loss_weights" and source in slots and slots[source].dtype != full_dtype
         if source not in slots or cut:
-            slots[source] = np.empty((len(places), facts.seq_length), own)
+            slots[source] = np.empty((len(places), facts.seq_length), full_dtype)
     for name, values in slots.items():
         if name not in redrawn:
             fill(segments, name, values, not slots.keys().isdisjoint(BLOCK_COLUMNS))
     # Resampling changes the source columns, so the columns made from them come last.
     if redraw is not None:
         redraw(segments, slots)
-    for name in made:
+    for name in made_names:
         source = MADE_FROM[name]
-        whole = slots[source]
+        source_values = slots[source]
         if name in AHEAD:
-            look_ahead(segments, name, whole, batch[name])
+            look_ahead(segments, name, source_values, batch[name])
         elif name == "n_trained":
-            batch[name][...] = [np.count_nonzero(row) for row in whole]
+            batch[name][...] = [np.count_nonzero(row) for row in source_values]
         else:
-            np.copyto(batch[name], whole.sum(axis=1, dtype=np.float64), casting="unsafe")
+            np.copyto(batch[name], source_values.sum(axis=1, dtype=np.float64), casting="unsafe")
         # If the source was made in another dtype, the batch gets a converted copy.
-        if batch.get(source) is not None and batch[source] is not whole:
-            np.copyto(batch[source], whole, casting="unsafe")
+        if batch.get(source) is not None and batch[source] is not source_values:
+            np.copyto(batch[source], source_values, casting="unsafe")
 
 
 def look_ahead(segments: RowSegments, name: str, source: np.ndarray, values: np.ndarray) -> None:

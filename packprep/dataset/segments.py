@@ -136,16 +136,16 @@ class MediaSpans(NamedTuple):
         spans in the result.
         """
         counts, lengths = np.diff(self.offsets), np.diff(self.ref_offsets)
-        kept = np.repeat(chosen, counts)
-        if not kept.any():
+        is_kept = np.repeat(chosen, counts)
+        if not is_kept.any():
             return None
         return MediaSpans(
             offsets_of(np.where(chosen, counts, 0)),
-            offsets_of(lengths[kept]),
-            self.slot[kept],
-            self.tokens[kept],
-            self.kind[kept],
-            self.ref[np.repeat(kept, lengths)],
+            offsets_of(lengths[is_kept]),
+            self.slot[is_kept],
+            self.tokens[is_kept],
+            self.kind[is_kept],
+            self.ref[np.repeat(is_kept, lengths)],
         )
 
 
@@ -176,8 +176,8 @@ class Records(NamedTuple):
         ends = self.start + self.tokens
         columns = (column.tolist() for column in (self.position, self.start, ends))
         return [
-            {"position": position, "tokens": [first, end]}
-            for position, first, end in zip(*columns, strict=True)
+            {"position": position, "tokens": [first_token, end]}
+            for position, first_token, end in zip(*columns, strict=True)
         ]
 
     def within(self, chosen: np.ndarray) -> "Records":
@@ -187,8 +187,8 @@ class Records(NamedTuple):
         have no records in the result.
         """
         counts = np.where(chosen, np.diff(self.offsets), 0)
-        kept = np.repeat(chosen, np.diff(self.offsets))
-        return Records(offsets_of(counts), *(column[kept] for column in self[1:]))
+        is_kept = np.repeat(chosen, np.diff(self.offsets))
+        return Records(offsets_of(counts), *(column[is_kept] for column in self[1:]))
 
 
 class NoiseBlocks(NamedTuple):
@@ -288,12 +288,12 @@ class Segments:
         """Return these segments with some columns replaced."""
         return replace(self, **changes)
 
-    def select(self, which: np.ndarray | slice) -> "Segments":
-        """Return the segments `which`, given by indices or flags.
+    def select(self, selection: np.ndarray | slice) -> "Segments":
+        """Return the segments `selection`, given by indices or flags.
 
         Trained ranges, media, blocks and records are left out.
         """
-        return Segments(**{name: getattr(self, name)[which] for name in _COLUMNS})
+        return Segments(**{name: getattr(self, name)[selection] for name in _COLUMNS})
 
     @property
     def has_tokens(self) -> np.ndarray:
@@ -335,11 +335,11 @@ class Segments:
         # The sort puts the chunks of each document and pass in the order of the document.
         columns = self.start, self.repeat, self.doc, self.file
         order = np.lexsort(columns)
-        last = np.ones(len(order), np.bool_)
-        last[order[:-1]] = ~np.logical_and.reduce(
+        is_last = np.ones(len(order), np.bool_)
+        is_last[order[:-1]] = ~np.logical_and.reduce(
             [column[order][1:] == column[order][:-1] for column in columns[1:]]
         )
-        return last
+        return is_last
 
     def header_arrays(self, pad_seq_to_mult: int) -> dict[str, np.ndarray]:
         """Return the arrays that describe these segments in a shard, name → array.

@@ -102,11 +102,11 @@ class ShardBytes:
         except OSError as error:
             raise DatasetError(f"{self.path}: cannot be opened: {error}") from error
 
-    def read(self, at: int, target: np.ndarray, name: str, row: int) -> None:
+    def read(self, offset: int, target: np.ndarray, name: str, row: int) -> None:
         """Fill an array with bytes of the file.
 
         Args:
-            at: Position of the first byte to read, from the start of the file.
+            offset: Position of the first byte to read, from the start of the file.
             target: The array to fill, C-contiguous.
             name: Name of the array, for error messages.
             row: Index of the row, for error messages.
@@ -114,7 +114,7 @@ class ShardBytes:
         Raises:
             DatasetError: If the file cannot be read, or has become shorter since it was opened.
         """
-        done, size = 0, target.nbytes
+        done_bytes, size = 0, target.nbytes
         if not size:
             return
         view = target.view(np.uint8).data
@@ -122,17 +122,17 @@ class ShardBytes:
             # The local variable keeps the file open if another thread sets `_open` to None.
             descriptor = self._open or self._opened()
             # preadv may return fewer bytes than requested.
-            while done < size:
-                got = os.preadv(descriptor.number, [view[done:]], at + done)
+            while done_bytes < size:
+                got = os.preadv(descriptor.number, [view[done_bytes:]], offset + done_bytes)
                 if not got:
                     self._open = None
                     raise DatasetError(
-                        f"{self.path}: row {row}: array {name!r}: the file ends {size - done}"
+                        f"{self.path}: row {row}: array {name!r}: the file ends {size - done_bytes}"
                         " bytes before the row does, because it was truncated after it was"
                         " opened\n"
                         "hint: restore the file, or build it again"
                     )
-                done += got
+                done_bytes += got
         except OSError as error:
             self._open = None
             raise DatasetError(
@@ -154,9 +154,9 @@ class FileArray:
     """
 
     def __init__(
-        self, file: ShardBytes, name: str, dtype: np.dtype, shape: tuple[int, ...], at: int
+        self, file: ShardBytes, name: str, dtype: np.dtype, shape: tuple[int, ...], offset: int
     ):
-        self.file, self.name, self.dtype, self.shape, self.at = file, name, dtype, shape, at
+        self.file, self.name, self.dtype, self.shape, self.at = file, name, dtype, shape, offset
         self._entry_bytes = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
 
     def __getitem__(self, row: int) -> np.ndarray:
@@ -382,8 +382,8 @@ def _inferred_layout(
     # A single array of a group shows that the shard should have the whole group.
     has_blocks = any(name.startswith("block_") for name in shapes)
     has_trained, has_media, has_records = (
-        any(name.startswith(f"{part}_") for name in shapes)
-        for part in ("trained", "media", "record")
+        any(name.startswith(f"{array_group}_") for name in shapes)
+        for array_group in ("trained", "media", "record")
     )
     expected = layout(
         count("tokens"),
@@ -405,10 +405,11 @@ def _inferred_layout(
         raise DatasetError(f"{where}: array {missing[0]!r} is missing")
     # Only a loss_mask without segment_ids can be left over. A compact shard stores it only with
     # labels, blocks or trained ranges.
-    more = [name for name in shapes if name not in expected]
-    if more:
+    unexpected_names = [name for name in shapes if name not in expected]
+    if unexpected_names:
         raise DatasetError(
-            f"{where}: array {more[0]!r} is present, but 'segment_ids' is missing. Both must be"
+            f"{where}: array {unexpected_names[0]!r} is present, but 'segment_ids' is missing."
+            " Both must be"
             " present or missing"
         )
     return expected
@@ -541,25 +542,27 @@ def places_in(
     length = int.from_bytes(head[:8], "little")
     try:
         header = json.loads(head[8 : 8 + length].decode("utf-8"), object_pairs_hook=no_duplicates)
-        own = header.pop("__metadata__")
+        own_metadata = header.pop("__metadata__")
         layout = {
             name: (DTYPES[header[name]["dtype"]], tuple(header[name]["shape"])) for name in names
         }
         # Only the exact bytes that `encoded` writes are accepted, so a reader can trust every
         # field.
-        good = own == metadata and head[: 8 + length] == _header(layout, metadata)
+        is_valid = own_metadata == metadata and head[: 8 + length] == _header(layout, metadata)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DatasetError(
             f"{where}: its header is not valid for a shard of a token store: {error}"
         ) from None
     # Arrays follow one another without gaps, so the last end must be the size of the file.
     ends = np.cumsum([8 + length, *(_n_bytes(*array) for array in layout.values())]).tolist()
-    if not good or ends[-1] != size:
+    if not is_valid or ends[-1] != size:
         raise DatasetError(
             f"{where}: its header or its size is not valid for a shard of a token store. It is"
             " damaged"
         )
-    return {name: (*array, at) for (name, array), at in zip(layout.items(), ends, strict=False)}
+    return {
+        name: (*array, offset) for (name, array), offset in zip(layout.items(), ends, strict=False)
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -707,8 +710,8 @@ def _read_header(path: Path) -> tuple[dict, bytes, int]:
                     " not a shard"
                 )
             text = b""
-            while len(text) < length and (more := file.read(length - len(text))):
-                text += more
+            while len(text) < length and (chunk := file.read(length - len(text))):
+                text += chunk
     except FileNotFoundError as error:
         raise DatasetError(
             f"{path} does not exist\n"
@@ -787,8 +790,8 @@ def open_shard(
             The message names the file, the array and the values.
     """
     path = Path(path)
-    header, before, size = _read_header(path)
-    data_begin = len(before)
+    header, head, size = _read_header(path)
+    data_begin = len(head)
     if header.pop("__metadata__", None) != METADATA:
         raise DatasetError(
             f"{path}: __metadata__ is not {METADATA}. The file is not a packprep shard, or has"
@@ -826,7 +829,7 @@ def open_shard(
             f"{path}: the arrays end at byte {data_begin + begin}, the file at {size}"
         )
     # All entries are right by now. So only order, spacing or padding can differ.
-    if before != _header(expected):
+    if head != _header(expected):
         raise DatasetError(f"{path}: its header is not in canonical JSON, so it was edited")
 
     shard = Shard(
@@ -840,12 +843,14 @@ def open_shard(
         io,
     )
     # A valid shard of another dataset passes all checks above, so the counts are compared too.
-    for what, here, manifest in (
+    for noun, own_value, manifest in (
         ("rows", shard.rows, rows),
         ("segments", shard.segments, segments),
     ):
-        if manifest is not None and here != manifest:
-            raise DatasetError(f"{path}: it has {here} {what}, but the manifest has {manifest}")
+        if manifest is not None and own_value != manifest:
+            raise DatasetError(
+                f"{path}: it has {own_value} {noun}, but the manifest has {manifest}"
+            )
     return shard
 
 

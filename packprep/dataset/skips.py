@@ -58,28 +58,31 @@ class Skips:
         """Return the sample of the order after the last of `rows` delivered samples."""
         return int(self.of_delivered(np.array(rows - 1))) + 1 if rows else 0
 
-    def joined(self, others: "Skips", rows: int) -> "Skips":
+    def joined(self, other_skips: "Skips", rows: int) -> "Skips":
         """Return these ranges together with the ranges of an iteration that goes on from here.
 
         Args:
-            others: The other ranges. They must lie after the delivered samples, or within these
-                ranges.
+            other_skips: The other ranges. They must lie after the delivered samples, or within
+                these ranges.
             rows: Number of samples that were delivered with these ranges.
 
         Raises:
             StateError: If one of the other ranges contains a delivered sample.
         """
         position = self.position(rows)
-        for begin, end in others.ranges:
-            known = any(first <= begin and end <= last for first, last in self.ranges)
-            if begin < position and not known:
+        for begin, end in other_skips.ranges:
+            is_known = any(
+                first_sample <= begin and end <= last_sample
+                for first_sample, last_sample in self.ranges
+            )
+            if begin < position and not is_known:
                 raise StateError(
                     f"skip leaves out the samples {begin} … {end - 1}, but the state has already"
                     f" delivered some of them: it stands before sample {position}\n"
                     "hint: leave skip out, because the state contains its own skip; or load an"
                     " earlier state"
                 )
-        return Skips(_merged((*self.ranges, *others.ranges)))
+        return Skips(_merged((*self.ranges, *other_skips.ranges)))
 
     def stored(self) -> list[list[int]]:
         """Return the ranges as the state of an iteration stores them."""
@@ -108,10 +111,10 @@ def skips_of_steps(steps: Any, step_samples: int) -> Skips:
     for i, pair in enumerate(steps):
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
             raise ArgumentError(f"skip[{i}] is {pair!r} and should be (first step, last step)")
-        most = SAMPLES_END // step_samples
-        first = integer(f"the first step of skip[{i}]", pair[0], 0, most)
-        last = integer(f"the last step of skip[{i}]", pair[1], first, most)
-        ranges.append((first * step_samples, (last + 1) * step_samples))
+        most_steps = SAMPLES_END // step_samples
+        first_step = integer(f"the first step of skip[{i}]", pair[0], 0, most_steps)
+        last_step = integer(f"the last step of skip[{i}]", pair[1], first_step, most_steps)
+        ranges.append((first_step * step_samples, (last_step + 1) * step_samples))
     return Skips(_merged(ranges))
 
 
@@ -122,18 +125,18 @@ def skips_of_state(state: Any) -> Skips:
         StateError: If the key `skip` is invalid.
     """
     stored = state.get("skip", []) if isinstance(state, Mapping) else []
-    last = 0
+    last_end = 0
     for pair in stored if isinstance(stored, list) else [None]:
         if (
             not isinstance(pair, list)
             or [type(bound) for bound in pair] != [int, int]
-            or not last <= pair[0] < pair[1] < SAMPLES_END
+            or not last_end <= pair[0] < pair[1] < SAMPLES_END
         ):
             raise StateError(
                 f"the state's skip is {stored!r:.200} and should be a list of ascending"
                 " [first sample, sample after the last]"
             )
-        last = pair[1] + 1
+        last_end = pair[1] + 1
     return Skips(tuple((begin, end) for begin, end in stored))
 
 

@@ -131,7 +131,7 @@ def ids_between(source: Source, vocabulary: Vocabulary) -> tuple[int, ...]:
     if not source.between:
         return ()
     table = tokens_in_file(vocabulary.tokenizer_json, "tokenizer.json")
-    found = []
+    ids = []
     for token in source.between:
         id = table.ids.get(token) if isinstance(token, str) else token
         if id is None or id not in table.texts:
@@ -140,8 +140,8 @@ def ids_between(source: Source, vocabulary: Vocabulary) -> tuple[int, ...]:
                 " token\n"
                 "hint: give the text or the id of a token in the tokenizer's vocabulary"
             )
-        found.append(id)
-    return tuple(found)
+        ids.append(id)
+    return tuple(ids)
 
 
 def check_between(source: Source, vocabulary: Vocabulary, marks: Collection[int]) -> None:

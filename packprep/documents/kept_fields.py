@@ -101,27 +101,30 @@ class FieldNotes:
             # Numbers keep their bits. A float32 is widened, which loses nothing.
             code = TYPES.index(values.dtype.name)
             wide = values.astype(np.float64) if values.dtype.kind == "f" else values
-            whole = wide.astype(np.int64) if wide.dtype == np.bool_ else wide.view(np.int64)
+            words = wide.astype(np.int64) if wide.dtype == np.bool_ else wide.view(np.int64)
         elif kind == rows.TEXT:
             # A text keeps its number among all texts of these notes.
             code, texts = TEXT, values.cast(pa.large_binary()).to_pylist()
             numbers = (self._texts.setdefault(t or b"", len(self._texts)) for t in texts)
-            whole = np.fromiter(numbers, np.int64, len(texts))
+            words = np.fromiter(numbers, np.int64, len(texts))
         else:
-            code, whole = _times(values)
+            code, words = _times(values)
         # Null rows have zero bits, so that equal records are stored as equal bytes.
-        return np.where(valid, code, NULL), np.where(valid, whole, 0)
+        return np.where(valid, code, NULL), np.where(valid, words, 0)
 
     def at(self, places: np.ndarray) -> KeptFields:
         """Return the fields of some documents. `places` has their numbers in order of `add`."""
-        kinds, bits = (np.concatenate(of, axis=1)[:, places] for of in (self._kinds, self._bits))
+        kinds, bits = (
+            np.concatenate(arrays_of_batches, axis=1)[:, places]
+            for arrays_of_batches in (self._kinds, self._bits)
+        )
         # The order of the texts must not depend on the batches in which they were read.
-        is_text, known = kinds == TEXT, list(self._texts)
+        is_text, known_texts = kinds == TEXT, list(self._texts)
         used = np.unique(bits[is_text])
-        texts = sorted(known[i] for i in used.tolist())
+        texts = sorted(known_texts[i] for i in used.tolist())
         number = {text: i for i, text in enumerate(texts)}
-        sorted_number = np.zeros(len(known), np.int64)
-        sorted_number[used] = [number[known[i]] for i in used.tolist()]
+        sorted_number = np.zeros(len(known_texts), np.int64)
+        sorted_number[used] = [number[known_texts[i]] for i in used.tolist()]
         bits[is_text] = sorted_number[bits[is_text]]
         return KeptFields(kinds, bits, texts)
 
@@ -158,20 +161,20 @@ def reader_of_part(arrays: Arrays, k: int, names: Sequence[str], documents: slic
         documents: The documents, counted from the start of the part.
     """
 
-    def read(wanted: Sequence[str]) -> list[FieldColumns]:
+    def read(wanted_names: Sequence[str]) -> list[FieldColumns]:
         kinds, bits = kept_of_part(arrays, k, names)
-        which = [names.index(name) for name in wanted]
-        some_kinds, some_bits = kinds[which, documents], bits[which, documents]
+        field_indices = [names.index(name) for name in wanted_names]
+        some_kinds, some_bits = kinds[field_indices, documents], bits[field_indices, documents]
         # A column has one type, so documents whose fields have the same types are read together.
-        found, groups = np.unique(some_kinds, axis=1, return_inverse=True)
+        type_groups, groups = np.unique(some_kinds, axis=1, return_inverse=True)
         records = []
-        for g, codes in enumerate(found.T.tolist()):
+        for g, codes in enumerate(type_groups.T.tolist()):
             if UNREADABLE in codes:
                 continue
             rows = np.flatnonzero(groups.reshape(-1) == g)
             columns = {
                 name: _decoded(code, some_bits[f, rows], arrays)
-                for f, (name, code) in enumerate(zip(wanted, codes, strict=True))
+                for f, (name, code) in enumerate(zip(wanted_names, codes, strict=True))
             }
             records.append(FieldColumns(rows, columns))
         return records
@@ -190,11 +193,11 @@ def _decoded(code: int, bits: np.ndarray, arrays: Arrays) -> Any:
         return pa.array(bits != 0)
     if code == TEXT:
         # Each distinct text is decoded once, and a dictionary repeats it.
-        numbers, which = np.unique(bits, return_inverse=True)
+        numbers, indices = np.unique(bits, return_inverse=True)
         offsets, data = arrays["field_text_offsets"], arrays["field_texts"]
         texts = [data[offsets[i] : offsets[i + 1]].tobytes() for i in numbers.tolist()]
         dictionary = pa.array(texts, pa.large_binary())
-        return pa.DictionaryArray.from_arrays(which.reshape(-1).astype(np.int32), dictionary)
+        return pa.DictionaryArray.from_arrays(indices.reshape(-1).astype(np.int32), dictionary)
     if name in ("list", "object"):
         kind = pa.list_(pa.null()) if name == "list" else pa.struct([])
         return pa.array([[] if name == "list" else {}] * len(bits), kind)
@@ -208,7 +211,7 @@ def _decoded(code: int, bits: np.ndarray, arrays: Arrays) -> Any:
     return pa.array(bits.view(name))
 
 
-def without_fields(arrays: Arrays, which: np.ndarray, counts: Sequence[int]) -> dict[str, Any]:
+def without_fields(arrays: Arrays, is_erased: np.ndarray, counts: Sequence[int]) -> dict[str, Any]:
     """Return the field arrays of a shard, with the fields of some documents erased.
 
     Erased fields are null. A text that no other document has becomes empty. The result is {} if the
@@ -216,13 +219,13 @@ def without_fields(arrays: Arrays, which: np.ndarray, counts: Sequence[int]) -> 
 
     Args:
         arrays: The arrays of the shard.
-        which: bool[D], the documents to erase.
+        is_erased: bool[D], the documents to erase.
         counts: Number of fields of each part.
     """
     if "field_kinds" not in arrays:
         return {}
     kinds, bits = np.array(arrays["field_kinds"]), np.array(arrays["field_values"])
-    erased = _entries(arrays, which, counts)
+    erased = _entries(arrays, is_erased, counts)
     kinds[erased], bits[erased] = NULL, 0
     lengths = np.diff(arrays["field_text_offsets"])
     is_used = texts_used(kinds, bits, len(lengths))
@@ -242,14 +245,15 @@ def texts_used(kinds: np.ndarray, bits: np.ndarray, count: int) -> np.ndarray:
     return is_used
 
 
-def _entries(arrays: Arrays, which: np.ndarray, counts: Iterable[int]) -> np.ndarray:
+def _entries(arrays: Arrays, is_selected: np.ndarray, counts: Iterable[int]) -> np.ndarray:
     """Return which entries of `field_kinds` belong to some documents, bool[entries].
 
     The arguments are as in `without_fields`.
     """
     bounds = arrays["part_offsets"].tolist()
     parts = [
-        np.tile(which[a:b], count) for a, b, count in zip(bounds, bounds[1:], counts, strict=False)
+        np.tile(is_selected[a:b], count)
+        for a, b, count in zip(bounds, bounds[1:], counts, strict=False)
     ]
     return np.concatenate([np.zeros(0, np.bool_), *parts])
 

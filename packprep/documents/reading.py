@@ -120,8 +120,8 @@ def _firsts(places: np.ndarray, offsets: np.ndarray) -> list[tuple[int, int]]:
     first of these indices for each document. `offsets` has the start of each document in the ids.
     """
     owner = np.searchsorted(offsets, places, side="right") - 1
-    documents, at = np.unique(owner, return_index=True)
-    return list(zip(documents.tolist(), places[at].tolist(), strict=True))
+    documents, first_indices = np.unique(owner, return_index=True)
+    return list(zip(documents.tolist(), places[first_indices].tolist(), strict=True))
 
 
 @lru_cache(maxsize=4)
@@ -210,13 +210,15 @@ class Rejected:
 
     def counts(self, source: str) -> dict[str, int]:
         """Return reason → number of rejected documents of the source named `source`."""
-        own = [file for file, (name, _) in self._names.items() if name == source]
-        of_source = np.isin(np.array(self.places[0], np.int64), own)
-        found = np.bincount(
+        own_files = [file for file, (name, _) in self._names.items() if name == source]
+        of_source = np.isin(np.array(self.places[0], np.int64), own_files)
+        counts_by_reason = np.bincount(
             np.array(self._reasons, np.int64)[of_source], minlength=len(self._known)
         )
         return {
-            reason: int(count) for reason, count in zip(self._known, found, strict=True) if count
+            reason: int(count)
+            for reason, count in zip(self._known, counts_by_reason, strict=True)
+            if count
         }
 
 
@@ -347,15 +349,15 @@ def keeper(source: PlannedSource, use: int, piece: int) -> Keep | None:
     sample = None if source.sample == ALL else partial(in_sample, source)
     passes = source.passes
     keep = ByFields(passes, use, partial(file_key, source), sample) if passes else sample
-    part = source.kept_of_use(use)
-    if part == 1:
+    kept_range = source.kept_of_use(use)
+    if kept_range == 1:
         return keep
     # The key of u names the first file of the split and the split's number in this file.
-    first = int(source.pieces.at(np.array([piece])).file[0])
-    name, number = source.files.names[first], int(source.pieces.at(np.array([piece])).part[0])
+    first_file = int(source.pieces.at(np.array([piece])).file[0])
+    name, number = source.files.names[first_file], int(source.pieces.at(np.array([piece])).part[0])
     key = segment_key(text_key(source.seed, source.name, name), number, use, 0)
-    choice = Choice(key, int(part * 2**32), keep)
-    if position_of(*source.formats[first]) != "whole":
+    choice = Choice(key, int(kept_range * 2**32), keep)
+    if position_of(*source.formats[first_file]) != "whole":
         return choice
     # A Choice numbers the documents of all files of the split, so it is called in file order.
     chosen = {}
@@ -373,15 +375,21 @@ def with_keeps(
     The selector is the result of `keeper`. Consecutive text files of one split get the same
     selector.
     """
-    last, keep = None, None
-    for source, part in slices:
-        if keeps_all(source, part.use):
-            yield source, part, None
+    last_split, keep = None, None
+    for source, work_range in slices:
+        if keeps_all(source, work_range.use):
+            yield source, work_range, None
             continue
-        piece = source.pieces.of_file(part.file - source.first_file)[part.piece]
-        if last != (source.index, piece, part.use) or position_of(part.format, "") != "whole":
-            last, keep = (source.index, piece, part.use), keeper(source, part.use, piece)
-        yield source, part, keep
+        piece = source.pieces.of_file(work_range.file - source.first_file)[work_range.piece]
+        if (
+            last_split != (source.index, piece, work_range.use)
+            or position_of(work_range.format, "") != "whole"
+        ):
+            last_split, keep = (
+                (source.index, piece, work_range.use),
+                keeper(source, work_range.use, piece),
+            )
+        yield source, work_range, keep
 
 
 def _is_wanted(only: Mapping[int, np.ndarray], file: int, positions: np.ndarray) -> np.ndarray:
@@ -436,23 +444,23 @@ class TextReader:
     clock: Clock = field(default_factory=Clock)
 
     def read(
-        self, source: PlannedSource, part: Slice, keep: Keep | None, digest: "Digest"
+        self, source: PlannedSource, work_range: Slice, keep: Keep | None, digest: "Digest"
     ) -> Iterator[ReadDocuments]:
         """Yield the tokenized documents of a work range in batches.
 
         Args:
             source: The planned source.
-            part: The work range.
+            work_range: The work range.
             keep: Selects the documents to read, or None for all.
             digest: Is updated with the documents' text, or with the content ids of token sources.
         """
         if source.in_store:
-            yield from self._read_store(source, part, keep, digest)
+            yield from self._read_store(source, work_range, keep, digest)
             return
-        place = source, part.file, part.use, file_key(source, part.file)
-        how = self.settings, self.template, keep
+        place = source, work_range.file, work_range.use, file_key(source, work_range.file)
+        reading_options = self.settings, self.template, keep
         batches = read_supervised(
-            part, source.source, *how, decoders=self.decoders, kinds=source.kinds
+            work_range, source.source, *reading_options, decoders=self.decoders, kinds=source.kinds
         )
         for batch, conversations in self.clock.steps("read", batches):
             if batch.tokens is not None:
@@ -468,13 +476,13 @@ class TextReader:
             yield ReadDocuments(batch.positions, tokens, trained, batch.rejects, sizes, groups)
 
     def _read_store(
-        self, source: PlannedSource, part: Slice, keep: Keep | None, digest: "Digest"
+        self, source: PlannedSource, work_range: Slice, keep: Keep | None, digest: "Digest"
     ) -> Iterator[ReadDocuments]:
         """Yield the documents of a work range from the source's token store.
 
         `digest` is updated with the token ids and media spans.
         """
-        batches = source.store.read(source, part, keep, self.vocabulary)
+        batches = source.store.read(source, work_range, keep, self.vocabulary)
         for batch in self.clock.steps("read", batches):
             # A store has no text. Its digest covers the tokens and the media spans instead.
             digest.update(np.ascontiguousarray(batch.tokens.ids).data)
@@ -501,8 +509,10 @@ class TextReader:
                 if i not in turned_away:
                     # `pop` leaves only documents without token weights for `trained_by_weight`.
                     weight, of_token = weights.pop(i, 1.0), self._token_weights(batch, tokens, i)
-                    if (one := trained_by_tokens(of_token, weight, int(lengths[i]))) is not None:
-                        trained[i] = one
+                    if (
+                        trained_ranges := trained_by_tokens(of_token, weight, int(lengths[i]))
+                    ) is not None:
+                        trained[i] = trained_ranges
         return tokens, trained | (trained_by_weight(weights, lengths) if weights else {})
 
     def _token_weights(self, batch: Batch, tokens: Tokens, i: int) -> np.ndarray:
@@ -579,22 +589,24 @@ class TextReader:
         Return None if the ids are equal. `text` is the text of document `i`, and `tokens` has the
         engine's ids of all documents in the batch.
         """
-        engine, how = self.engine, (self.settings.special_text, self.vocabulary)
+        engine, encoding_options = self.engine, (self.settings.special_text, self.vocabulary)
         assert engine is not None
         if conversation is None or not conversation.limited:
-            return difference(engine, text, tokens, i, *how)
+            return difference(engine, text, tokens, i, *encoding_options)
         if conversation.trains_all and conversation.places:
             # The text was tokenized in pieces between its media spans, so each piece is compared
             # separately.
             for piece in pieces_of(text, conversation.places):
-                alone = tokenize(engine, [piece], *how)
-                if differs := difference(engine, piece, alone, 0, *how):
+                alone = tokenize(engine, [piece], *encoding_options)
+                if differs := difference(engine, piece, alone, 0, *encoding_options):
                     return differs
         elif conversation.parts and tokens.offsets[i] < tokens.offsets[i + 1]:
             # Each text was tokenized separately. A rejected document has no tokens to compare.
-            for part in conversation.parts:
-                alone = tokenize(engine, [part.text], *how, True, [part.strings])
-                if differs := chat_difference(engine, part.text, alone, 0, True):
+            for text_part in conversation.parts:
+                alone = tokenize(
+                    engine, [text_part.text], *encoding_options, True, [text_part.strings]
+                )
+                if differs := chat_difference(engine, text_part.text, alone, 0, True):
                     return differs
         elif not conversation.places and tokens.offsets[i] < tokens.offsets[i + 1]:
             return chat_difference(engine, text, tokens, i, conversation.chat)
@@ -670,7 +682,7 @@ class DocumentsBuilder:
         """Return the running digest of the data that was read from a source."""
         return self._digests[source.name]
 
-    def add(self, source: PlannedSource, part: Slice, batch: ReadDocuments) -> None:
+    def add(self, source: PlannedSource, work_range: Slice, batch: ReadDocuments) -> None:
         """Add a batch of documents of a work range. Documents that cannot be used become rejects.
 
         Raises:
@@ -678,33 +690,37 @@ class DocumentsBuilder:
                 documents, or if a document is bad and `bad_documents` is "fail".
         """
         # Records are counted before they are joined, because the ledger counts each record as read.
-        before, n_records = len(self.rejected), len(batch.positions)
+        rejects_before, n_records = len(self.rejected), len(batch.positions)
         for i, reason, detail in batch.tokens.rejected:
-            self.rejected.add(source, part.use, part.file, batch.positions[i], reason, detail)
+            self.rejected.add(
+                source, work_range.use, work_range.file, batch.positions[i], reason, detail
+            )
         records: Records | None = None
         if batch.groups is not None:
-            batch, records = self._joined(source, part, batch)
+            batch, records = self._joined(source, work_range, batch)
         lengths = np.diff(batch.tokens.offsets)
         # Other weightings scale the weights of trained spans, so every document needs spans.
         if self._settings.loss_weighting != "token":
             batch = batch._replace(trained=all_supervised(batch.trained, lengths))
         for reject in batch.rejects:
             self.rejected.add(
-                source, part.use, reject.file, reject.position, reject.reason, reject.detail
+                source, work_range.use, reject.file, reject.position, reject.reason, reject.detail
             )
         used = lengths >= self._settings.min_tokens
         if (unused := self._unused(source, batch, lengths, used)) or not used.all():
             used[list(unused)] = False
-            self._reject(source, part, batch, unused, records)
+            self._reject(source, work_range, batch, unused, records)
         # Only the rejects of this batch are new, so only these are checked.
         if self._settings.bad_documents == "fail":
-            fail_on_bad(self.rejected.records(range(before, len(self.rejected))), part.path)
-        self._append(source, part, batch, used, records)
+            fail_on_bad(
+                self.rejected.records(range(rejects_before, len(self.rejected))), work_range.path
+            )
+        self._append(source, work_range, batch, used, records)
         self.read[source.name] += n_records + len(batch.rejects)
         self.text_bytes += int(batch.text_bytes.sum())
         if self._most_bytes is not None:
             n_read = sum(self.read.values())
-            refuse_beyond(part.path, n_read, self.text_bytes, self._most_bytes)
+            refuse_beyond(work_range.path, n_read, self.text_bytes, self._most_bytes)
 
     def add_passes(self, source: PlannedSource, counts: Mapping[int, int]) -> None:
         """Add the `ByFields.counts` of a work range."""
@@ -745,7 +761,7 @@ class DocumentsBuilder:
     def _reject(
         self,
         source: PlannedSource,
-        part: Slice,
+        work_range: Slice,
         batch: ReadDocuments,
         unused: Mapping[int, tuple[str, str]],
         records: Records | None = None,
@@ -758,12 +774,12 @@ class DocumentsBuilder:
         for i, (reason, detail) in sorted(unused.items()):
             positions = batch.positions[i : i + 1] if records is None else records.of(i).position
             for position in positions.tolist():
-                self.rejected.add(source, part.use, part.file, position, reason, detail)
+                self.rejected.add(source, work_range.use, work_range.file, position, reason, detail)
             if n := int(lengths[i]):
                 dropped[reason] = dropped.get(reason, 0) + n
 
     def _joined(
-        self, source: PlannedSource, part: Slice, batch: ReadDocuments
+        self, source: PlannedSource, work_range: Slice, batch: ReadDocuments
     ) -> tuple[ReadDocuments, Records]:
         """Join the records of a batch to documents, and return the documents and their records.
 
@@ -779,9 +795,9 @@ class DocumentsBuilder:
         if self._marks is not None:
             # Records of groups are never supervised, so the marks of plain documents apply.
             marked = _marked(tokens, {}, *self._marks[source.index])
-            found = {i: (SENTINEL_IN_TEXT, marked[i]) for i in marked if used[i]}
-            self._reject(source, part, batch, found)
-            used[list(found)] = False
+            details = {i: (SENTINEL_IN_TEXT, marked[i]) for i in marked if used[i]}
+            self._reject(source, work_range, batch, details)
+            used[list(details)] = False
         joined = join_records(tokens, batch.positions, groups.number, used, between)
         documents = batch._replace(positions=joined.positions, tokens=joined.tokens)
         return documents, joined.records
@@ -789,7 +805,7 @@ class DocumentsBuilder:
     def _append(
         self,
         source: PlannedSource,
-        part: Slice,
+        work_range: Slice,
         batch: ReadDocuments,
         used: np.ndarray,
         records: Records | None,
@@ -800,20 +816,24 @@ class DocumentsBuilder:
         """
         lengths = np.diff(batch.tokens.offsets)
         ids = batch.tokens.ids if used.all() else batch.tokens.ids[np.repeat(used, lengths)]
-        if part.file not in self._file_keys:
-            self._file_keys[part.file] = file_key(source, part.file)
+        if work_range.file not in self._file_keys:
+            self._file_keys[work_range.file] = file_key(source, work_range.file)
         # `numbers[i]` is the number of document i among the used documents.
         numbers = np.cumsum(used) - 1
-        trained = {int(numbers[i]): own for i, own in batch.trained.items() if used[i]}
-        same = part.file, source.index, part.use, self._file_keys[part.file]
+        trained = {
+            int(numbers[i]): trained_of_document
+            for i, trained_of_document in batch.trained.items()
+            if used[i]
+        }
+        same = work_range.file, source.index, work_range.use, self._file_keys[work_range.file]
         repeated = (np.repeat(value, int(used.sum())) for value in same)
         columns = (lengths[used], batch.positions[used], *repeated)
         if records is not None:
             # Records of unused documents are left out, since the rejects list these records.
             counts = np.diff(records.offsets)[used]
             records = Records(offsets_of(counts), *records.within(used)[1:])
-        found = _Batch(source.index, ids.astype(self._token_dtype), columns, trained, records)
-        self._batches.append(found)
+        added_batch = _Batch(source.index, ids.astype(self._token_dtype), columns, trained, records)
+        self._batches.append(added_batch)
 
     def documents(self) -> Documents:
         """Return all documents that were added, as arrays.
@@ -830,7 +850,10 @@ class DocumentsBuilder:
         trained: dict[int, Trained] = {}
         first_document = 0
         for batch in batches:
-            trained |= {first_document + i: own for i, own in batch.trained.items()}
+            trained |= {
+                first_document + i: trained_of_document
+                for i, trained_of_document in batch.trained.items()
+            }
             first_document += len(batch.columns[0])
         training = None
         if trained or self._settings.loss_weighting != "token":
@@ -857,7 +880,7 @@ class DocumentsBuilder:
 def _records_of(batches: Sequence[_Batch]) -> Records:
     """Return the records of all documents of some batches."""
     none = np.zeros(0, np.int64)
-    counts, found = [none], [Records(none, none, none, none)]
+    counts, records_of_batches = [none], [Records(none, none, none, none)]
     for batch in batches:
         n_documents = len(batch.columns[0])
         # A source without group_by stores no records, so its documents have empty ranges.
@@ -865,8 +888,8 @@ def _records_of(batches: Sequence[_Batch]) -> Records:
             counts.append(np.zeros(n_documents, np.int64))
         else:
             counts.append(np.diff(batch.records.offsets))
-            found.append(batch.records)
-    columns = zip(*(records[1:] for records in found), strict=True)
+            records_of_batches.append(batch.records)
+    columns = zip(*(records[1:] for records in records_of_batches), strict=True)
     return Records(offsets_of(np.concatenate(counts)), *map(np.concatenate, columns))
 
 
@@ -897,10 +920,14 @@ def read_documents(
     """
     taken: Iterable[tuple[PlannedSource, Slice, Keep | None]] = with_keeps(slices)
     if only is not None:
-        wanted = partial(_is_wanted, only)
-        taken = ((source, part, wanted) for source, part in slices if part.file in only)
-    for source, part, keep in taken:
-        read_into([builder], reader, source, part, keep, progress)
+        is_wanted = partial(_is_wanted, only)
+        taken = (
+            (source, work_range, is_wanted)
+            for source, work_range in slices
+            if work_range.file in only
+        )
+    for source, work_range, keep in taken:
+        read_into([builder], reader, source, work_range, keep, progress)
     return builder.documents()
 
 
@@ -908,7 +935,7 @@ def read_into(
     builders: Sequence[DocumentsBuilder],
     reader: TextReader,
     source: PlannedSource,
-    part: Slice,
+    work_range: Slice,
     keep: Keep | None,
     progress: Callable[[int, int, int, int], None] | None,
 ) -> None:
@@ -916,16 +943,18 @@ def read_into(
 
     `keep` is the result of `keeper`, and the other arguments are as in `read_documents`.
     """
-    first, *_ = builders
-    for batch in reader.read(source, part, keep, _Digests([b.digest(source) for b in builders])):
-        before = len(first.rejected)
+    first_builder, *_ = builders
+    for batch in reader.read(
+        source, work_range, keep, _Digests([b.digest(source) for b in builders])
+    ):
+        rejects_before = len(first_builder.rejected)
         for builder in builders:
-            builder.add(source, part, batch)
+            builder.add(source, work_range, batch)
         if progress:
             count = len(batch.positions) + len(batch.rejects)
             tokens = int(batch.tokens.offsets[-1] - batch.tokens.offsets[0])
             n_bytes = int(batch.text_bytes.sum())
-            progress(count, n_bytes, tokens, len(first.rejected) - before)
+            progress(count, n_bytes, tokens, len(first_builder.rejected) - rejects_before)
     # The counts are complete only after the last batch of the work range.
     if (chosen := by_fields(keep)) is not None:
         for builder in builders:
@@ -952,12 +981,14 @@ def _marked(
         return {}
     places = np.flatnonzero(np.isin(ids, of_plain))
     supervised = np.zeros(len(offsets) - 1, np.bool_)
-    supervised[[i for i, own in trained.items() if own.limited]] = True
+    supervised[[i for i, trained_of_document in trained.items() if trained_of_document.limited]] = (
+        True
+    )
     owner = np.searchsorted(offsets, places, side="right") - 1
     places = places[~supervised[owner] | np.isin(ids[places], of_supervised)]
-    what = "which a task that its source draws writes itself"
+    reason = "which a task that its source draws writes itself"
     return {
-        i: f"token {place - int(offsets[i])} is the special id {int(ids[place])}, {what}"
+        i: f"token {place - int(offsets[i])} is the special id {int(ids[place])}, {reason}"
         for i, place in _firsts(places, offsets)
     }
 
@@ -1038,10 +1069,10 @@ def text_digest(
     It equals the digest in `Documents.text_digests`, but the texts are not tokenized.
     """
     digest = xxhash.xxh3_128()
-    for _, part, keep in with_keeps((source, part) for part in slices):
-        how = recipe.documents, template, keep
+    for _, work_range, keep in with_keeps((source, work_range) for work_range in slices):
+        reading_options = recipe.documents, template, keep
         for batch, conversations in read_supervised(
-            part, source.source, *how, decoders=decoders, kinds=source.kinds
+            work_range, source.source, *reading_options, decoders=decoders, kinds=source.kinds
         ):
             tokens = (
                 None
@@ -1053,14 +1084,18 @@ def text_digest(
 
 
 def _differs(
-    engine: Engine, source: PlannedSource, file: int, position: int, found: EngineDifference
+    engine: Engine,
+    source: PlannedSource,
+    file: int,
+    position: int,
+    engine_difference: EngineDifference,
 ) -> BuildError:
     """Return the error for a document if the engine's ids differ from the reference's ids."""
     name = source.files.names[file - source.first_file]
     return BuildError(
         f"engine {engine.name} {engine.version} differs from the reference in the document at"
         f" {position} of {name!r} "
-        f"of source {source.name!r}: {found}\n"
+        f"of source {source.name!r}: {engine_difference}\n"
         'hint: set engine = "reference", and build into another folder'
     )
 

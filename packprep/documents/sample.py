@@ -181,11 +181,13 @@ def first_looks(
         for piece in pieces.tolist():
             yield from _read(source, supervise, source.slices_of(piece))
         return
-    decode, last = _decoder(source, supervise, kind[0]), None
+    decode, last_line = _decoder(source, supervise, kind[0]), None
     for lines in _windows(source, starts, files, key, 0):
         # A long line may span several windows, but is decoded once.
-        new = {line.begin: line for line, _ in lines if last is None or line[:2] != last[:2]}
-        last = lines[-1][0]
+        new = {
+            line.begin: line for line, _ in lines if last_line is None or line[:2] != last_line[:2]
+        }
+        last_line = lines[-1][0]
         documents = [_document(decode, line.data, supervise) for line in new.values()]
         yield _look_of(documents, [1.0] * len(documents))
 
@@ -194,18 +196,18 @@ def _no_count(places: Sequence[Place]) -> np.ndarray:
     return np.zeros(len(places))
 
 
-def _chosen(source: PlannedSource, pieces: np.ndarray, key: np.uint64, whole: bool) -> list[int]:
+def _chosen(source: PlannedSource, pieces: np.ndarray, key: np.uint64, is_whole: bool) -> list[int]:
     """Return the indices of the splits to sample: the first ones in a random order.
 
-    The order depends on `key`. With `whole`, the splits have about READ_BYTES in total. Without
-    `whole`, at most PIECES splits are returned.
+    The order depends on `key`. With `is_whole`, the splits have about READ_BYTES in total. Without
+    `is_whole`, at most PIECES splits are returned.
     """
     if not len(pieces):
         return []
-    count = len(pieces) if whole else min(PIECES, len(pieces))
+    count = len(pieces) if is_whole else min(PIECES, len(pieces))
     # The order is the same for every count, so a larger sample contains a smaller sample.
     chosen = pieces[permute(np.arange(count), len(pieces), key)].astype(np.int64)
-    if whole:
+    if is_whole:
         ends = np.cumsum(source.pieces.at(chosen).bytes)
         # The last split reaches the limit or exceeds it, so at least one split is read.
         chosen = chosen[: int(np.searchsorted(ends, READ_BYTES)) + 1]
@@ -271,14 +273,14 @@ class _LineReader:
         # Positions in the same line refer to the same object, see `_lines_at`.
         if self._last is None or line is not self._last[0]:
             sampling, rejects = self._sampling, list[Reject]()
-            before = sampling.read_seconds
+            seconds_before = sampling.read_seconds
             with sampling.clock.stage("read"):
                 (document,), (number,) = _documents(
                     self._decode, [line.data], sampling, rejects, [line.begin]
                 )
             self.read_bytes += len(line.data)
             text, conversation = document or ("", None)
-            is_document, seconds = document is not None, sampling.read_seconds - before
+            is_document, seconds = document is not None, sampling.read_seconds - seconds_before
             bad = sampling.tally.count(int(is_document or bool(rejects)), rejects, line.path)
             stored = len(line.data) + 1.0
             read_line = _ReadLine(stored, text, conversation, is_document, bad, seconds, number)
@@ -300,9 +302,9 @@ def look_at_lines(sampling: Sampling, format: str) -> Looked:
     """
     source = sampling.source
     starts, files = _starts_of(source, sampling.pieces)
-    held = int(starts[-1])
+    stored_bytes = int(starts[-1])
     # Small files are read whole, so their text bytes are exact.
-    if held <= (READ_BYTES if sampling.precise else WHOLE_BYTES):
+    if stored_bytes <= (READ_BYTES if sampling.precise else WHOLE_BYTES):
         return look_at_pieces(sampling, compressed=False, whole=True)
     sampling.tally.is_whole = False
     reader = _LineReader(sampling, format)
@@ -341,15 +343,15 @@ def look_at_lines(sampling: Sampling, format: str) -> Looked:
     document_sizes, document_tokens, stored, numbers = columns
     is_limited, is_chat = limited_and_chat.tolist()
     return Looked(
-        held=held,
-        text_bytes=held * float(np.mean(text_rates)),
-        error=held * error,
+        held=stored_bytes,
+        text_bytes=stored_bytes * float(np.mean(text_rates)),
+        error=stored_bytes * error,
         sizes=document_sizes,
         tokens=document_tokens,
-        weights=held / (len(rates) * len(window)) / stored,
+        weights=stored_bytes / (len(rates) * len(window)) / stored,
         supervised=is_limited,
         chat=is_chat,
-        read_s=held * float(np.mean(read_rates)),
+        read_s=stored_bytes * float(np.mean(read_rates)),
         numbers=None if sampling.passes is None else numbers,
     )
 
@@ -446,7 +448,11 @@ def _limited_and_chat(conversations: Iterable[Any]) -> np.ndarray:
 def _look_of(documents: Sequence[tuple[str, Any] | None], numbers: Sequence[float]) -> Look:
     """Return the documents that are not None as a `Look`. `numbers` has the passes of each."""
     used = [(*d, number) for d, number in zip(documents, numbers, strict=True) if d is not None]
-    return [text for text, *_ in used], [own for _, own, _ in used], [number for *_, number in used]
+    return (
+        [text for text, *_ in used],
+        [conversation for _, conversation, _ in used],
+        [number for *_, number in used],
+    )
 
 
 def _starts_of(source: PlannedSource, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -485,26 +491,28 @@ def _windows(
     )
     # Window k starts at a random byte of the k-th of equal intervals, so windows spread evenly.
     shifts = uniforms(key, CALIBRATION, round_ * windows + np.arange(windows))
-    at = ((np.arange(windows) + shifts) * (int(starts[-1]) / windows)).astype(np.int64)
+    line_positions = ((np.arange(windows) + shifts) * (int(starts[-1]) / windows)).astype(np.int64)
 
-    def lines_of(place: int, last: _Line | None = None) -> list[tuple[_Line, float]]:
+    def lines_of(place: int, last_line: _Line | None = None) -> list[tuple[_Line, float]]:
         number = int(np.searchsorted(starts, place, "right")) - 1
-        i, first = int(files[number]), place - int(starts[number])
+        i, file_position = int(files[number]), place - int(starts[number])
         size = int(source.files.sizes[i])
         # Positions continue at the start of the file, so each byte has the same probability.
-        wanted = [(first + k * n_bytes // places) % size for k in range(places)]
-        return _lines_at(os.path.join(source.prefix, source.files.names[i]), size, wanted, last)
+        wanted_positions = [(file_position + k * n_bytes // places) % size for k in range(places)]
+        return _lines_at(
+            os.path.join(source.prefix, source.files.names[i]), size, wanted_positions, last_line
+        )
 
     # Requests run at the same time. `map` yields the windows in order.
     if remote:
         with ThreadPoolExecutor(REMOTE_WINDOWS) as threads:
-            yield from threads.map(lines_of, at.tolist())
+            yield from threads.map(lines_of, line_positions.tolist())
         return
     # A line that spans several windows is passed on, so it is read once.
-    last = None
-    for place in at.tolist():
-        lines = lines_of(place, last)
-        last = lines[-1][0]
+    last_line = None
+    for place in line_positions.tolist():
+        lines = lines_of(place, last_line)
+        last_line = lines[-1][0]
         yield lines
 
 
@@ -512,7 +520,7 @@ _BACK = 16 << 10  # First number of bytes read before a position. Most lines sta
 
 
 def _lines_at(
-    path: str, size: int, places: Sequence[int], last: _Line | None
+    path: str, size: int, places: Sequence[int], line: _Line | None
 ) -> list[tuple[_Line, float]]:
     """Return (line, fraction) for each byte position in `places`.
 
@@ -523,15 +531,15 @@ def _lines_at(
         path: Path or URL of the file.
         size: Size of the file in bytes.
         places: Byte positions in the file.
-        last: A line that was read before, or None. It is not read again if the first positions are
+        line: A line that was read before, or None. It is not read again if the first positions are
             in it.
     """
     lines: list[tuple[_Line, float]] = []
     with open_source(path, size) as file:
         for place in places:
-            if last is None or last.path != path or not last.begin <= place < last.end:
-                last = _line_at(file, path, size, place)
-            lines.append((last, min((place - last.begin) / max(len(last.data), 1), 1.0)))
+            if line is None or line.path != path or not line.begin <= place < line.end:
+                line = _line_at(file, path, size, place)
+            lines.append((line, min((place - line.begin) / max(len(line.data), 1), 1.0)))
     return lines
 
 
@@ -543,8 +551,8 @@ def _line_at(file: BinaryIO, path: str, size: int, place: int) -> _Line:
         begin = max(place - back, 0)
         file.seek(begin)
         data = file.read(place - begin + WINDOW_BYTES)
-        first = data.rfind(b"\n", 0, place - begin) + 1
-        if first or not begin or back > MAX_LINE_BYTES:
+        line_start = data.rfind(b"\n", 0, place - begin) + 1
+        if line_start or not begin or back > MAX_LINE_BYTES:
             break
         back *= 4
     # Most lines end in the data that was read. Only a longer line needs a second read.
@@ -553,10 +561,13 @@ def _line_at(file: BinaryIO, path: str, size: int, place: int) -> _Line:
         data += file.readline(MAX_LINE_BYTES)
         end = data.find(b"\n", place - begin)
     end = end if end >= 0 else len(data)
-    line = data[first:end]
+    line = data[line_start:end]
     # A byte order mark is not text, but the line's positions include it.
     return _Line(
-        path, begin + first, begin + end + 1, line.removeprefix(BOM) if begin + first == 0 else line
+        path,
+        begin + line_start,
+        begin + end + 1,
+        line.removeprefix(BOM) if begin + line_start == 0 else line,
     )
 
 
@@ -636,7 +647,7 @@ def _at_places(
 
 
 def _at_distance(
-    sizes: np.ndarray, before: int, first: float, distance: float
+    sizes: np.ndarray, bytes_before: int, first_position: float, distance: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (numbers, fractions, weights) of the sampled ones among consecutive documents.
 
@@ -644,15 +655,15 @@ def _at_distance(
 
     Args:
         sizes: int64[n], text bytes of each document.
-        before: Text bytes before these documents.
-        first: The first sampled position.
+        bytes_before: Text bytes before these documents.
+        first_position: The first sampled position.
         distance: Text bytes between two sampled positions.
     """
     if not distance:
         return np.arange(len(sizes)), np.full(len(sizes), -1.0), np.ones(len(sizes))
     # Sizes 100 and 300 with positions 50 and 250 give documents 0 and 1, at fractions 0.5 and 0.5.
-    ends = before + np.cumsum(sizes)
-    positions = np.arange(first, before + int(sizes.sum()), distance)
+    ends = bytes_before + np.cumsum(sizes)
+    positions = np.arange(first_position, bytes_before + int(sizes.sum()), distance)
     chosen = np.searchsorted(ends, positions, "right")
     fractions = 1 - (ends[chosen] - positions) / sizes[chosen]
     return chosen, fractions, distance / sizes[chosen]
@@ -704,20 +715,22 @@ def _read(
     passes: SampledPasses | None = None,
 ) -> Iterator[Look]:
     documents = bad = 0
-    for part in parts:
-        if part.grouping:  # The documents before and after the part would bias the estimates.
-            part = part._replace(grouping=part.grouping._replace(is_alone=True))
+    for work_range in parts:
+        if work_range.grouping:  # The documents before and after the part would bias the estimates.
+            work_range = work_range._replace(grouping=work_range.grouping._replace(is_alone=True))
         # Positions of different files may be equal, so numbers from the previous work range are
         # forgotten.
         if passes is not None:
             passes.known.clear()
-        for batch in read(part, source.source.text_key, passes, fields=_fields(source, supervise)):
+        for batch in read(
+            work_range, source.source.text_key, passes, fields=_fields(source, supervise)
+        ):
             if batch.groups is None:
                 batch, conversations = supervise(batch) if supervise else (batch, {})
             if tally is not None:
                 count = len(batch.texts) + len(batch.rejects)
                 documents += count
-                bad += tally.count(count, batch.rejects, part.path)
+                bad += tally.count(count, batch.rejects, work_range.path)
                 tally.grouped += (
                     0 if batch.groups is None else len(batch.texts) - batch.groups.alone
                 )
@@ -756,7 +769,7 @@ def look_at_pieces(sampling: Sampling, compressed: bool, whole: bool) -> Looked:
     source, supervise, pieces = sampling.source, sampling.supervise, sampling.pieces
     precise, clock, tally = sampling.precise, sampling.clock, sampling.tally
     chosen = _chosen(source, pieces, sampling.key, whole)
-    before = sampling.read_seconds
+    seconds_before = sampling.read_seconds
     # Whole splits are read lazily. Starts are read now, because they define the expected text.
     if whole:
         looks = [
@@ -783,19 +796,21 @@ def look_at_pieces(sampling: Sampling, compressed: bool, whole: bool) -> Looked:
     stored = [look.held for look in looks]
     if is_noted:
         stored = _note(source, pieces, sampling.key, text_bytes)
-    held, all_bytes, error = held_by(source, pieces), looked.text_bytes, looked.error
+    stored_bytes, all_bytes, error = held_by(source, pieces), looked.text_bytes, looked.error
     if len(looks) < len(pieces) or not all(look.whole for look in looks):
         tally.is_whole = False
-        # With recorded sizes, `held` is already the text bytes of all splits.
-        all_bytes = held if is_noted else held * sum(text_bytes) / max(sum(stored), 1.0)
+        # With recorded sizes, `stored_bytes` is already the text bytes of all splits.
+        all_bytes = (
+            stored_bytes if is_noted else stored_bytes * sum(text_bytes) / max(sum(stored), 1.0)
+        )
         # Two independent errors: which splits were read, and which documents were sampled.
         error = math.hypot(_error_of_ratio(text_bytes, stored), error)
     scale = all_bytes / looked.text_bytes if looked.text_bytes else 1.0
     looked = looked._replace(
-        held=held,
+        held=stored_bytes,
         text_bytes=all_bytes,
         weights=looked.weights * scale,
-        read_s=(sampling.read_seconds - before) * scale,
+        read_s=(sampling.read_seconds - seconds_before) * scale,
         numbers=None if sampling.passes is None else looked.numbers,
     )
     # Until here, the error is a fraction of the tokens.
@@ -838,18 +853,24 @@ def _note(
     expansion = sum(text_bytes) / max(
         1, sum(int(source.files.sizes[i]) for i in in_order[: len(text_bytes)])
     )
-    said = []
+    recorded_bytes = []
     # An estimate from metadata is needed only if some file was not read.
     for i in in_order if len(in_order) > len(text_bytes) else ():
         path, size = os.path.join(source.prefix, source.files.names[i]), int(source.files.sizes[i])
-        said.append(
+        recorded_bytes.append(
             said_bytes(path, size, source.formats[i][1], size * expansion) or size * expansion
         )
     # The files that were read show the factor that corrects these estimates.
-    of_text = sum(text_bytes) / max(1.0, sum(said[: len(text_bytes)])) if said else 1.0
+    of_text = (
+        sum(text_bytes) / max(1.0, sum(recorded_bytes[: len(text_bytes)]))
+        if recorded_bytes
+        else 1.0
+    )
     for k, i in enumerate(in_order):
-        source.files.note(i, [text_bytes[k] if k < len(text_bytes) else round(said[k] * of_text)])
-    return [of_text * n_bytes for n_bytes in said[: len(text_bytes)]]
+        source.files.note(
+            i, [text_bytes[k] if k < len(text_bytes) else round(recorded_bytes[k] * of_text)]
+        )
+    return [of_text * n_bytes for n_bytes in recorded_bytes[: len(text_bytes)]]
 
 
 _ALL = 1 << 20
@@ -888,7 +909,7 @@ def _begin(source: PlannedSource, piece: int, sampling: Sampling) -> _Piece:
     parts = list(source.slices_of(piece, 0, 0, begin, _ALL))
     held = held_by(source, [piece]) * begin / _ALL
     if position_of(format, compression) == "whole":  # These splits are whole files.
-        held = float(sum(part.size for part in parts))
+        held = float(sum(work_range.size for work_range in parts))
     # A start may expand to gigabytes, so only its first documents are used.
     first_texts, share = _some(_read(source, supervise, parts, tally, sampling.passes))
     return _Piece(held * share, begin == _ALL and share == 1.0, iter([first_texts]))
@@ -904,15 +925,15 @@ def _some(looks: Iterator[Look]) -> tuple[Look, float]:
     texts: list[str] = []
     conversations: list[Any] = []
     numbers: list[float] = []
-    held = n_bytes = 0
+    bytes_in_looks = n_bytes = 0
     for more_texts, more_conversations, more_numbers in looks:
         n_bytes += sum(len(text.encode()) for text in more_texts)
-        if held < HELD_BYTES and len(texts) < HELD_DOCUMENTS:
+        if bytes_in_looks < HELD_BYTES and len(texts) < HELD_DOCUMENTS:
             texts += more_texts
             conversations += more_conversations
             numbers += more_numbers
-            held = n_bytes
-    return (texts, conversations, numbers), held / n_bytes if n_bytes else 1.0
+            bytes_in_looks = n_bytes
+    return (texts, conversations, numbers), bytes_in_looks / n_bytes if n_bytes else 1.0
 
 
 def _texts_of(
@@ -926,11 +947,11 @@ def _texts_of(
     `fraction` is the number of decoded bytes divided by the number of bytes in `lines`. The
     documents and rejects are counted in `sampling.tally`.
     """
-    # Splitting at most HELD_DOCUMENTS times leaves the other lines in `rest`.
-    *first_lines, rest = lines.removeprefix(BOM).split(b"\n", HELD_DOCUMENTS)
-    share = 1 - len(rest) / len(lines) if len(first_lines) == HELD_DOCUMENTS else 1.0
+    # Splitting at most HELD_DOCUMENTS times leaves the other lines in `unused_lines`.
+    *first_lines, unused_lines = lines.removeprefix(BOM).split(b"\n", HELD_DOCUMENTS)
+    share = 1 - len(unused_lines) / len(lines) if len(first_lines) == HELD_DOCUMENTS else 1.0
     rejects: list[Reject] = []
-    used_lines = first_lines if share < 1 else [*first_lines, rest]
+    used_lines = first_lines if share < 1 else [*first_lines, unused_lines]
     # The lines were cut out of a stream, so their positions are not known.
     unknown = [-1] * len(used_lines)
     look = _look_of(*_documents(decode, used_lines, sampling, rejects, unknown))
@@ -1009,7 +1030,7 @@ def look_at_tokens(sampling: Sampling, settings: DocumentKeys, vocabulary: Vocab
         vocabulary: The vocabulary of the tokenizer.
     """
     source, pieces, precise = sampling.source, sampling.pieces, sampling.precise
-    before, room = sampling.read_seconds, HELD_DOCUMENTS
+    seconds_before, room = sampling.read_seconds, HELD_DOCUMENTS
     looks: list[_TokenPiece] = []
     for piece in _chosen(source, pieces, sampling.key, precise):
         # All splits together share the limit of documents in memory.
@@ -1022,22 +1043,22 @@ def look_at_tokens(sampling: Sampling, settings: DocumentKeys, vocabulary: Vocab
     is_all_read = len(looks) == len(pieces) and all(look.is_whole for look in looks)
     sampling.tally.is_whole &= is_all_read
     # The ids that were read represent the ids of all splits.
-    held, read_bytes = (
+    stored_bytes, read_bytes = (
         held_by(source, pieces),
         [float(TOKEN_TEXT_BYTES * look.ids) for look in looks],
     )
-    text_bytes = held * sum(read_bytes) / sum(looked_at) if sum(looked_at) else 0.0
+    text_bytes = stored_bytes * sum(read_bytes) / sum(looked_at) if sum(looked_at) else 0.0
     scale = text_bytes / sum(read_bytes) if sum(read_bytes) else 1.0
     lengths = np.concatenate([np.zeros(0, np.int64), *(n for look in looks for n in look.lengths)])
     looked = Looked(
-        held=held,
+        held=stored_bytes,
         text_bytes=text_bytes,
         error=0.0,
         sizes=TOKEN_TEXT_BYTES * lengths,
         tokens=lengths.astype(float),
         weights=np.full(len(lengths), scale),
         supervised=any(look.is_supervised for look in looks),
-        read_s=(sampling.read_seconds - before) * scale,
+        read_s=(sampling.read_seconds - seconds_before) * scale,
         numbers=(
             None
             if sampling.passes is None
@@ -1070,11 +1091,11 @@ def _read_tokens(
     position = position_of(*source.formats[int(split.file[0])])
     if position == "stream":  # at least one step of a compressed file
         parts = max(parts, -(-_ALL // -(-stored // source.step_bytes)))
-    (part,) = source.slices_of(piece, 0, 0, parts, _ALL)
+    (work_range,) = source.slices_of(piece, 0, 0, parts, _ALL)
     ids = used = looked_at = bad = 0
     lengths, numbers, is_supervised = list[np.ndarray](), list[float](), False
     fields = Fields.of(source.source) if settings.loss_spans == "use" else None
-    batches = read(part, source.source.text_key, passes, fields=fields)
+    batches = read(work_range, source.source.text_key, passes, fields=fields)
     for batch in sampling.clock.steps("read", batches):
         if batch.tokens is None or used >= room:
             continue
@@ -1088,16 +1109,16 @@ def _read_tokens(
         rejects = [Reject(0, positions[i], reason, detail) for i, reason, detail in taken.rejected]
         count = len(positions) + len(batch.rejects)
         looked_at += count
-        bad += tally.count(count, [*batch.rejects, *rejects], part.path)
+        bad += tally.count(count, [*batch.rejects, *rejects], work_range.path)
     tally.add_unit(looked_at, bad, looked_at, bad)
     is_whole = used < room and parts == _ALL
-    held = held_by(source, [piece])
+    stored_bytes = held_by(source, [piece])
     in_lines = position in ("byte", "stream")
     if not is_whole and passes is not None and not in_lines:
-        held *= parts / _ALL  # The ids of filtered documents are not known.
+        stored_bytes *= parts / _ALL  # The ids of filtered documents are not known.
     elif not is_whole:
-        held = _held_by_tokens(source, piece, part, ids)
-    return _TokenPiece(held, ids, lengths, numbers, used, is_whole, is_supervised, in_lines)
+        stored_bytes = _held_by_tokens(source, piece, work_range, ids)
+    return _TokenPiece(stored_bytes, ids, lengths, numbers, used, is_whole, is_supervised, in_lines)
 
 
 def _has_different_weights(batch: Batch) -> bool:
@@ -1113,16 +1134,16 @@ def _has_different_weights(batch: Batch) -> bool:
     return bool((is_change & (np.diff(document) == 0)).any())
 
 
-def _held_by_tokens(source: PlannedSource, piece: int, part: Slice, tokens: int) -> float:
+def _held_by_tokens(source: PlannedSource, piece: int, work_range: Slice, tokens: int) -> float:
     """Return how many bytes the documents at the start of a split take.
 
     Args:
         source: The planned source.
         piece: Index of the split in the source.
-        part: The start of the split, as a work range.
+        work_range: The start of the split, as a work range.
         tokens: Number of token ids that were read.
     """
-    if FORMATS[part.format].json:
-        return float(line_bytes(part))
-    per_token = bytes_per_token(part, source.source.text_key)
+    if FORMATS[work_range.format].json:
+        return float(line_bytes(work_range))
+    per_token = bytes_per_token(work_range, source.source.text_key)
     return tokens * per_token if per_token else held_by(source, [piece])

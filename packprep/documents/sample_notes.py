@@ -96,21 +96,22 @@ class SampleNotes:
             # The end of an answer may be followed by a line feed, so its last three tokens count.
             last_ones = [ids[max(end - 3, 0) : end] for end in of_text.spans[:, 1].tolist()]
             self.answers += len(last_ones)
-            self.open_ends += sum(not np.isin(last, special).any() for last in last_ones)
+            self.open_ends += sum(not np.isin(last_ids, special).any() for last_ids in last_ones)
 
     def problem(self, has_share: bool) -> str:
         """Return a message about a problem that must stop a build, or "" without such a problem.
 
         `has_share` says whether the source has a share, which needs an estimate of its tokens.
         """
-        there = f"; the fields are {self.fields}" if self.fields else ""
+        fields_in_words = f"; the fields are {self.fields}" if self.fields else ""
         if self.judged and self.unjudged == self.judged:
-            return f"{self.fault}{there}\nhint: correct the expression"
+            return f"{self.fault}{fields_in_words}\nhint: correct the expression"
         if self.judged and not self.kept and (self.empty or self.is_whole or has_share):
             fields = ", ".join(sorted(self.empty or ()))
             why = f": no record has the field {fields}" if fields else ""
             return (
-                f"{self.keys_keep} none of {self.judged:,} sampled documents{why}{there}\n"
+                f"{self.keys_keep} none of {self.judged:,} sampled"
+                f" documents{why}{fields_in_words}\n"
                 "hint: correct the expression"
             )
         if not self.two_bos:

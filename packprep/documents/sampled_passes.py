@@ -42,21 +42,23 @@ class SampledPasses(ByFields):
         self.known: dict[int, float] = {}
 
     def __call__(
-        self, file: int, positions: np.ndarray, read_fields: ReadFields, own: np.ndarray
+        self, file: int, positions: np.ndarray, read_fields: ReadFields, is_own: np.ndarray
     ) -> np.ndarray:
         """Return which documents a pass may use, bool[n]. The arguments are as in `ByFields`."""
 
         def noted(names: Sequence[str]) -> Sequence[FieldColumns]:
             every = read_fields(names)
             for _, columns in every:
-                given = [name for name, of in columns.items() if of.null_count < len(of)]
-                self.empty.difference_update(given)
+                names_with_values = [
+                    name for name, column in columns.items() if column.null_count < len(column)
+                ]
+                self.empty.difference_update(names_with_values)
             return every
 
         numbers = self.numbers(positions, noted)
         is_kept = numbers > 0
-        self.judged += int(own.sum())
-        self.kept += int((own & is_kept).sum())
+        self.judged += int(is_own.sum())
+        self.kept += int((is_own & is_kept).sum())
         self.unjudged += len(self.bad)
         self.fault = self.fault or next(iter(self.bad.values()), "")
         chosen = zip(positions[is_kept].tolist(), numbers[is_kept].tolist(), strict=True)
@@ -72,9 +74,14 @@ class SampledPasses(ByFields):
         """Return the number of passes of each JSON line, float64[n]. `bad` is set, as in a call."""
         sizes = np.array([len(line) for line in lines], np.int64)
         starts = offsets_of(sizes)[:-1]
-        at = np.array(positions, np.int64)
-        held = Lines(b"".join(lines), at, starts, sizes)
+        line_positions = np.array(positions, np.int64)
+        sampled_lines = Lines(b"".join(lines), line_positions, starts, sizes)
         # Positions are numbers of lines here, so positions of an earlier call are forgotten.
         self.known.clear()
-        self(0, at, partial(fields_of, held), np.ones(len(at), np.bool_))
+        self(
+            0,
+            line_positions,
+            partial(fields_of, sampled_lines),
+            np.ones(len(line_positions), np.bool_),
+        )
         return np.array([self.known.get(position, 0.0) for position in positions])

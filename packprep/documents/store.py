@@ -182,7 +182,7 @@ class _Noted(Choice):
         positions: np.ndarray,
         sizes: np.ndarray,
         read_fields: ReadFields | None = None,
-        own: np.ndarray | None = None,
+        is_own: np.ndarray | None = None,
     ) -> np.ndarray:
         self.positions.append(np.array(positions, np.int64))
         self.sizes.append(np.array(sizes, np.int64))
@@ -197,12 +197,13 @@ class _Noted(Choice):
         The fields are None if there are no documents or fields.
         """
         # Documents were noted in reading order, so sort their positions and search in them.
-        known, sizes = (
-            np.concatenate([np.zeros(0, np.int64), *of]) for of in (self.positions, self.sizes)
+        known_positions, sizes = (
+            np.concatenate([np.zeros(0, np.int64), *arrays])
+            for arrays in (self.positions, self.sizes)
         )
-        order = np.argsort(known, kind="stable")
-        places = order[np.searchsorted(known[order], positions)]
-        fields = self._notes.at(places) if self.fields and len(known) else None
+        order = np.argsort(known_positions, kind="stable")
+        places = order[np.searchsorted(known_positions[order], positions)]
+        fields = self._notes.at(places) if self.fields and len(known_positions) else None
         return sizes[places], fields
 
 
@@ -233,7 +234,10 @@ class _Columns:
         kind = np.dtype(_ALL_TYPES[name])
         empty = np.zeros((0, 2) if name in _PAIRS else 0, kind)
         values = np.concatenate(
-            [empty, *(part.astype(kind, copy=False) for part in self.of.get(name, ()))]
+            [
+                empty,
+                *(part_values.astype(kind, copy=False) for part_values in self.of.get(name, ())),
+            ]
         )
         # Offsets were collected as lengths, which can be appended part by part.
         return (
@@ -292,26 +296,26 @@ def stored(
     reader = TextReader(
         settings, plan.vocabulary, plan.engine, template, decoders=decoders, clock=clock
     )
-    for source, part in slices:
+    for source, work_range in slices:
         # A store keeps every document, because datasets choose documents when they read the store.
         noted = _Noted(kept_names(source.source))
         first_document, first_reject = columns.documents, len(rejected)
         reads: list[ReadDocuments] = []
-        for read in reader.read(source, part, noted, digests[source.name]):
+        for read in reader.read(source, work_range, noted, digests[source.name]):
             reads.append(read)
             count, read_bytes = len(read.positions) + len(read.rejects), int(read.text_bytes.sum())
             # The limits are checked after each batch, so a file that expands too much stops early.
             documents, text_bytes = documents + count, text_bytes + read_bytes
-            refuse_beyond(part.path, documents, text_bytes, most_bytes)
+            refuse_beyond(work_range.path, documents, text_bytes, most_bytes)
             if progress:
                 reject_count = len(read.rejects) + len(read.tokens.rejected)
                 progress(count, read_bytes, len(read.tokens.ids), reject_count)
-        _add_part(columns, part, reads, noted, decoders)
+        _add_part(columns, work_range, reads, noted, decoders)
         # A store reads each document in one pass, so the pass is 0.
         for i, reason, detail in _rejects_of(reads):
-            rejected.add(source, 0, part.file, i, reason, detail)
+            rejected.add(source, 0, work_range.file, i, reason, detail)
         if settings.bad_documents == "fail":
-            fail_on_bad(rejected.records(range(first_reject, len(rejected))), part.path)
+            fail_on_bad(rejected.records(range(first_reject, len(rejected))), work_range.path)
         n_read[source.name] += columns.documents - first_document
         n_tokens[source.name] += sum(len(read.tokens.ids) for read in reads)
     text_digests = {name: digest.hexdigest() for name, digest in digests.items()}
@@ -321,7 +325,7 @@ def stored(
 
 def _add_part(
     columns: _Columns,
-    part: Slice,
+    work_range: Slice,
     reads: Sequence[ReadDocuments],
     noted: _Noted,
     decoders: Decoders,
@@ -332,7 +336,7 @@ def _add_part(
 
     Args:
         columns: The arrays of the shard.
-        part: The work range.
+        work_range: The work range.
         reads: The batches that were read from the work range.
         noted: The `_Noted` that was used to read the batches. It has the sizes of the documents.
         decoders: The state that was used to read the batches. It has the start of each step of a
@@ -358,7 +362,7 @@ def _add_part(
         first_document += len(read.positions)
     position = position[order]
     # A dataset's work ranges are ranges of units, so each document needs its unit.
-    unit, units = _units(part, position, decoders)
+    unit, units = _units(work_range, position, decoders)
     texts = [f"{reason} {detail}".encode() for _, reason, detail in rejects]
     rejected = np.searchsorted(position, [place for place, *_ in rejects]) + columns.documents
     # A dataset with a fractional `repeat` chooses documents by these sizes.
@@ -377,8 +381,8 @@ def _add_part(
         unit=unit,
         size=sizes,
         text_bytes=text_bytes[order],
-        part_file=[part.file],
-        part_piece=[part.piece],
+        part_file=[work_range.file],
+        part_piece=[work_range.piece],
         part_offsets=[len(order)],
         part_units=[units],
     )
@@ -407,33 +411,33 @@ def _add_trained(columns: _Columns, number: int, trained: Trained) -> None:
 
 def _rejects_of(reads: Sequence[ReadDocuments]) -> list[tuple[int, str, str]]:
     """Return (position, reason, detail) of a work range's rejects, sorted by position."""
-    found = [
+    rejects = [
         (reject.position, reject.reason, reject.detail) for read in reads for reject in read.rejects
     ]
-    found += [
+    rejects += [
         (int(read.positions[i]), reason, detail)
         for read in reads
         for i, reason, detail in read.tokens.rejected
     ]
-    return sorted(found)
+    return sorted(rejects)
 
 
-def _units(part: Slice, positions: np.ndarray, decoders: Decoders) -> tuple[np.ndarray, int]:
+def _units(work_range: Slice, positions: np.ndarray, decoders: Decoders) -> tuple[np.ndarray, int]:
     """Return (units, count) for the n documents of a work range at `positions`.
 
     `units`, int64[n], has the number of each document's first unit in the split. `count` is the
     number of units in the whole split. The docstring of this module defines units.
     """
-    how = position_of(part.format, part.compression)
-    if how == "whole":
+    position_kind = position_of(work_range.format, work_range.compression)
+    if position_kind == "whole":
         return np.zeros(len(positions), np.int64), 1
-    if how == "byte":
-        first = part.piece * PIECE_BYTES
-        return positions - first, min(PIECE_BYTES, part.size - first)
-    if how == "stream":
+    if position_kind == "byte":
+        first_position = work_range.piece * PIECE_BYTES
+        return positions - first_position, min(PIECE_BYTES, work_range.size - first_position)
+    if position_kind == "stream":
         begins = np.array(decoders.step_begins, np.int64)
-        return np.searchsorted(begins, positions, "right") - 1, -(-part.size // STEP_BYTES)
-    numbers = FORMATS[part.format].module.numbers(part, decoders)
+        return np.searchsorted(begins, positions, "right") - 1, -(-work_range.size // STEP_BYTES)
+    numbers = FORMATS[work_range.format].module.numbers(work_range, decoders)
     return positions - numbers.start, len(numbers)
 
 
@@ -442,8 +446,8 @@ def fields_of_parts(plan: Any, arrays: Arrays) -> list[int]:
 
     `plan` is the store's `building.plan.Plan`.
     """
-    first = [source.first_file for source in plan.sources]
-    sources = np.searchsorted(first, arrays["part_file"].astype(np.int64), "right") - 1
+    first_files = [source.first_file for source in plan.sources]
+    sources = np.searchsorted(first_files, arrays["part_file"].astype(np.int64), "right") - 1
     return [len(kept_names(plan.sources[s].source)) for s in sources.tolist()]
 
 
@@ -472,7 +476,10 @@ def open_arrays(data: Any, where: str) -> dict[str, np.ndarray]:
         DatasetError: If the bytes are not a shard of a store.
     """
     layout = _layout(data[:_HEAD_BYTES], len(data), where)
-    return {name: np.ndarray(shape, dtype, data, at) for name, (dtype, shape, at) in layout.items()}
+    return {
+        name: np.ndarray(shape, dtype, data, offset)
+        for name, (dtype, shape, offset) in layout.items()
+    }
 
 
 _HEAD_BYTES = 16 << 10
@@ -483,8 +490,8 @@ def _layout(head: bytes, size: int, where: str) -> Places:
     names = _names(f'"{next(iter(types))}"'.encode() in head for types in _OPTIONAL_TYPES)
     layout = places_in(head, size, where, METADATA, names)
     for name, (dtype, shape, _) in layout.items():
-        good = dtype == _ALL_TYPES[name] or (name == "tokens" and dtype == np.uint16)
-        if not good or len(shape) != 1 + (name in _PAIRS):
+        has_type = dtype == _ALL_TYPES[name] or (name == "tokens" and dtype == np.uint16)
+        if not has_type or len(shape) != 1 + (name in _PAIRS):
             raise DatasetError(
                 f"{where}: damaged, because array {name!r} has dtype {dtype} and shape {shape}"
             )
@@ -501,16 +508,16 @@ def estimates_as_json(
     columns = {
         name: getattr(estimates, name).tolist() for name in ("lengths", "length_weights", "sizes")
     }
-    own = asdict(replace(estimates, tally=None))
+    values = asdict(replace(estimates, tally=None))
     stored = {
         key: value
-        for key, value in own.items()
+        for key, value in values.items()
         if key not in _UNSTORED and not key.endswith("_s_per_byte")
     }
     return {
         **stored,
         **columns,
-        "piece_bytes": {str(i): list(held) for i, held in piece_bytes.items()},
+        "piece_bytes": {str(i): list(split_bytes) for i, split_bytes in piece_bytes.items()},
     }
 
 
@@ -523,10 +530,12 @@ def estimates_from_json(value: Mapping[str, Any]) -> tuple[Estimates, dict[int, 
 
     The measured times and the counts of problems were not stored, so they have default values.
     """
-    own = {key: part for key, part in value.items() if key != "piece_bytes"}
+    values = {key: entry for key, entry in value.items() if key != "piece_bytes"}
     for name, kind in (("lengths", np.int64), ("length_weights", np.float64), ("sizes", np.int64)):
-        own[name] = np.array(own[name], kind)
-    return Estimates(**own), {int(i): held for i, held in value["piece_bytes"].items()}
+        values[name] = np.array(values[name], kind)
+    return Estimates(**values), {
+        int(i): split_bytes for i, split_bytes in value["piece_bytes"].items()
+    }
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 47)]
@@ -562,11 +571,11 @@ def wrong_estimates(estimates: Any, files: Sequence[Any]) -> str:
         return str(error)
     if len(samples) != 2:
         return f"there are {len(samples)} samples instead of 2"
-    for one in samples:
-        if not len(one.lengths) == len(one.length_weights) == len(one.sizes):
+    for sample in samples:
+        if not len(sample.lengths) == len(sample.length_weights) == len(sample.sizes):
             return "lengths, length_weights and sizes have different lengths"
-        for i, held in one.piece_bytes.items():
-            if [file.pieces for file in files[int(i) : int(i) + 1]] != [len(held)]:
+        for i, split_bytes in sample.piece_bytes.items():
+            if [file.pieces for file in files[int(i) : int(i) + 1]] != [len(split_bytes)]:
                 return f"piece_bytes does not match the splits of file {i}"
     return ""
 
@@ -577,15 +586,15 @@ class _TokensAtUrl:
     The array is not in memory. Indexing it with a slice fetches the tokens in the slice.
     """
 
-    def __init__(self, folder: Remote, name: str, at: int, dtype: np.dtype):
-        self._folder, self._name, self._at, self._dtype = folder, name, at, dtype
+    def __init__(self, folder: Remote, name: str, offset: int, dtype: np.dtype):
+        self._folder, self._name, self._at, self._dtype = folder, name, offset, dtype
 
-    def __getitem__(self, which: slice) -> np.ndarray:
+    def __getitem__(self, positions: slice) -> np.ndarray:
         size = self._dtype.itemsize
-        if which.stop <= which.start:
+        if positions.stop <= positions.start:
             return np.zeros(0, self._dtype)
         data = self._folder.read(
-            self._name, self._at + size * which.start, self._at + size * which.stop
+            self._name, self._at + size * positions.start, self._at + size * positions.stop
         )
         return np.frombuffer(data, self._dtype)
 
@@ -677,32 +686,33 @@ def _fetched(folder: Any, entry: ShardEntry, checked: Hashable) -> tuple[dict[st
     layout = _layout(folder.read(name, 0, _HEAD_BYTES), size, where)
     tokens, (count,), begin = layout["tokens"]
     end = begin + tokens.itemsize * count
-    before, behind = folder.read(name, 0, begin), folder.read(name, end, size)
+    data_before, behind = folder.read(name, 0, begin), folder.read(name, end, size)
     # The state leaves out the tokens, which would take long to download again.
-    state = digest_of_buffers((before, behind))
+    state = digest_of_buffers((data_before, behind))
     # A digest covers the whole file, so the tokens are read once in blocks and not kept.
     if state != checked:
         blocks = (
-            folder.read(name, at, min(at + _BLOCK_BYTES, end))
-            for at in range(begin, end, _BLOCK_BYTES)
+            folder.read(name, offset, min(offset + _BLOCK_BYTES, end))
+            for offset in range(begin, end, _BLOCK_BYTES)
         )
-        _check_digest(digest_of_buffers(chain((before,), blocks, (behind,))), entry, where)
+        _check_digest(digest_of_buffers(chain((data_before,), blocks, (behind,))), entry, where)
     arrays: dict[str, Any] = {"tokens": _TokensAtUrl(folder, name, begin, tokens)}
     # Arrays have their offsets in the file. Arrays after the tokens are in `behind`.
-    for key, (dtype, shape, at) in layout.items():
+    for key, (dtype, shape, offset) in layout.items():
         if key != "tokens":
-            data, start = (before, 0) if at < begin else (behind, end)
-            arrays[key] = np.ndarray(shape, dtype, data, at - start)
+            data, start = (data_before, 0) if offset < begin else (behind, end)
+            arrays[key] = np.ndarray(shape, dtype, data, offset - start)
     return arrays, state
 
 
 _BLOCK_BYTES = 16 << 20
 
 
-def _check_digest(found: str, entry: ShardEntry, where: str) -> None:
-    if found != entry["digest"]:
+def _check_digest(actual_digest: str, entry: ShardEntry, where: str) -> None:
+    if actual_digest != entry["digest"]:
         raise DatasetError(
-            f"{where}: its digest is {found}, but {MANIFEST_NAME} has {entry['digest']}. It was"
+            f"{where}: its digest is {actual_digest}, but {MANIFEST_NAME} has {entry['digest']}."
+            " It was"
             " changed or damaged"
         )
 
@@ -748,9 +758,11 @@ class TokenStore:
         Raises:
             SourceError: If a field is missing.
         """
-        kept = self.kept_fields(source.name)
+        kept_names = self.kept_fields(source.name)
         missing = (
-            [name for name in source.passes.fields if name not in kept] if source.passes else []
+            [name for name in source.passes.fields if name not in kept_names]
+            if source.passes
+            else []
         )
         if missing:
             raise SourceError(
@@ -760,7 +772,7 @@ class TokenStore:
             )
 
     def read(
-        self, source: PlannedSource, part: Slice, keep: Keep | None, vocabulary: Vocabulary
+        self, source: PlannedSource, work_range: Slice, keep: Keep | None, vocabulary: Vocabulary
     ) -> Iterator[ReadDocuments]:
         """Read a work range of a dataset's source from the store, and yield the documents.
 
@@ -769,7 +781,7 @@ class TokenStore:
 
         Args:
             source: The dataset's source.
-            part: The work range.
+            work_range: The work range.
             keep: Selects the documents, or None to keep all.
             vocabulary: The dataset's vocabulary.
 
@@ -781,45 +793,45 @@ class TokenStore:
         self.check_fields(source)
         # The store's plan numbers files and splits itself, but a file has the same index in its
         # source.
-        own, i = self._sources[source.name], part.file - source.first_file
-        piece = own.pieces.of_file(i)[part.piece]
-        for shard in own.shards_of(np.array([piece]), self.plan.shards).tolist():
-            found = self._shard(shard)
-            k = found.parts.get((own.first_file + i, part.piece))
+        own_source, i = self._sources[source.name], work_range.file - source.first_file
+        piece = own_source.pieces.of_file(i)[work_range.piece]
+        for shard in own_source.shards_of(np.array([piece]), self.plan.shards).tolist():
+            opened_shard = self._shard(shard)
+            k = opened_shard.parts.get((own_source.first_file + i, work_range.piece))
             if k is None:
                 continue
-            arrays = found.arrays
-            first, end = arrays["part_offsets"][k : k + 2].tolist()
-            units, unit = int(arrays["part_units"][k]), arrays["unit"][first:end]
+            arrays = opened_shard.arrays
+            first_document, end = arrays["part_offsets"][k : k + 2].tolist()
+            units, unit = int(arrays["part_units"][k]), arrays["unit"][first_document:end]
             # A dataset may decompress in larger steps, so its units combine several units of the
             # store.
-            if position_of(part.format, part.compression) == "stream":
-                units = -(-part.size // part.step_bytes)
-                unit = unit // (part.step_bytes // STEP_BYTES)
+            if position_of(work_range.format, work_range.compression) == "stream":
+                units = -(-work_range.size // work_range.step_bytes)
+                unit = unit // (work_range.step_bytes // STEP_BYTES)
             # Documents are sorted by unit, so the work range is a range of documents.
-            low, high = np.searchsorted(unit, part.range(units)).tolist()
-            positions = arrays["position"][first : first + high]
-            sizes = arrays["size"][first : first + high]
+            low, high = np.searchsorted(unit, work_range.range(units)).tolist()
+            positions = arrays["position"][first_document : first_document + high]
+            sizes = arrays["size"][first_document : first_document + high]
             # A Choice counts the documents of the split before the work range.
             seen = slice(0 if isinstance(keep, Choice) else low, high)
             read_fields = reader_of_part(arrays, k, self.kept_fields(source.name), seen)
             # If the work range has no documents here, all documents that were passed are before it.
             wanted_from = int(positions[low]) if low < high else np.iinfo(np.int64).max
             # Documents before the work range were passed only for counting, so cut them off.
-            wanted = kept(
+            is_wanted = kept(
                 keep,
-                part.file,
+                work_range.file,
                 positions[seen],
                 partial(sizes[seen].astype, np.int64),
                 read_fields,
                 wanted_from,
             )[low - seen.start :]
-            if wanted.any():
+            if is_wanted.any():
                 chosen = by_fields(keep)
                 bad = chosen.bad if chosen is not None else {}
                 # A rejected document is yielded as a reject, so that the dataset lists it too.
-                read = _documents(arrays, first + low, wanted, bad, part.file)
-                self._refuse_special(read, vocabulary, part)
+                read = _documents(arrays, first_document + low, is_wanted, bad, work_range.file)
+                self._refuse_special(read, vocabulary, work_range)
                 yield read
 
     def parts_of(self, source: PlannedSource) -> Iterator[tuple[int, Arrays, int]]:
@@ -828,31 +840,35 @@ class TokenStore:
         `file` is the index of the file in the source. `arrays` are those of the shard, and `part`
         is the number of the part in it.
         """
-        own = self._sources[source.name]
-        first, count = own.first_file, len(own.files)
-        for shard in own.shards_of(np.arange(len(own.pieces)), self.plan.shards).tolist():
-            found = self._shard(shard)
-            for (file, _), k in found.parts.items():
-                if first <= file < first + count:
-                    yield file - first, found.arrays, k
+        own_source = self._sources[source.name]
+        first_file, count = own_source.first_file, len(own_source.files)
+        for shard in own_source.shards_of(
+            np.arange(len(own_source.pieces)), self.plan.shards
+        ).tolist():
+            opened_shard = self._shard(shard)
+            for (file, _), k in opened_shard.parts.items():
+                if first_file <= file < first_file + count:
+                    yield file - first_file, opened_shard.arrays, k
 
     def _shard(self, number: int) -> _OpenShard:
         in_memory = isinstance(self.folder, Remote)
-        known, key = _open_shards[in_memory], (self, number)
+        known_shards, key = _open_shards[in_memory], (self, number)
         # A file that was replaced or changed is opened and compared with its digest again.
-        if key not in known or not known[key].is_unchanged():
-            most = MOST_IN_MEMORY if in_memory else default_max_open()
-            while len(known) >= most:
-                known.popitem(last=False)
+        if key not in known_shards or not known_shards[key].is_unchanged():
+            most_open = MOST_IN_MEMORY if in_memory else default_max_open()
+            while len(known_shards) >= most_open:
+                known_shards.popitem(last=False)
             # A shard that was closed and opened again unchanged is not compared with its digest.
-            known[key] = opened = _OpenShard(
+            known_shards[key] = opened = _OpenShard(
                 self.folder, self._entries[number], self._checked.get(number)
             )
             self._checked[number] = opened.state
-        known.move_to_end(key)
-        return known[key]
+        known_shards.move_to_end(key)
+        return known_shards[key]
 
-    def _refuse_special(self, read: ReadDocuments, vocabulary: Vocabulary, part: Slice) -> None:
+    def _refuse_special(
+        self, read: ReadDocuments, vocabulary: Vocabulary, work_range: Slice
+    ) -> None:
         """Check that no document might have other tokens with `vocabulary` than in the store.
 
         Raises:
@@ -860,22 +876,29 @@ class TokenStore:
                 if a document was rejected because of a token that is special only in the store's
                 vocabulary.
         """
-        here, texts = self._special(vocabulary)
+        special_ids, texts = self._special(vocabulary)
         # The special ids are sorted, so the largest id of the batch rules out most batches.
-        if len(here) and len(read.tokens.ids) and int(read.tokens.ids.max()) >= here[0]:
-            places = np.flatnonzero(np.isin(read.tokens.ids, here))
+        if (
+            len(special_ids)
+            and len(read.tokens.ids)
+            and int(read.tokens.ids.max()) >= special_ids[0]
+        ):
+            places = np.flatnonzero(np.isin(read.tokens.ids, special_ids))
             if len(places):
                 i = int(np.searchsorted(read.tokens.offsets, places[0], "right")) - 1
                 raise self._depends(
-                    int(read.positions[i]), f"has token {int(read.tokens.ids[places[0]])}", part
+                    int(read.positions[i]),
+                    f"has token {int(read.tokens.ids[places[0]])}",
+                    work_range,
                 )
         for reject in read.rejects if texts else ():
             if reject.reason == TEXT_REASONS[0] and any(text in reject.detail for text in texts):
-                raise self._depends(reject.position, f"was rejected: {reject.detail}", part)
+                raise self._depends(reject.position, f"was rejected: {reject.detail}", work_range)
 
-    def _depends(self, position: int, what: str, part: Slice) -> SourceError:
+    def _depends(self, position: int, reason: str, work_range: Slice) -> SourceError:
         return SourceError(
-            f"{self.folder}: the document at {position} of {part.path} {what}, which is special"
+            f"{self.folder}: the document at {position} of {work_range.path} {reason}, which is"
+            " special"
             " only in the store or only in the recipe. Its text may give other tokens\n"
             "hint: build a store with this recipe's special tokens and tasks, or build from text"
         )
@@ -888,9 +911,15 @@ class TokenStore:
         store's vocabulary but not in `vocabulary`.
         """
         if vocabulary.digest not in self._specials:
-            here, there = special_texts(vocabulary), special_texts(self.plan.vocabulary)
-            ids = np.array(sorted(id for id, _ in here - there), np.int64)
-            self._specials[vocabulary.digest] = ids, [text for _, text in there - here]
+            own_specials, store_specials = (
+                special_texts(vocabulary),
+                special_texts(self.plan.vocabulary),
+            )
+            ids = np.array(sorted(id for id, _ in own_specials - store_specials), np.int64)
+            self._specials[vocabulary.digest] = (
+                ids,
+                [text for _, text in store_specials - own_specials],
+            )
         return self._specials[vocabulary.digest]
 
 
@@ -907,56 +936,61 @@ The value at True has the shards at URLs, which are in memory. The value at Fals
 
 
 def _documents(
-    arrays: Arrays, first: int, wanted: np.ndarray, bad: Mapping[int, str], file: int
+    arrays: Arrays, first_document: int, is_wanted: np.ndarray, bad: Mapping[int, str], file: int
 ) -> ReadDocuments:
     """Return some of n consecutive documents of a shard. All are from one file.
 
     Args:
         arrays: The arrays of the shard.
-        first: Number of the first of the n documents in the shard.
-        wanted: bool[n], wanted[i] says whether document first + i is returned.
+        first_document: Number of the first of the n documents in the shard.
+        is_wanted: bool[n], wanted[i] says whether document first + i is returned.
         bad: `ByFields.bad`: position → detail of each document that an expression cannot judge.
         file: Index of the documents' file among the plan's files.
     """
-    # From here on, numbers of documents and rejects count from `first`.
-    end = first + len(wanted)
-    offsets = arrays["document_offsets"][first : end + 1]
-    begin, stop = np.searchsorted(arrays["rejected"], [first, end]).tolist()
-    rejected = arrays["rejected"][begin:stop].astype(np.int64) - first
-    positions = arrays["position"][first:end]
+    # From here on, numbers of documents and rejects count from `first_document`.
+    end = first_document + len(is_wanted)
+    offsets = arrays["document_offsets"][first_document : end + 1]
+    begin, stop = np.searchsorted(arrays["rejected"], [first_document, end]).tolist()
+    rejected = arrays["rejected"][begin:stop].astype(np.int64) - first_document
+    positions = arrays["position"][first_document:end]
     ids = arrays["tokens"][int(offsets[0]) : int(offsets[-1])]
-    lengths, text_bytes = np.diff(offsets), arrays["text_bytes"][first:end].astype(np.int64)
+    lengths, text_bytes = (
+        np.diff(offsets),
+        arrays["text_bytes"][first_document:end].astype(np.int64),
+    )
     # A file's reader judges the fields before it decodes the text, so `bad_field` replaces a stored
     # reason.
-    is_bad = np.isin(positions, list(bad)) & wanted
+    is_bad = np.isin(positions, list(bad)) & is_wanted
     rejects = [
         Reject(file, position, BAD_FIELD, bad[position][:MAX_DETAIL])
         for position in positions[is_bad].tolist()
     ]
     for i, r in zip(rejected.tolist(), range(begin, stop), strict=True):
-        if wanted[i] and not is_bad[i]:
-            at, to = arrays["reject_offsets"][r : r + 2].tolist()
-            reason, _, detail = arrays["reject_text"][at:to].tobytes().decode().partition(" ")
+        if is_wanted[i] and not is_bad[i]:
+            begin_byte, to = arrays["reject_offsets"][r : r + 2].tolist()
+            reason, _, detail = (
+                arrays["reject_text"][begin_byte:to].tobytes().decode().partition(" ")
+            )
             rejects.append(Reject(file, int(positions[i]), reason, detail))
-    used = wanted & ~is_bad
+    used = is_wanted & ~is_bad
     if not used.all():
         ids, text_bytes = ids[np.repeat(used, lengths)], text_bytes[used]
     # Rejected documents have no tokens, so `ids` needs no change for them.
     used[rejected] = False
     # `number[d]` is the number of document d among the documents that are returned.
     number = np.cumsum(used) - 1
-    low, high = np.searchsorted(arrays["supervised"], [first, end]).tolist()
+    low, high = np.searchsorted(arrays["supervised"], [first_document, end]).tolist()
     trained = {
         int(number[d]): _trained(arrays, s)
         for s, d in zip(
             range(low, high),
-            (arrays["supervised"][low:high].astype(np.int64) - first).tolist(),
+            (arrays["supervised"][low:high].astype(np.int64) - first_document).tolist(),
             strict=True,
         )
         if used[d]
     }
-    own = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths[used])))
-    tokens = Tokens(ids, own, [])
+    own_offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths[used])))
+    tokens = Tokens(ids, own_offsets, [])
     return ReadDocuments(positions[used], tokens, trained, sorted(rejects), text_bytes)
 
 
@@ -989,9 +1023,9 @@ def _trained(arrays: Arrays, s: int) -> Trained:
 def _places(arrays: Arrays, s: int) -> MediaPlaces:
     if "place_offsets" not in arrays:
         return NO_PLACES
-    spans, first, tokens, kind = (arrays[f"place_{name}"] for name in _OF_PLACES)
+    spans, first_token, tokens, kind = (arrays[f"place_{name}"] for name in _OF_PLACES)
     every = MediaPlaces(
-        spans, first, tokens, kind, arrays["place_ref_offsets"], arrays["place_refs"]
+        spans, first_token, tokens, kind, arrays["place_ref_offsets"], arrays["place_refs"]
     )
     return MediaPlaces(
         *(column.copy() for column in every.of(*arrays["place_offsets"][s : s + 2].tolist()))

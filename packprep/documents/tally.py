@@ -57,10 +57,10 @@ class Tally:
         self.looked_at += documents
         self.reasons.update(reject.reason for reject in bad)
         if bad and not self.example:
-            first = bad[0]
-            place = f": document at {first.position}" if first.position >= 0 else ""
+            first_reject = bad[0]
+            place = f": document at {first_reject.position}" if first_reject.position >= 0 else ""
             self.first_path = path
-            self.example = f"{path}{place}: {first.reason}: {first.detail}"
+            self.example = f"{path}{place}: {first_reject.reason}: {first_reject.detail}"
         return len(bad)
 
     def add_unit(self, places: int, bad: int, documents: float, bad_documents: float) -> None:
@@ -105,28 +105,36 @@ class Tally:
         sizes, bad = np.array(self.units, np.float64).reshape(-1, 2).T
         if not bad.any():
             return 0.0
-        part = bad.sum() / sizes.sum()
+        bad_fraction = bad.sum() / sizes.sum()
         # Units of unequal size count as fewer independent samples, as in Kish's effective sample
         # size.
         independent = sizes.sum() if self.is_whole else sizes.sum() ** 2 / (sizes**2).sum()
-        bound = self.totals[1] * lower_bound(float(part), float(independent)) / float(part)
+        bound = (
+            self.totals[1]
+            * lower_bound(float(bad_fraction), float(independent))
+            / float(bad_fraction)
+        )
         # The real number of documents may be twice the estimate, so only half of the sampled bad
         # documents count.
         met = 0.0 if by_chance else self.reasons.total() / 2
         return max(bound, met)
 
 
-def lower_bound(part: float, count: float) -> float:
-    """Return a lower bound for a fraction that was estimated as `part`.
+def lower_bound(fraction: float, count: float) -> float:
+    """Return a lower bound for a fraction that was estimated as `fraction`.
 
     The estimate is from `count` independent samples. The result is Chernoff's bound, which is too
     high with a probability of at most UNLIKELY.
     """
-    low, high = 0.0, part
-    # The divergence grows as `middle` falls below `part`, so bisection finds the bound.
+    low, high = 0.0, fraction
+    # The divergence grows as `middle` falls below `fraction`, so bisection finds the bound.
     for _ in range(50):
         middle = (low + high) / 2
-        others = (1 - part) * math.log((1 - part) / (1 - middle)) if part < 1 else 0.0
-        far = part > 0 and count * (part * math.log(part / middle) + others) > -math.log(UNLIKELY)
+        other_term = (
+            (1 - fraction) * math.log((1 - fraction) / (1 - middle)) if fraction < 1 else 0.0
+        )
+        far = fraction > 0 and count * (
+            fraction * math.log(fraction / middle) + other_term
+        ) > -math.log(UNLIKELY)
         low, high = (middle, high) if far else (low, middle)
     return low

@@ -87,12 +87,12 @@ def exports_with(option: str) -> str:
     )
 
 
-def chosen_form(name: str, given: Mapping[str, str | None]) -> dict[str, str]:
+def chosen_form(name: str, options: Mapping[str, str | None]) -> dict[str, str]:
     """Return the selected form, such as {"to": "hf", "trainer": "trl"}, or {"to": "mds"}.
 
     Args:
         name: Name of the export.
-        given: The value of each option, or None if the user did not give the option.
+        options: The value of each option, or None if the user did not give the option.
 
     Returns:
         {"to": name}. If the export has an option, the result also has the option's name with its
@@ -104,14 +104,15 @@ def chosen_form(name: str, given: Mapping[str, str | None]) -> dict[str, str]:
     if name not in EXPORTS:
         raise RecipeError(f"--to {name}: expected {' or '.join(EXPORTS)}")
     option, choices = EXPORTS[name].option, list(EXPORTS[name].choices)
-    for other, value in given.items():
-        if value is not None and other != option:
+    for name_of_option, value in options.items():
+        if value is not None and name_of_option != option:
             instead = " or ".join(f"--{option} {choice}" for choice in choices) or "no such option"
             raise RecipeError(
-                f"--{other} is an option of {exports_with(other)}, not of --to {name}\n"
+                f"--{name_of_option} is an option of {exports_with(name_of_option)}, not of --to"
+                f" {name}\n"
                 f"hint: give {instead}"
             )
-    value = given.get(option)
+    value = options.get(option)
     if value is not None and value not in choices:
         raise RecipeError(f"--{option} {value}: expected {' or '.join(choices)}")
     return {"to": name, **({option: value or choices[0]} if option else {})}

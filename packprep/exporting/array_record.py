@@ -105,9 +105,9 @@ def write(exporting: Exporting) -> dict[str, Any]:
 
 def said(result: Mapping[str, Any]) -> list[str]:
     """Return a line that describes the export, and a line with MaxText's options for documents."""
-    made = f"{result['records']:,} {result['what']}, {', '.join(result['features'])}"
+    summary = f"{result['records']:,} {result['what']}, {', '.join(result['features'])}"
     if result["what"] != "documents":
-        return [made]
+        return [summary]
     options = (
         "dataset_type=grain",
         "grain_file_type=arrayrecord",
@@ -116,7 +116,7 @@ def said(result: Mapping[str, Any]) -> list[str]:
         "tokenize_train_data=False",
         "grain_packing_type=concat_then_split",
     )
-    return [made, f"MaxText: {shlex.join(options)}"]
+    return [summary, f"MaxText: {shlex.join(options)}"]
 
 
 def example(features: Mapping[str, np.ndarray]) -> bytes:
@@ -184,7 +184,7 @@ def _rows(local: LocalCopy, manifest: Manifest, out: Folder) -> Do:
 
     def records(item: ShardToExport, report: Report) -> Iterator[tuple[bytes, bool]]:
         with sound_shard(local, manifest, item.number) as shard:
-            done = 0
+            done_bytes = 0
             for rows in row_groups(shard.rows, shard.seq_length):
                 batch = dataset.batch(begins[item.number] + np.array(rows), columns=columns)
                 # MaxText trains positions where targets_segmentation is not 0.
@@ -196,9 +196,9 @@ def _rows(local: LocalCopy, manifest: Manifest, out: Folder) -> Do:
                         for name in _NAMES.get(column, (column,))
                     }
                     yield example(row), False
-                now = shard.size * rows.stop // max(1, shard.rows)
-                report(0, now - done, len(rows) * shard.seq_length, 0)
-                done = now
+                bytes_so_far = shard.size * rows.stop // max(1, shard.rows)
+                report(0, bytes_so_far - done_bytes, len(rows) * shard.seq_length, 0)
+                done_bytes = bytes_so_far
 
     return one_by_one(_file_of(out, records))
 

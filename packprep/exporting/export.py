@@ -133,10 +133,12 @@ def export_dataset(
                 # `said` reads the keys that it prints, so a receipt with other keys fails here.
                 [*module.said({**located(receipt, target), "out": str(target)})]
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            what = (
+            message = (
                 f"{target.path_of(RECEIPT)}: not the keys and values of an export ({error!s:.100})"
             )
-            raise DatasetError(f"{what}\nhint: choose another folder, or remove this one") from None
+            raise DatasetError(
+                f"{message}\nhint: choose another folder, or remove this one"
+            ) from None
         if receipt is not None:
             progress.say(f"nothing to make: {target} contains this export")
         else:
@@ -223,9 +225,9 @@ def print_export(result: dict[str, Any]) -> None:
     """Print a description of the export and the trainer's options."""
     size, count = sum(file["bytes"] for file in result["files"]), len(result["files"])
     files = f"{count:,} file{'' if count == 1 else 's'}, {size / 1e6:,.1f} MB, and {RECEIPT}"
-    made, *more = export_module(result["to"]).said(result)
-    put_line(f"{result['out']}: {made}: {files}")
-    for line in more:
+    summary, *more_lines = export_module(result["to"]).said(result)
+    put_line(f"{result['out']}: {summary}: {files}")
+    for line in more_lines:
         put_line(line)
 
 
@@ -244,13 +246,13 @@ def each_shard(
     manifest, progress = exporting.manifest, exporting.progress
     items = [ShardToExport(b) for b in range(len(manifest["shards"]))]
     progress.begin(sum(entry["bytes"] for entry in manifest["shards"]), len(items), len(items))
-    given = (exporting.dataset, manifest, *arguments)
+    setup_arguments = (exporting.dataset, manifest, *arguments)
     try:
-        for item, made in in_processes(
-            setup, given, items, workers, progress.add, exporting.out.remove_temporaries
+        for item, result in in_processes(
+            setup, setup_arguments, items, workers, progress.add, exporting.out.remove_temporaries
         ):
             progress.done(item)
-            yield item.number, made
+            yield item.number, result
     finally:
         progress.end()
 
@@ -263,11 +265,11 @@ def sound_manifest(local: LocalCopy) -> Manifest:
     """
     local.fetch(MANIFEST_NAME)
     manifest = read_manifest(local.folder)
-    own = own_digest(as_stored(manifest, LATER))
-    if own != manifest["digest"]:
+    actual_digest = own_digest(as_stored(manifest, LATER))
+    if actual_digest != manifest["digest"]:
         raise DatasetError(
             f"{local.out.path_of(MANIFEST_NAME)}: it states the digest {manifest['digest']}, but"
-            f" its digest is {own}. It was changed or damaged after it was written\n"
+            f" its digest is {actual_digest}. It was changed or damaged after it was written\n"
             "hint: restore the file from a copy"
         )
     sources, tasks = (
@@ -360,9 +362,12 @@ def files_of_rows(manifest: Manifest, slots: int) -> list[list[range]]:
     Returns:
         A list for each shard, with one range of rows per file: [[range(0, 64), range(64, 100)], …].
     """
-    most = max(1, slots // manifest["seq_length"])
+    rows_per_file = max(1, slots // manifest["seq_length"])
     rows = [entry["rows"] for entry in manifest["shards"]]
-    return [[range(b, min(b + most, n)) for b in range(0, max(n, 1), most)] for n in rows]
+    return [
+        [range(b, min(b + rows_per_file, n)) for b in range(0, max(n, 1), rows_per_file)]
+        for n in rows
+    ]
 
 
 def standing_export(out: Folder, identity: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -380,28 +385,28 @@ def standing_export(out: Folder, identity: Mapping[str, Any]) -> dict[str, Any] 
     """
     # A complete export has a receipt. An interrupted export has only the other file.
     for name in (RECEIPT, BEGUN):
-        found = _read(out, name)
-        if found is None:
+        receipt = _read(out, name)
+        if receipt is None:
             continue
         for key, value in identity.items():
-            if found.get(key) != value:
+            if receipt.get(key) != value:
                 raise RecipeError(
-                    f"--out {out} contains another export: {key} is {found.get(key)!r} in {name}"
+                    f"--out {out} contains another export: {key} is {receipt.get(key)!r} in {name}"
                     f" and {value!r} here\n"
                     "hint: choose another folder, or remove this one"
                 )
         # A receipt counts only if each of its files has the recorded size.
         if name == RECEIPT and all(
-            out.size(file["file"]) == file["bytes"] for file in found["files"]
+            out.size(file["file"]) == file["bytes"] for file in receipt["files"]
         ):
             _tidy_up(out)  # The process that wrote the receipt may have been killed right after.
-            return found
+            return receipt
         if name == BEGUN:
             return None
     # A folder without these files must be empty.
-    if _read(out, RECEIPT) is None and (others := _names(out)):
+    if _read(out, RECEIPT) is None and (other_names := _names(out)):
         raise RecipeError(
-            f"--out {out} is not empty and contains no export (it contains {others[0]!r})\n"
+            f"--out {out} is not empty and contains no export (it contains {other_names[0]!r})\n"
             "hint: choose another folder"
         )
     out.create(BEGUN, encode(identity))

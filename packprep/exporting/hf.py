@@ -137,7 +137,7 @@ def write(exporting: Exporting) -> dict[str, Any]:
     form = FORMS[exporting.form]
     # `save_to_disk` writes the same keys and defaults.
     features = _features(form.columns)
-    whole = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
+    info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
     state: dict[str, Any] = {
         "_data_files": [{"filename": file["file"]} for file in files],
         "_fingerprint": manifest["digest"],
@@ -147,13 +147,13 @@ def write(exporting: Exporting) -> dict[str, Any]:
         "_output_all_columns": False,
         "_split": None,
     }
-    texts = {INFO: encode(whole), STATE: encode(state)}
+    texts = {INFO: encode(info), STATE: encode(state)}
     if exporting.card is not None:
-        held = "\n".join(f"| `{name}` | {_HOLDS[name]} |" for name in form.columns)
+        column_lines = "\n".join(f"| `{name}` | {_HOLDS[name]} |" for name in form.columns)
         texts = {
             CARD: (
                 exporting.card(
-                    exporting.dataset, _USE.format(told=form.told, columns=held)
+                    exporting.dataset, _USE.format(told=form.told, columns=column_lines)
                 ).encode()
             )
         } | texts
@@ -178,9 +178,9 @@ def _setup(
     count, seq_length, form = first_file[-1], manifest["seq_length"], FORMS[trainer]
 
     def export(item: ShardToExport, report: Report) -> list[dict[str, Any]]:
-        entry, first, files = manifest["shards"][item.number], begins[item.number], []
+        entry, first_row, files = manifest["shards"][item.number], begins[item.number], []
         with sound_shard(local, manifest, item.number) as shard:
-            done = 0
+            done_bytes = 0
             for i, rows in enumerate(ranges[item.number], int(first_file[item.number])):
                 name, schema = (
                     f"data-{i:05d}-of-{count:05d}.arrow",
@@ -194,14 +194,16 @@ def _setup(
                         # `group` counts rows from the start of the file, and `rows` from the start
                         # of the shard.
                         for group in row_groups(len(rows), seq_length):
-                            lists = trl_lists(dataset, shard, first, rows[group.start : group.stop])
+                            lists = trl_lists(
+                                dataset, shard, first_row, rows[group.start : group.stop]
+                            )
                             arrays = _arrays(form, lists, seq_length, manifest["pad_id"])
                             writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
                     data = sink.getvalue()
                     out.write(name, [data])
-                now = entry["bytes"] * rows.stop // max(shard.rows, 1)
-                report(0, now - done, len(rows) * seq_length, 0)
-                done = now
+                bytes_so_far = entry["bytes"] * rows.stop // max(shard.rows, 1)
+                report(0, bytes_so_far - done_bytes, len(rows) * seq_length, 0)
+                done_bytes = bytes_so_far
                 size = memoryview(data).nbytes
                 files.append(
                     {"file": name, "bytes": size, "digest": digest_of(data), "rows": len(rows)}
@@ -214,14 +216,19 @@ def _setup(
 def _arrays(form: Form, lists: list[pa.ListArray], seq_length: int, pad_id: int) -> list[pa.Array]:
     """Return the form's columns, made from the lists of `trl_lists`."""
     offsets = lists[0].offsets
-    found = dict(zip(TRL_COLUMNS, lists, strict=True))
-    found["attention_mask"] = pa.ListArray.from_arrays(offsets, _segment_numbers(lists[-1]))
-    found["length"] = found["lengths"] = pa.array(np.diff(np.asarray(offsets)), INT32)
+    columns_by_name = dict(zip(TRL_COLUMNS, lists, strict=True))
+    columns_by_name["attention_mask"] = pa.ListArray.from_arrays(
+        offsets, _segment_numbers(lists[-1])
+    )
+    columns_by_name["length"] = columns_by_name["lengths"] = pa.array(
+        np.diff(np.asarray(offsets)), INT32
+    )
     if form.filled:
         return [
-            _filled(found[name], seq_length, _FILLED.get(name, pad_id)) for name in form.columns
+            _filled(columns_by_name[name], seq_length, _FILLED.get(name, pad_id))
+            for name in form.columns
         ]
-    return [found[name] for name in form.columns]
+    return [columns_by_name[name] for name in form.columns]
 
 
 def _segment_numbers(seq_lengths: pa.ListArray) -> pa.Array:
@@ -271,7 +278,7 @@ def _standing(out: Folder, name: str, schema: pa.Schema, rows: int) -> Any | Non
     data = out.read(name)
     try:
         with pa.ipc.open_stream(pa.BufferReader(data)) as reader:
-            found, metadata = sum(batch.num_rows for batch in reader), reader.schema.metadata
+            row_count, metadata = sum(batch.num_rows for batch in reader), reader.schema.metadata
     except (pa.ArrowException, OSError):
         return None
-    return data if found == rows and (metadata or {}).get(KEY) == schema.metadata[KEY] else None
+    return data if row_count == rows and (metadata or {}).get(KEY) == schema.metadata[KEY] else None

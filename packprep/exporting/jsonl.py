@@ -107,13 +107,13 @@ def text_and_cuts(data: bytes, cuts: Sequence[int]) -> tuple[str, list[tuple[int
         `exact` is True if the text, encoded as UTF-8, is equal to the data.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    parts, before, at, count = [], [], 0, 0
+    parts, counts_before, position, count = [], [], 0, 0
     for cut in cuts:
-        parts.append(decoder.decode(data[at:cut]))
-        at, count = cut, count + len(parts[-1])
-        before.append((count, count + bool(decoder.getstate()[0])))
-    text = "".join(parts) + decoder.decode(data[at:], True)
-    return text, before, "\N{REPLACEMENT CHARACTER}" not in text or text.encode() == data
+        parts.append(decoder.decode(data[position:cut]))
+        position, count = cut, count + len(parts[-1])
+        counts_before.append((count, count + bool(decoder.getstate()[0])))
+    text = "".join(parts) + decoder.decode(data[position:], True)
+    return text, counts_before, "\N{REPLACEMENT CHARACTER}" not in text or text.encode() == data
 
 
 def _texts(local: LocalCopy, manifest: Manifest) -> tuple[TokenTexts, ByteTable]:
@@ -166,24 +166,29 @@ def _documents(local: LocalCopy, manifest: Manifest, out: Folder) -> Do:
 
     def lines(item: ShardToExport, report: Report) -> Iterator[dict[str, Any]]:
         with sound_shard(local, manifest, item.number) as shard:
-            found = restored(plan, manifest, shard)
-            origins = _origin(manifest, files, shard.arrays, found.segment, str(shard.path))
+            documents = restored(plan, manifest, shard)
+            origins = _origin(manifest, files, shard.arrays, documents.segment, str(shard.path))
             # The text of a document has neither bos nor eos.
-            ends = np.cumsum(found.lengths)
-            begins = (ends - found.lengths + found.bos).tolist()
-            trained, segments = (~found.in_part).tolist(), found.segment.tolist()
-            each = zip(begins, (ends - found.eos).tolist(), trained, segments, origins, strict=True)
-            for begin, end, all_trained, segment, origin in each:
-                data = table.decode(found.tokens[begin:end])[0].tobytes()
+            ends = np.cumsum(documents.lengths)
+            begins = (ends - documents.lengths + documents.bos).tolist()
+            trained, segments = (~documents.in_part).tolist(), documents.segment.tolist()
+            document_parts = zip(
+                begins, (ends - documents.eos).tolist(), trained, segments, origins, strict=True
+            )
+            for begin, end, all_trained, segment, origin in document_parts:
+                data = table.decode(documents.tokens[begin:end])[0].tobytes()
                 text, _, exact = text_and_cuts(data, ())
                 # Only a text from its document's start can have the space that a tokenizer adds.
                 text = text if origin["start"] else texts.without_added_space(text)
                 line = {"text": text, **origin, "exact": exact, "all_trained": all_trained}
-                own = records.of(shard.arrays, segment, found.tokens[begin:end])
-                if listed := [{"position": at, "text": of_record} for at, _, of_record in own]:
+                own_records = records.of(shard.arrays, segment, documents.tokens[begin:end])
+                if listed := [
+                    {"position": position, "text": of_record}
+                    for position, _, of_record in own_records
+                ]:
                     line["records"] = listed
                 yield line
-            report(len(found.lengths), shard.size, len(found.tokens), 0)
+            report(len(documents.lengths), shard.size, len(documents.tokens), 0)
 
     return one_by_one(_file_of(manifest, out, lines))
 
@@ -195,21 +200,23 @@ def _rows(local: LocalCopy, manifest: Manifest, out: Folder) -> Do:
 
     def lines(item: ShardToExport, report: Report) -> Iterator[dict[str, Any]]:
         with sound_shard(local, manifest, item.number) as shard:
-            done = 0
+            done_bytes = 0
             # Progress is reported once per group of rows.
             for rows in row_groups(shard.rows, shard.seq_length):
                 for i in rows:
                     row = dataset.row(begins[item.number] + i)
-                    here = np.arange(*shard.segment_range(i))
-                    origins = _origin(manifest, files, shard.arrays, here, str(shard.path))
+                    segment_numbers = np.arange(*shard.segment_range(i))
+                    origins = _origin(
+                        manifest, files, shard.arrays, segment_numbers, str(shard.path)
+                    )
                     segments = [
                         _segment(table, manifest, row, k) | origin
                         for k, origin in enumerate(origins)
                     ]
                     yield {"row": row.index, "segments": segments}
-                now = shard.size * rows.stop // shard.rows
-                report(0, now - done, len(rows) * shard.seq_length, 0)
-                done = now
+                bytes_so_far = shard.size * rows.stop // shard.rows
+                report(0, bytes_so_far - done_bytes, len(rows) * shard.seq_length, 0)
+                done_bytes = bytes_so_far
 
     return one_by_one(_file_of(manifest, out, lines))
 
@@ -223,22 +230,22 @@ def _segment(table: ByteTable, manifest: Manifest, row: Row, k: int) -> dict[str
     Raises:
         DatasetError: If the segment's task is not in the manifest.
     """
-    found = row.segments
-    if found["task"][k] >= len(manifest["tasks"]):
+    segments = row.segments
+    if segments["task"][k] >= len(manifest["tasks"]):
         raise DatasetError(
-            f"{row.dataset}: row {row.index}: segment_task {found['task'][k]} is not a task of"
+            f"{row.dataset}: row {row.index}: segment_task {segments['task'][k]} is not a task of"
             " the manifest"
         )
-    task = manifest["tasks"][found["task"][k]]
-    begin, end = int(found["begin"][k]), int(found["end"][k])
+    task = manifest["tasks"][segments["task"][k]]
+    begin, end = int(segments["begin"][k]), int(segments["end"][k])
     # The first half of a segment of block diffusion is noised, and the second is clean.
     if RULES[task["attention"]].in_blocks:
         end = begin + (end - begin) // 2
     in_place = is_in_place(task)
     # A 0 at both ends gives each trained range a start and an end.
     mask = np.zeros(end - begin + 2, np.int8)
-    here = task["label_alignment"] == "same_slot"
-    trained = row.loss_mask[begin:end] if here else row.loss_mask[begin : end - 1]
+    has_same_positions = task["label_alignment"] == "same_slot"
+    trained = row.loss_mask[begin:end] if has_same_positions else row.loss_mask[begin : end - 1]
     mask[end - begin + 1 - len(trained) : end - begin + 1] = (
         trained  # The mask is moved to the predicted tokens.
     )
@@ -249,14 +256,19 @@ def _segment(table: ByteTable, manifest: Manifest, row: Row, k: int) -> dict[str
         data, offsets = table.decode(ids[begin:end])
         return text_and_cuts(data.tobytes(), offsets[cuts].tolist())
 
-    text, before, exact = decoded(row.tokens, turns[:0] if in_place else turns)
+    text, character_cuts, exact = decoded(row.tokens, turns[:0] if in_place else turns)
     labels = ""
     if in_place:
         # The labels of block diffusion may be shifted by one slot, so x_0 is read instead.
-        half = int(found["end"][k]) - end
-        labels, before, exact_labels = decoded(row.tokens[half:] if half else row.labels, turns)
+        half = int(segments["end"][k]) - end
+        labels, character_cuts, exact_labels = decoded(
+            row.tokens[half:] if half else row.labels, turns
+        )
         exact &= exact_labels
-    ranges = [[low, high] for (low, _), (_, high) in zip(before[::2], before[1::2], strict=True)]
+    ranges = [
+        [low, high]
+        for (low, _), (_, high) in zip(character_cuts[::2], character_cuts[1::2], strict=True)
+    ]
     return {"text": text, "labels": labels, "trained": ranges, "exact": exact, "task": task["name"]}
 
 
@@ -278,11 +290,11 @@ def _file_of(
             data = out.read(name)
             report(0, entry["bytes"], entry["rows"] * manifest["seq_length"], 0)
         else:
-            made = bytearray()
+            buffer = bytearray()
             for line in lines(item, report):
-                made += encoder.encode(line)
-                made += b"\n"
-            data = bytes(made)
+                buffer += encoder.encode(line)
+                buffer += b"\n"
+            data = bytes(buffer)
             out.write(name, [data])
         counts = {
             "lines": data.count(b"\n"),

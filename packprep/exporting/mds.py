@@ -55,15 +55,15 @@ def columns_of(manifest: Manifest) -> dict[str, np.dtype]:
     """
     tasks = drawn_tasks(manifest)
     rules = [RULES[task["attention"]] for task in tasks]
-    found = dict.fromkeys(("tokens", "labels", "segment_ids", "position_ids"), "<i4") | {
+    dtypes = dict.fromkeys(("tokens", "labels", "segment_ids", "position_ids"), "<i4") | {
         "loss_mask": "u1"
     }
     if has_weighted_spans(manifest) or any(is_in_place(task) for task in tasks):
-        found["loss_weights"] = "<f4"
+        dtypes["loss_weights"] = "<f4"
     if any(rule.ahead != "never" for rule in rules):
-        found["prefix_ends"] = "<i4"
-    found |= dict.fromkeys(block_columns(manifest), "<i4")
-    return {name: np.dtype(found[name]) for name in sorted(found)}
+        dtypes["prefix_ends"] = "<i4"
+    dtypes |= dict.fromkeys(block_columns(manifest), "<i4")
+    return {name: np.dtype(dtypes[name]) for name in sorted(dtypes)}
 
 
 def check(exporting: Exporting) -> None:
@@ -123,28 +123,28 @@ def _setup(local: LocalCopy, manifest: Manifest, out: Folder, ranges: list[list[
     said_of_columns = encode({"compression": None, **_columns_as_stored(manifest)}).rstrip(b"\n")
 
     def export(item: ShardToExport, report: Report) -> list[dict[str, Any]]:
-        entry, first, files = manifest["shards"][item.number], begins[item.number], []
+        entry, first_row, files = manifest["shards"][item.number], begins[item.number], []
         with sound_shard(local, manifest, item.number) as shard:
-            done = 0
+            done_bytes = 0
             for i, rows in enumerate(ranges[item.number], int(first_file[item.number])):
                 name, n = f"shard.{i:05d}.mds", len(rows)
                 # The head has the number of samples, n + 1 offsets and the JSON of the columns.
                 head = 4 * (n + 2) + len(said_of_columns)
                 offsets = head + sample.itemsize * np.arange(n + 1)
-                before = b"".join((np.array([n, *offsets], "<u4").tobytes(), said_of_columns))
+                header = b"".join((np.array([n, *offsets], "<u4").tobytes(), said_of_columns))
                 # The head and the size show whether an interrupted export completed the file.
-                data = _standing(out, name, before, int(offsets[-1]))
+                data = _standing(out, name, header, int(offsets[-1]))
                 if data is None:
                     samples = np.empty(n, sample)
-                    batch = dataset.batch(first + np.array(rows), columns=list(columns))
+                    batch = dataset.batch(first_row + np.array(rows), columns=list(columns))
                     for column in columns:
                         # `pop` frees each column after it is copied.
                         samples[column] = batch.pop(column)
-                    data = before + samples.tobytes()
+                    data = header + samples.tobytes()
                     out.write(name, [data])
-                now = entry["bytes"] * rows.stop // shard.rows
-                report(0, now - done, n * length, 0)
-                done = now
+                bytes_so_far = entry["bytes"] * rows.stop // shard.rows
+                report(0, bytes_so_far - done_bytes, n * length, 0)
+                done_bytes = bytes_so_far
                 files.append(
                     {"file": name, "bytes": len(data), "digest": digest_of(data), "rows": n}
                 )
@@ -153,9 +153,9 @@ def _setup(local: LocalCopy, manifest: Manifest, out: Folder, ranges: list[list[
     return one_by_one(export)
 
 
-def _standing(out: Folder, name: str, before: bytes, size: int) -> bytes | None:
+def _standing(out: Folder, name: str, header: bytes, size: int) -> bytes | None:
     """Return the content of file `name` if an interrupted export completed it, otherwise None."""
     if out.size(name) != size:
         return None
     data = out.read(name)
-    return data if data.startswith(before) else None
+    return data if data.startswith(header) else None

@@ -163,8 +163,8 @@ def write(exporting: Exporting) -> dict[str, Any]:
     )
     pairs = [Pair(out.path / name, dtype_for(manifest["vocab_size"])) for name in names]
     try:
-        made = each_shard(exporting, _documents if of_documents else _rows, pairs)
-        in_part = sum(count for _, count in made)
+        counts = each_shard(exporting, _documents if of_documents else _rows, pairs)
+        in_part = sum(count for _, count in counts)
         # A source without documents has no files.
         written = [(name, pair) for name, pair in zip(names, pairs, strict=True) if pair.documents]
         files = [file for _, pair in written for file in pair.commit()]
@@ -200,11 +200,13 @@ def located(receipt: Mapping[str, Any], out: Folder) -> dict[str, Any]:
 
 def said(result: Mapping[str, Any]) -> list[str]:
     """Return a line that describes the export, and a line with Megatron's --data-path."""
-    made = (
+    summary = (
         f"{result['documents']:,} {result['what']}, {result['tokens']:,} tokens ({result['dtype']})"
     )
     return (
-        [made, f"--data-path {shlex.join(result['data_path'])}"] if result["data_path"] else [made]
+        [summary, f"--data-path {shlex.join(result['data_path'])}"]
+        if result["data_path"]
+        else [summary]
     )
 
 
@@ -215,9 +217,9 @@ def _documents(local: LocalCopy, manifest: Manifest, pairs: Sequence[Pair]) -> D
         with sound_shard(local, manifest, item.number) as shard:
             documents = restored(plan, manifest, shard)
         # Documents are sorted by source, so each pair gets one range.
-        first = np.searchsorted(documents.source, np.arange(len(pairs) + 1))
+        bounds = np.searchsorted(documents.source, np.arange(len(pairs) + 1))
         offsets = offsets_of(documents.lengths)
-        for pair, begin, end in zip(pairs, first[:-1], first[1:], strict=True):
+        for pair, begin, end in zip(pairs, bounds[:-1], bounds[1:], strict=True):
             if begin < end:
                 pair.add(
                     documents.tokens[offsets[begin] : offsets[end]], documents.lengths[begin:end]

@@ -59,8 +59,10 @@ _TYPES = {"tokens": "i4", "labels": "i4", "segment_ids": "i4"}
 
 def row_groups(rows: int, seq_length: int) -> list[range]:
     """Return the range of rows in each row group of a file with `rows` rows."""
-    many = max(1, SLOTS_AT_ONCE // seq_length)
-    return [range(begin, min(begin + many, rows)) for begin in range(0, rows, many)]
+    rows_per_group = max(1, SLOTS_AT_ONCE // seq_length)
+    return [
+        range(begin, min(begin + rows_per_group, rows)) for begin in range(0, rows, rows_per_group)
+    ]
 
 
 def schema_of(columns: str, more_columns: Sequence[str], metadata: dict[bytes, bytes]) -> pa.Schema:
@@ -167,21 +169,24 @@ def nemo_table(
         multiple: The recipe's pad_seq_to_mult.
         schema: Schema of the table.
     """
-    found = joined(dataset, shard, first_row, rows, multiple)
+    joined_rows = joined(dataset, shard, first_row, rows, multiple)
     # Starts count from the first token of their row.
-    starts = (found.begins - np.repeat(found.by_row[:-1], np.diff(found.segments_by_row))).astype(
-        np.int32
-    )
+    starts = (
+        joined_rows.begins
+        - np.repeat(joined_rows.by_row[:-1], np.diff(joined_rows.segments_by_row))
+    ).astype(np.int32)
     lists = [
-        _lists(found.by_row, found.tokens),
-        _lists(found.by_row, found.mask),
-        _lists(found.segments_by_row, starts),
+        _lists(joined_rows.by_row, joined_rows.tokens),
+        _lists(joined_rows.by_row, joined_rows.mask),
+        _lists(joined_rows.segments_by_row, starts),
     ]
     eos_before = offsets_of(
-        (found.tokens == dataset.manifest["specials"].get("eos", -1)).astype(np.int64)
+        (joined_rows.tokens == dataset.manifest["specials"].get("eos", -1)).astype(np.int64)
     )
     # The last token of a segment is not an input, so its eos does not count.
-    inside = eos_before[found.begins + found.slots - 1] - eos_before[found.begins] > 1
+    inside = (
+        eos_before[joined_rows.begins + joined_rows.slots - 1] - eos_before[joined_rows.begins] > 1
+    )
     return pa.Table.from_arrays(lists, schema=schema), int(inside.sum())
 
 
@@ -196,16 +201,16 @@ def trl_lists(dataset: Dataset, shard: Shard, first_row: int, rows: range) -> li
         position_ids       0   1   2 | 0   1   2
         seq_lengths        3           3
     """
-    found = joined(dataset, shard, first_row, rows)
-    labels = np.full(len(found.tokens), IGNORE_INDEX, np.int32)
+    joined_rows = joined(dataset, shard, first_row, rows)
+    labels = np.full(len(joined_rows.tokens), IGNORE_INDEX, np.int32)
     # The last slot of a segment is never trained.
-    np.copyto(labels[1:], found.tokens[1:], where=found.mask[:-1] == 1)
-    positions = np.arange(len(labels)) - np.repeat(found.begins, found.lengths)
+    np.copyto(labels[1:], joined_rows.tokens[1:], where=joined_rows.mask[:-1] == 1)
+    positions = np.arange(len(labels)) - np.repeat(joined_rows.begins, joined_rows.lengths)
     by_slot = [
-        _lists(found.by_row, values.astype(np.int32))
-        for values in (found.tokens, labels, positions)
+        _lists(joined_rows.by_row, values.astype(np.int32))
+        for values in (joined_rows.tokens, labels, positions)
     ]
-    return [*by_slot, _lists(found.segments_by_row, found.lengths.astype(np.int32))]
+    return [*by_slot, _lists(joined_rows.segments_by_row, joined_rows.lengths.astype(np.int32))]
 
 
 def full_table(
@@ -223,8 +228,8 @@ def full_table(
     begin = segments.at - segments.row * dataset.seq_length
     lists = [_lists(every, batch[name].reshape(-1)) for name in names]
     lists += [_lists(counts, values.astype(np.int32)) for values in (begin, begin + segments.slots)]
-    for what, entries in (("task", dataset.tasks), ("source", dataset.manifest["sources"])):
-        index = segments.looked_up(what, np.arange(len(entries), dtype=np.int32))
+    for column, entries in (("task", dataset.tasks), ("source", dataset.manifest["sources"])):
+        index = segments.looked_up(column, np.arange(len(entries), dtype=np.int32))
         lists.append(
             _lists(
                 counts,
@@ -281,32 +286,32 @@ def check(exporting: Exporting) -> None:
         )
 
 
-def refuse_for_trl(exporting: Exporting, option: str, told: str) -> None:
+def refuse_for_trl(exporting: Exporting, option: str, trl_hint: str) -> None:
     """Check that TRL_COLUMNS can express the tasks, and warn if rows have several documents.
 
     Args:
         exporting: The export.
         option: The option that selects this form, for error messages.
-        told: The trainer's option that keeps documents apart.
+        trl_hint: The trainer's option that keeps documents apart.
 
     Raises:
         RecipeError: If a task is a same-position task, or attends bidirectionally to its prefix.
     """
     in_place, prefix = _not_causal(exporting.manifest)
-    for names, what in (
+    for names, reason in (
         (in_place, "predict the tokens of noised positions"),
         (prefix, "attend bidirectionally to their prefixes"),
     ):
         if names:
             raise RecipeError(
                 f"{option}: its readers predict the next token and attend causally, but"
-                f" {', '.join(names)} {what}\n"
+                f" {', '.join(names)} {reason}\n"
                 "hint: give --to parquet --columns full, or train with packprep's loader"
             )
     if any(entry["segments"] > entry["rows"] for entry in exporting.manifest["shards"]):
         exporting.progress.say(
             "warning: rows contain several documents, which the trainer has to keep apart\n"
-            f"hint: {told}"
+            f"hint: {trl_hint}"
         )
 
 
@@ -344,7 +349,7 @@ def _setup(local: LocalCopy, manifest: Manifest, out: Folder, columns: str) -> D
     begins = first_rows(manifest)
 
     def export(item: ShardToExport, report: Report) -> dict[str, Any]:
-        entry, name, first = (
+        entry, name, first_row = (
             manifest["shards"][item.number],
             file_name(columns, item.number),
             begins[item.number],
@@ -363,22 +368,24 @@ def _setup(local: LocalCopy, manifest: Manifest, out: Folder, columns: str) -> D
                 sink, schema, compression=COMPRESSION, compression_level=LEVEL
             ) as writer,
         ):
-            done = 0
+            done_bytes = 0
             for rows in row_groups(shard.rows, shard.seq_length):
                 if columns == "nemo":
-                    table, more = nemo_table(dataset, shard, first, rows, multiple, schema)
-                    inside += more
+                    table, more_inside = nemo_table(
+                        dataset, shard, first_row, rows, multiple, schema
+                    )
+                    inside += more_inside
                 elif columns == "trl":
                     table = pa.Table.from_arrays(
-                        trl_lists(dataset, shard, first, rows), schema=schema
+                        trl_lists(dataset, shard, first_row, rows), schema=schema
                     )
                 else:
-                    table = full_table(dataset, shard, first, rows, schema)
+                    table = full_table(dataset, shard, first_row, rows, schema)
                 writer.write_table(table, row_group_size=len(rows))
                 # Bytes of the shard are reported in proportion to its rows.
-                now = entry["bytes"] * rows.stop // shard.rows
-                report(0, now - done, len(rows) * shard.seq_length, 0)
-                done = now
+                bytes_so_far = entry["bytes"] * rows.stop // shard.rows
+                report(0, bytes_so_far - done_bytes, len(rows) * shard.seq_length, 0)
+                done_bytes = bytes_so_far
             # The count is known only after the last row group.
             writer.add_key_value_metadata({EOS_INSIDE: str(inside).encode()})
         data = sink.getvalue()
@@ -394,12 +401,12 @@ def _standing(out: Folder, name: str, schema: pa.Schema, rows: int) -> dict[str,
         return None
     data = out.read(name)
     try:
-        found = pq.read_metadata(pa.BufferReader(data))
+        metadata = pq.read_metadata(pa.BufferReader(data))
     except (pa.ArrowException, OSError):
         return None
-    written = found.metadata or {}
+    written = metadata.metadata or {}
     if (
-        found.num_rows != rows
+        metadata.num_rows != rows
         or written.get(KEY) != schema.metadata[KEY]
         or EOS_INSIDE not in written
     ):

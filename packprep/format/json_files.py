@@ -57,7 +57,7 @@ at key NAME.
 
 def with_defaults(value: Mapping[str, Any], later: Later) -> dict[str, Any]:
     """Return the values of a file. Missing keys that `later` lists get their defaults."""
-    return _each(value, later, lambda part, defaults: {**defaults, **part})
+    return _each(value, later, lambda entry, defaults: {**defaults, **entry})
 
 
 def as_stored(value: Mapping[str, Any], later: Later) -> dict[str, Any]:
@@ -68,8 +68,8 @@ def as_stored(value: Mapping[str, Any], later: Later) -> dict[str, Any]:
     return _each(
         value,
         later,
-        lambda part, defaults: {
-            k: v for k, v in part.items() if k not in defaults or v != defaults[k]
+        lambda entry, defaults: {
+            k: v for k, v in entry.items() if k not in defaults or v != defaults[k]
         },
     )
 
@@ -79,16 +79,17 @@ def _each(
     later: Later,
     change: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]],
 ) -> dict[str, Any]:
-    made = change(value, later.get("", {}))
+    changed = change(value, later.get("", {}))
     for name, defaults in later.items():
-        part = made.get(name) if defaults else None
-        if isinstance(part, list | tuple):
-            made[name] = [
-                change(entry, defaults) if isinstance(entry, dict) else entry for entry in part
+        value_of_key = changed.get(name) if defaults else None
+        if isinstance(value_of_key, list | tuple):
+            changed[name] = [
+                change(entry, defaults) if isinstance(entry, dict) else entry
+                for entry in value_of_key
             ]
-        elif isinstance(part, dict):
-            made[name] = change(part, defaults)
-    return made
+        elif isinstance(value_of_key, dict):
+            changed[name] = change(value_of_key, defaults)
+    return changed
 
 
 def unknown_key(key: str, made_with: Any) -> str:
@@ -97,14 +98,14 @@ def unknown_key(key: str, made_with: Any) -> str:
     The caller puts the name of the file before the message. `made_with` has the versions of the
     packages that wrote the file.
     """
-    here, there = _version(), _maker(made_with)
-    if there in (here, None):
+    own_version, maker_version = _version(), _maker(made_with)
+    if maker_version in (own_version, None):
         return (
             f"unknown key {key!r}\n"
             "hint: put the file back as it was, or use the packprep that wrote it"
         )
     return (
-        f"key {key!r} is unknown to packprep {here}; packprep {there} wrote it\n"
+        f"key {key!r} is unknown to packprep {own_version}; packprep {maker_version} wrote it\n"
         "hint: use that version or a newer one"
     )
 
@@ -120,10 +121,10 @@ def other_law(law: int, made_with: Any) -> str:
             f"was built by a pre-release version of packprep (law_version {law})\n"
             "hint: build it again"
         )
-    there = _maker(made_with)
-    which = f"packprep {there}" if there else "another packprep"
+    maker_version = _maker(made_with)
+    maker = f"packprep {maker_version}" if maker_version else "another packprep"
     return (
-        f"has law_version {law} and this packprep makes {LAW_VERSION}\nhint: use {which}, which"
+        f"has law_version {law} and this packprep makes {LAW_VERSION}\nhint: use {maker}, which"
         " made it"
     )
 
@@ -208,12 +209,13 @@ def decode(data: bytes, name: str, canonical: bool = True) -> Any:
     except (ValueError, RecursionError, DatasetError) as error:
         raise DatasetError(f"{name}: invalid JSON for a dataset: {error}") from error
     if canonical and encoded != data:
-        at = next(
+        first_difference = next(
             (i for i, (a, b) in enumerate(zip(encoded, data, strict=False)) if a != b),
             min(len(encoded), len(data)),
         )
         raise DatasetError(
-            f"{name}: not in canonical form from byte {at} on. It was edited or damaged after it"
+            f"{name}: not in canonical form from byte {first_difference} on. It was edited or"
+            " damaged after it"
             " was written"
         )
     return value

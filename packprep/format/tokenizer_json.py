@@ -45,13 +45,13 @@ def continuing(parsed: Mapping[str, Any], vocab_size: int) -> np.ndarray:
         inside = {
             character for byte, character in enumerate(byte_characters()) if byte & 0xC0 == 0x80
         }
-        which = [i for text, i in pairs if text[:1] in inside]
+        token_ids = [i for text, i in pairs if text[:1] in inside]
     else:
         # With byte fallback, each byte 0x80 … 0xBF has its own token.
         inside = {f"<0x{byte:02X}>" for byte in range(0x80, 0xC0)}
-        which = [i for text, i in pairs if text in inside] if model.get("byte_fallback") else []
+        token_ids = [i for text, i in pairs if text in inside] if model.get("byte_fallback") else []
     continues = np.zeros(vocab_size, np.uint8)
-    continues[which] = 1
+    continues[token_ids] = 1
     return continues
 
 

@@ -82,8 +82,12 @@ def origin(manifest: Manifest, plan: Mapping[str, Any] | None) -> dict[str, Any]
             or [file["name"] for file in files if len(files) <= MOST_PATHS]
             or ["FILES"]
         )
-        known = {"paths": paths, "files": len(files), "bytes": sum(file["size"] for file in files)}
-        planned[source["name"]] = known
+        description = {
+            "paths": paths,
+            "files": len(files),
+            "bytes": sum(file["size"] for file in files),
+        }
+        planned[source["name"]] = description
     sources = [{"name": s["name"], **planned.get(s["name"], unknown)} for s in manifest["sources"]]
     recipe, engine = manifest["recipe"], manifest["engine"]
     limit = (
@@ -115,12 +119,12 @@ def files_by_source(
     plan: Mapping[str, Any],
 ) -> list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
     """Return [(source, its files)] from the content of plan.json."""
-    found: list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]] = [
+    sources_and_files: list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]] = [
         (source, []) for source in plan["sources"]
     ]
     for file in plan["files"]:
-        found[file["source"]][1].append(file)
-    return found
+        sources_and_files[file["source"]][1].append(file)
+    return sources_and_files
 
 
 def write_card(directory: str | os.PathLike | Folder, card: str | os.PathLike) -> dict[str, Any]:
@@ -232,7 +236,7 @@ def _name_of(local: LocalCopy) -> str:
 
 def card_of(name: str, manifest: Manifest, plan: Mapping[str, Any] | None, use: str = "") -> str:
     """Return the card of a dataset with this name, as Markdown with YAML front matter."""
-    totals, made = describe_manifest(name, manifest), origin(manifest, plan)
+    totals, data_origin = describe_manifest(name, manifest), origin(manifest, plan)
     rows, shards = counted(totals["rows"], "row"), counted(totals["shards"], "shard")
     # A folder may have any name, so the name is escaped for Markdown, Python and the shell.
     folder = shlex.quote(visible(name))
@@ -277,14 +281,16 @@ def card_of(name: str, manifest: Manifest, plan: Mapping[str, Any] | None, use: 
             [
                 (
                     source["name"],
-                    _or_unknown(own["files"]),
-                    _or_unknown(own["bytes"]),
+                    _or_unknown(input_counts["files"]),
+                    _or_unknown(input_counts["bytes"]),
                     repeat_in_words(source),
                     source["documents"],
                     source["tokens"],
                     percent(source["token_share"]),
                 )
-                for source, own in zip(totals["sources"], made["sources"], strict=True)
+                for source, input_counts in zip(
+                    totals["sources"], data_origin["sources"], strict=True
+                )
             ],
         ),
         "",
@@ -303,11 +309,15 @@ def card_of(name: str, manifest: Manifest, plan: Mapping[str, Any] | None, use: 
                 ),
                 ("digest of dataset.json, which has the digests of the shards", manifest["digest"]),
                 ("digest of plan.json", manifest["plan"]["digest"]),
-                ("tokenizer", f"{made['tokenizer']['name']}, digest {made['tokenizer']['digest']}"),
-                ("seed", made["seed"]),
-                ("engine", made["engine"]),
-                ("format version (`law_version`)", made["law_version"]),
-                ("made with", versions(made)),
+                (
+                    "tokenizer",
+                    f"{data_origin['tokenizer']['name']}, digest"
+                    f" {data_origin['tokenizer']['digest']}",
+                ),
+                ("seed", data_origin["seed"]),
+                ("engine", data_origin["engine"]),
+                ("format version (`law_version`)", data_origin["law_version"]),
+                ("made with", versions(data_origin)),
             ],
         ),
         "",
@@ -319,9 +329,9 @@ def card_of(name: str, manifest: Manifest, plan: Mapping[str, Any] | None, use: 
             " only the last name of the paths of tokenizer and template."
         ),
         "",
-        *_fenced("toml", made["recipe"]),
+        *_fenced("toml", data_origin["recipe"]),
         "",
-        *_fenced("sh", f"{_command(made)} --out {folder}\n"),
+        *_fenced("sh", f"{_command(data_origin)} --out {folder}\n"),
     ]
     return "\n".join(lines) + "\n"
 
@@ -334,9 +344,11 @@ def _use(name: str) -> Iterator[str]:
     yield from _fenced("sh", f"packprep verify {shlex.quote(visible(name))}\n")
 
 
-def versions(made: Mapping[str, Any]) -> str:
+def versions(data_origin: Mapping[str, Any]) -> str:
     """Return the versions in a result of `origin` as text: "packprep 0.2.0, python 3.11.7"."""
-    ordered = sorted(made["made_with"].items(), key=lambda item: (item[0] != "packprep", item))
+    ordered = sorted(
+        data_origin["made_with"].items(), key=lambda item: (item[0] != "packprep", item)
+    )
     return ", ".join(f"{name} {version}".strip() for name, version in ordered)
 
 
@@ -400,12 +412,12 @@ def _ledger(s: Mapping[str, Any]) -> Iterator[str]:
         ),
     ]
     lines = []
-    for what, whole, parts, before, others in sums:
-        named = {**parts, **{f"{before}{name}": n for name, n in sorted(others.items())}}
-        said = " + ".join(
+    for label, total, parts, prefix, other_counts in sums:
+        named = {**parts, **{f"{prefix}{name}": n for name, n in sorted(other_counts.items())}}
+        sum_in_words = " + ".join(
             f"{n:,} {_escaped(name)}" for i, (name, n) in enumerate(named.items()) if n or not i
         )
-        lines.append((what, whole, said))
+        lines.append((label, total, sum_in_words))
     yield from _table(("", "total", "parts"), lines, escape=False)
     yield ""
     if documents[FILTERED]:
@@ -414,10 +426,10 @@ def _ledger(s: Mapping[str, Any]) -> Iterator[str]:
     yield f"Filled: {percent(s['utilisation']['all_rows'])} of the slots in rows."
 
 
-def _command(made: Mapping[str, Any]) -> str:
+def _command(data_origin: Mapping[str, Any]) -> str:
     moved = (
         f" --source {shlex.quote(visible(source['name']) + '=FOLDER')}"
-        for source in made["sources"]
+        for source in data_origin["sources"]
     )
     return f"packprep build recipe.toml{''.join(moved)}"
 

@@ -28,18 +28,18 @@ _ELSEWHERE = ("shards", "ledger", "recipe", "digest")
 
 
 def describe_difference(
-    directory: str | os.PathLike | Folder, other: str | os.PathLike | Folder
+    directory: str | os.PathLike | Folder, other_directory: str | os.PathLike | Folder
 ) -> dict[str, Any]:
-    """Return the differences between two datasets, `here` and `there`, as JSON-compatible values.
+    """Return the differences between two datasets, here and there, as JSON-compatible values.
 
     Args:
-        directory: Directory or URL of the dataset `here`.
-        other: Directory or URL of the dataset `there`.
+        directory: Directory or URL of the dataset `here_dataset`.
+        other_directory: Directory or URL of the dataset `there_dataset`.
 
     Returns:
-        A dict with the keys `directory`, `other`, `equal`, `recipe`, `manifest`, `plan`, `files`,
-        `totals`, `tasks`, `sources`, `shards`, `rows` and `rows_not_compared`. The values of
-        `recipe`, `manifest` and `plan` are lists of {key, here, there}, with None for a missing
+        A dict with the keys `directory`, `other`, `equal`, `recipe`, `manifest`, `plan`,
+        `files`, `totals`, `tasks`, `sources`, `shards`, `rows` and `rows_not_compared`. The values
+        of `recipe`, `manifest` and `plan` are lists of {key, here, there}, with None for a missing
         key. Differences of the recipe are not repeated in `manifest` and `plan`. `equal` is true if
         a trainer reads the same data from both datasets. Differences in the digests of receipts,
         and in the manifest's keys `plan`, `engine` and `made_with`, do not affect `equal`.
@@ -48,44 +48,68 @@ def describe_difference(
         ArgumentError: If both are the same dataset.
         DatasetError: If a dataset cannot be read.
     """
-    if _location(directory) == _location(other):
-        raise ArgumentError(f"--diff {other}: this is the same dataset\nhint: give another one")
-    with opened(directory, {}) as here, opened(other, {}) as there:
-        one, two = here.dataset.manifest, there.dataset.manifest
-        shards, differing = _shards(one["shards"], two["shards"])
+    if _location(directory) == _location(other_directory):
+        raise ArgumentError(
+            f"--diff {other_directory}: this is the same dataset\nhint: give another one"
+        )
+    with opened(directory, {}) as here_dataset, opened(other_directory, {}) as there_dataset:
+        here_manifest, there_manifest = (
+            here_dataset.dataset.manifest,
+            there_dataset.dataset.manifest,
+        )
+        shards, differing = _shards(here_manifest["shards"], there_manifest["shards"])
         # Keys that an older version did not store get their defaults.
-        recipe = list(_differences(whole_recipe(one["recipe"]), whole_recipe(two["recipe"])))
+        recipe = list(
+            _differences(
+                whole_recipe(here_manifest["recipe"]), whole_recipe(there_manifest["recipe"])
+            )
+        )
         # A difference of the recipe also changes the manifest and the plan, but is listed only
         # once.
         asked = {difference["key"] for difference in recipe}
 
-        def beside_recipe(here: Any, there: Any) -> list[dict[str, Any]]:
-            return [found for found in _differences(here, there) if found["key"] not in asked]
+        def beside_recipe(here_value: Any, there_value: Any) -> list[dict[str, Any]]:
+            return [
+                difference
+                for difference in _differences(here_value, there_value)
+                if difference["key"] not in asked
+            ]
 
-        manifest = beside_recipe(_without(one, _ELSEWHERE), _without(two, _ELSEWHERE))
-        plans = stored_plan(here.local.folder) or {}, stored_plan(there.local.folder) or {}
+        manifest = beside_recipe(
+            _without(here_manifest, _ELSEWHERE), _without(there_manifest, _ELSEWHERE)
+        )
+        plans = (
+            stored_plan(here_dataset.local.folder) or {},
+            stored_plan(there_dataset.local.folder) or {},
+        )
         # A trainer reads the same data, no matter which plan, engine or version made it.
         same = all(difference["key"].split(".")[0] in MADE_BY for difference in manifest)
         why_not = None
-        if one["seq_length"] != two["seq_length"]:
+        if here_manifest["seq_length"] != there_manifest["seq_length"]:
             why_not = (
-                f"rows of {one['seq_length']} and of {two['seq_length']} slots cannot be compared"
+                f"rows of {here_manifest['seq_length']} and of {there_manifest['seq_length']}"
+                " slots cannot be compared"
                 " slot by slot"
             )
             differing = []
         return {
-            "directory": str(here.local.out),
-            "other": str(there.local.out),
+            "directory": str(here_dataset.local.out),
+            "other": str(there_dataset.local.out),
             "equal": (
-                same and not recipe and shards["equal"] == len(one["shards"]) == len(two["shards"])
+                same
+                and not recipe
+                and shards["equal"] == len(here_manifest["shards"]) == len(there_manifest["shards"])
             ),
             "manifest": manifest,
             "recipe": recipe,
             "plan": beside_recipe(*map(_own_of_plan, plans)),
             "files": _files(*plans),
-            **_totals(one["ledger"], two["ledger"]),
+            **_totals(here_manifest["ledger"], there_manifest["ledger"]),
             "shards": shards,
-            "rows": [_first_difference(here, there, number) for number in differing[:MOST_SHARDS]],
+            "rows": [
+                _first_difference(here_dataset, there_dataset, number)
+                for number in differing[:MOST_SHARDS]
+            ],
             "rows_not_compared": why_not,
         }
 
@@ -110,49 +134,56 @@ def _own_of_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _differences(here: Any, there: Any, path: str = "") -> Iterator[dict[str, Any]]:
+def _differences(here_value: Any, there_value: Any, path: str = "") -> Iterator[dict[str, Any]]:
     """Yield {key, here, there} for each difference between two JSON values.
 
     The key is a path such as sources[web].repeat. A missing value is None. Lists of named objects
     are compared by name. An object that is in only one list is one difference.
     """
-    if isinstance(here, Mapping) and isinstance(there, Mapping):
-        for key in dict.fromkeys([*here, *there]):
+    if isinstance(here_value, Mapping) and isinstance(there_value, Mapping):
+        for key in dict.fromkeys([*here_value, *there_value]):
             yield from _differences(
-                here.get(key), there.get(key), f"{path}.{key}" if path else str(key)
+                here_value.get(key), there_value.get(key), f"{path}.{key}" if path else str(key)
             )
-    elif _are_named(here) and _are_named(there):
-        one, two = ({part["name"]: part for part in parts} for parts in (here, there))
-        for name in dict.fromkeys([*one, *two]):
-            yield from _differences(one.get(name), two.get(name), f"{path}[{name}]")
-        if [*one] != [*two] and {*one} == {*two}:
-            yield {"key": f"{path}: order", "here": [*one], "there": [*two]}
-    elif here != there or type(here) is not type(there):
-        yield {"key": path, "here": here, "there": there}
+    elif _are_named(here_value) and _are_named(there_value):
+        here_by_name, there_by_name = (
+            {entry["name"]: entry for entry in parts} for parts in (here_value, there_value)
+        )
+        for name in dict.fromkeys([*here_by_name, *there_by_name]):
+            yield from _differences(
+                here_by_name.get(name), there_by_name.get(name), f"{path}[{name}]"
+            )
+        if [*here_by_name] != [*there_by_name] and {*here_by_name} == {*there_by_name}:
+            yield {"key": f"{path}: order", "here": [*here_by_name], "there": [*there_by_name]}
+    elif here_value != there_value or type(here_value) is not type(there_value):
+        yield {"key": path, "here": here_value, "there": there_value}
 
 
 def _are_named(value: Any) -> bool:
     return isinstance(value, list) and all(
-        isinstance(part, Mapping) and "name" in part for part in value
+        isinstance(entry, Mapping) and "name" in entry for entry in value
     )
 
 
-def _files(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _files(here_plan: Mapping[str, Any], there_plan: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Compare the files of two plans by name and size, and return one entry per source.
 
     An entry is {"source": "web", "same": 7, "changed": {"count": 1, "names": ["a.jsonl"]},
     "only_here": …, "only_there": …}. Each list of names has at most MOST_FILES names.
     """
-    both = [_files_by_source(plan) for plan in (here, there)]
-    found = []
-    for name in dict.fromkeys([*both[0], *both[1]]):
-        one, two = (files.get(name, {}) for files in both)
-        changed = [file for file, size in one.items() if two.get(file, size) != size]
-        only_here, only_there = [f for f in one if f not in two], [f for f in two if f not in one]
-        found.append(
+    files_of_plans = [_files_by_source(plan) for plan in (here_plan, there_plan)]
+    entries = []
+    for name in dict.fromkeys([*files_of_plans[0], *files_of_plans[1]]):
+        here_files, there_files = (files.get(name, {}) for files in files_of_plans)
+        changed = [file for file, size in here_files.items() if there_files.get(file, size) != size]
+        only_here, only_there = (
+            [f for f in here_files if f not in there_files],
+            [f for f in there_files if f not in here_files],
+        )
+        entries.append(
             {
                 "source": name,
-                "same": len(one) - len(changed) - len(only_here),
+                "same": len(here_files) - len(changed) - len(only_here),
                 **{
                     key: {"count": len(files), "names": files[:MOST_FILES]}
                     for key, files in (
@@ -163,24 +194,26 @@ def _files(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[dict[str, 
                 },
             }
         )
-    return found
+    return entries
 
 
 def _files_by_source(plan: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     names = [source["name"] for source in plan.get("sources", ())]
-    found: dict[str, dict[str, int]] = {name: {} for name in names}
+    sizes_by_source: dict[str, dict[str, int]] = {name: {} for name in names}
     for file in plan.get("files", ()):
-        found[names[file["source"]]][file["name"]] = file["size"]
-    return found
+        sizes_by_source[names[file["source"]]][file["name"]] = file["size"]
+    return sizes_by_source
 
 
-def _totals(here: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def _totals(
+    here_ledger: Mapping[str, Any], there_ledger: Mapping[str, Any]
+) -> dict[str, list[dict[str, Any]]]:
     """Return a dict with the keys `totals`, `tasks` and `sources`, each with [{name, here, there}].
 
     `totals` has the numbers of rows, segments, documents, tokens and padding slots. `tasks` and
     `sources` have the numbers of segments and tokens per task and per source.
     """
-    both = here, there
+    ledgers = here_ledger, there_ledger
 
     def summed(ledger: Mapping[str, Any], *keys: str) -> int:
         total = 0
@@ -192,32 +225,37 @@ def _totals(here: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, list
 
     # A ledger has most counts by source, so they are summed over the sources.
     totals = {
-        "rows": [ledger["rows"] for ledger in both],
-        "segments": [summed(ledger, "segments") for ledger in both],
-        "documents": [summed(ledger, "documents", "used") for ledger in both],
-        "tokens": [summed(ledger, "tokens", "used") for ledger in both],
-        "row_padding": [ledger["row_padding"] for ledger in both],
+        "rows": [ledger["rows"] for ledger in ledgers],
+        "segments": [summed(ledger, "segments") for ledger in ledgers],
+        "documents": [summed(ledger, "documents", "used") for ledger in ledgers],
+        "tokens": [summed(ledger, "tokens", "used") for ledger in ledgers],
+        "row_padding": [ledger["row_padding"] for ledger in ledgers],
     }
 
-    def by_name(of: Sequence[Mapping[str, tuple[int, int]]]) -> list[dict[str, Any]]:
-        names = dict.fromkeys([*of[0], *of[1]])
+    def by_name(counts_of_sides: Sequence[Mapping[str, tuple[int, int]]]) -> list[dict[str, Any]]:
+        names = dict.fromkeys([*counts_of_sides[0], *counts_of_sides[1]])
         return [
-            {"name": name, "here": _counts(of[0].get(name)), "there": _counts(of[1].get(name))}
+            {
+                "name": name,
+                "here": _counts(counts_of_sides[0].get(name)),
+                "there": _counts(counts_of_sides[1].get(name)),
+            }
             for name in names
         ]
 
     # A task or a source may be in only one dataset. Its counts are then missing for the other.
     tasks = [
         {name: (t["segments"], t["tokens"]) for name, t in ledger["tasks"].items()}
-        for ledger in both
+        for ledger in ledgers
     ]
     sources = [
         {name: (s["segments"], s["tokens"]["used"]) for name, s in ledger["sources"].items()}
-        for ledger in both
+        for ledger in ledgers
     ]
     return {
         "totals": [
-            {"name": name, "here": one, "there": two} for name, (one, two) in totals.items()
+            {"name": name, "here": here_total, "there": there_total}
+            for name, (here_total, there_total) in totals.items()
         ],
         "tasks": by_name(tasks),
         "sources": by_name(sources),
@@ -228,24 +266,30 @@ def _counts(counts: tuple[int, int] | None) -> dict[str, int] | None:
     return None if counts is None else {"segments": counts[0], "tokens": counts[1]}
 
 
-def _shards(here: Sequence[Any], there: Sequence[Any]) -> tuple[dict[str, int], list[int]]:
+def _shards(
+    here_shards: Sequence[Any], there_shards: Sequence[Any]
+) -> tuple[dict[str, int], list[int]]:
     """Compare the digests of shards with the same number.
 
     Return the counts {equal, differing, only_here, only_there}, and the list of the numbers of the
     differing shards. A shard can be missing from one dataset only if the datasets have different
     shard counts.
     """
-    both = min(len(here), len(there))
-    differing = [i for i in range(both) if here[i]["digest"] != there[i]["digest"]]
+    common_shards = min(len(here_shards), len(there_shards))
+    differing = [
+        i for i in range(common_shards) if here_shards[i]["digest"] != there_shards[i]["digest"]
+    ]
     return {
-        "equal": both - len(differing),
+        "equal": common_shards - len(differing),
         "differing": len(differing),
-        "only_here": len(here) - both,
-        "only_there": len(there) - both,
+        "only_here": len(here_shards) - common_shards,
+        "only_there": len(there_shards) - common_shards,
     }, differing
 
 
-def _first_difference(here: OpenedDataset, there: OpenedDataset, number: int) -> dict[str, Any]:
+def _first_difference(
+    here_dataset: OpenedDataset, there_dataset: OpenedDataset, number: int
+) -> dict[str, Any]:
     """Return the first difference between the shards with the same number in two datasets.
 
     Returns:
@@ -258,34 +302,42 @@ def _first_difference(here: OpenedDataset, there: OpenedDataset, number: int) ->
         - here, there: the values
         - here_text, there_text: the tokens around the location
     """
-    with here.shard(number) as one, there.shard(number) as two:
+    with here_dataset.shard(number) as here_shard, there_dataset.shard(number) as there_shard:
         # The difference in the earliest row is the first. In the same row, the order of arrays
         # decides.
         best: tuple[int, int, str, int, int] | None = None
-        for order, name in enumerate(one.arrays):
-            found = _difference_of(one, two, name) if name in two.arrays else None
-            if found and (best is None or (found[0], order) < best[:2]):
-                best = found[0], order, name, found[1], found[2]
+        for order, name in enumerate(here_shard.arrays):
+            difference = (
+                _difference_of(here_shard, there_shard, name)
+                if name in there_shard.arrays
+                else None
+            )
+            if difference and (best is None or (difference[0], order) < best[:2]):
+                best = difference[0], order, name, difference[1], difference[2]
         described = {
-            "shard": here.dataset.manifest["shards"][number]["file"],
-            "rows": [one.rows, two.rows],
-            "arrays_of_one": sorted(one.arrays.keys() ^ two.arrays.keys()),
+            "shard": here_dataset.dataset.manifest["shards"][number]["file"],
+            "rows": [here_shard.rows, there_shard.rows],
+            "arrays_of_one": sorted(here_shard.arrays.keys() ^ there_shard.arrays.keys()),
             "array": None, "row": None, "slot": None, "segment": None, "here": None, "there": None,
             "here_text": None, "there_text": None,
         }  # fmt: skip
         if best is None:
             return described
-        row, _, name, in_row, at = best
+        row, _, name, in_row, value_index = best
         # Only arrays with one value per slot give a slot. For others, the segment's first slot is
         # shown.
-        in_slots = one.arrays[name].ndim == 2 and name != "trained_ranges"
+        in_slots = here_shard.arrays[name].ndim == 2 and name != "trained_ranges"
         values = [
-            shard.arrays[name][row, in_row] if in_slots else shard.arrays[name][at]
-            for shard in (one, two)
+            shard.arrays[name][row, in_row] if in_slots else shard.arrays[name][value_index]
+            for shard in (here_shard, there_shard)
         ]
-        begin = in_row if in_slots else _begin_of(one, row, in_row)
+        begin = in_row if in_slots else _begin_of(here_shard, row, in_row)
         for key, data, shard, value in zip(
-            ("here", "there"), (here, there), (one, two), values, strict=True
+            ("here", "there"),
+            (here_dataset, there_dataset),
+            (here_shard, there_shard),
+            values,
+            strict=True,
         ):
             described[key] = json.loads(json.dumps(value.tolist()))
             described[f"{key}_text"] = _around(data, shard, row, begin)
@@ -297,53 +349,55 @@ def _first_difference(here: OpenedDataset, there: OpenedDataset, number: int) ->
         }
 
 
-def _difference_of(one: Shard, two: Shard, name: str) -> tuple[int, int, int] | None:
+def _difference_of(here_shard: Shard, there_shard: Shard, name: str) -> tuple[int, int, int] | None:
     """Find the first value of the array `name` that differs between two shards.
 
     Return its location as `_row_of` does, or None if all values that both arrays have are equal.
     """
-    a, b = one.arrays[name], two.arrays[name]
-    both = min(len(a), len(b))
+    a, b = here_shard.arrays[name], there_shard.arrays[name]
+    common_rows = min(len(a), len(b))
     # The slots of a large shard are compared in parts, up to the first difference.
-    for begin in range(0, both, _ROWS_AT_ONCE if a.ndim == 2 else max(both, 1)):
-        end = min(begin + (_ROWS_AT_ONCE if a.ndim == 2 else both), both)
+    for begin in range(0, common_rows, _ROWS_AT_ONCE if a.ndim == 2 else max(common_rows, 1)):
+        end = min(begin + (_ROWS_AT_ONCE if a.ndim == 2 else common_rows), common_rows)
         differs = a[begin:end] != b[begin:end]
         if a.dtype.kind == "f":
             # Two NaN are equal here, although NaN differs from itself.
             differs &= ~(np.isnan(a[begin:end]) & np.isnan(b[begin:end]))
         if differs.any():
             place = np.unravel_index(int(np.argmax(differs)), differs.shape)
-            return _row_of(one, name, begin + int(place[0]), int(place[-1]))
+            return _row_of(here_shard, name, begin + int(place[0]), int(place[-1]))
     return None
 
 
-def _row_of(shard: Shard, name: str, at: int, slot: int) -> tuple[int, int, int]:
-    """Return the location of a value of the array `name`: (row, slot or segment, `at`).
+def _row_of(shard: Shard, name: str, value_index: int, slot: int) -> tuple[int, int, int]:
+    """Return the location of a value of the array `name`: (row, slot or segment, `value_index`).
 
-    `at` is the value's index on the first axis of the array. The second result is the slot in the
-    row for arrays with one value per slot. For other arrays, it is the index of the segment in the
-    row.
+    `value_index` is the value's index on the first axis of the array. The second result is the slot
+    in the row for arrays with one value per slot. For other arrays, it is the index of the segment
+    in the row.
     """
     offsets = shard.arrays["row_offsets"]
     if shard.arrays[name].shape == (shard.rows, shard.seq_length):
-        return at, slot, at
+        return value_index, slot, value_index
     # Entry i of row_offsets ends row i − 1.
     if name == "row_offsets":
-        return max(at - 1, 0), 0, at
+        return max(value_index - 1, 0), 0, value_index
     if name.startswith("cu_seqlens"):
         # cu_seqlens has one more entry per row than the row has segments.
-        row = int(np.searchsorted(offsets + np.arange(len(offsets)), at, "right")) - 1
-        return row, max(at - int(offsets[row]) - row - 1, 0), at
+        row = int(np.searchsorted(offsets + np.arange(len(offsets)), value_index, "right")) - 1
+        return row, max(value_index - int(offsets[row]) - row - 1, 0), value_index
     # Blocks, ranges, media spans and records belong to the segment whose offsets contain their
     # index. A byte of a media reference belongs to a media span in the same way.
-    segment = at
-    for own in ("media_ref_offsets", f"{name.split('_')[0]}_offsets"):
-        if own == name:
+    segment = value_index
+    for own_offsets in ("media_ref_offsets", f"{name.split('_')[0]}_offsets"):
+        if own_offsets == name:
             segment = max(segment - 1, 0)
-        elif own in shard.arrays and (own != "media_ref_offsets" or name == "media_ref"):
-            segment = int(np.searchsorted(shard.arrays[own], segment, "right")) - 1
+        elif own_offsets in shard.arrays and (
+            own_offsets != "media_ref_offsets" or name == "media_ref"
+        ):
+            segment = int(np.searchsorted(shard.arrays[own_offsets], segment, "right")) - 1
     row = int(np.searchsorted(offsets, segment, "right")) - 1
-    return row, segment - int(offsets[row]), at
+    return row, segment - int(offsets[row]), value_index
 
 
 def _begin_of(shard: Shard, row: int, segment: int) -> int:
@@ -351,9 +405,9 @@ def _begin_of(shard: Shard, row: int, segment: int) -> int:
 
     If the row does not have this segment, the result is any slot of the row.
     """
-    first = int(shard.arrays["row_offsets"][row]) + row
+    first_offset = int(shard.arrays["row_offsets"][row]) + row
     physical = shard.arrays.get("cu_seqlens_padded", shard.arrays["cu_seqlens"])
-    return min(int(physical[min(first + segment, len(physical) - 1)]), shard.seq_length - 1)
+    return min(int(physical[min(first_offset + segment, len(physical) - 1)]), shard.seq_length - 1)
 
 
 def _around(data: OpenedDataset, shard: Shard, row: int, slot: int) -> str | None:
@@ -364,9 +418,10 @@ def _around(data: OpenedDataset, shard: Shard, row: int, slot: int) -> str | Non
     if row >= shard.rows:
         return None
     ids = shard.arrays["tokens"][row].tolist()
-    before, after = ids[max(slot - AROUND, 0) : slot], ids[slot : slot + AROUND]
+    ids_before, ids_after = ids[max(slot - AROUND, 0) : slot], ids[slot : slot + AROUND]
     return "│".join(
-        "".join(piece.text for piece in data.texts.pieces(part)) for part in (before, after)
+        "".join(piece.text for piece in data.texts.pieces(ids_of_part))
+        for ids_of_part in (ids_before, ids_after)
     )
 
 
@@ -394,8 +449,8 @@ def _draw(page: Page, d: Mapping[str, Any]) -> None:
         if d[name]:
             page.put()
             lines = [
-                (each["key"], _value(each["here"]), _value(each["there"]))
-                for each in d[name][:MOST_KEYS]
+                (entry["key"], _value(entry["here"]), _value(entry["there"]))
+                for entry in d[name][:MOST_KEYS]
             ]
             page.table((title, "here", "there"), lines, text_columns=3)
             if len(d[name]) > MOST_KEYS:
@@ -413,7 +468,7 @@ def _draw(page: Page, d: Mapping[str, Any]) -> None:
     )
     # Equal counts would only repeat the totals.
     for name in ("tasks", "sources"):
-        if any(each["here"] != each["there"] for each in d[name]):
+        if any(entry["here"] != entry["there"] for entry in d[name]):
             page.put()
             _draw_mix(page, name.removesuffix("s"), d[name])
     page.put()
@@ -424,15 +479,15 @@ def _draw(page: Page, d: Mapping[str, Any]) -> None:
     )
     if d["rows_not_compared"]:
         page.wrap(f"  {d['rows_not_compared']}", indent=2)
-    for each in d["rows"]:
-        _draw_row(page, each)
+    for entry in d["rows"]:
+        _draw_row(page, entry)
 
 
 def _verdict(d: Mapping[str, Any]) -> str:
-    made = d["manifest"] or d["plan"]
+    differs = d["manifest"] or d["plan"]
     if d["equal"]:
         return "equal: a trainer reads the same data" + (
-            "; the datasets were made differently" if made else ""
+            "; the datasets were made differently" if differs else ""
         )
     return "they differ"
 
@@ -443,50 +498,64 @@ def _draw_files(page: Page, files: Mapping[str, Any]) -> None:
         ("only_here", "only here"),
         ("only_there", "only there"),
     ):
-        some = files[key]
-        if some["count"]:
-            names = ", ".join(map(visible, some["names"])) + (
-                " …" if some["count"] > len(some["names"]) else ""
+        changed_files = files[key]
+        if changed_files["count"]:
+            names = ", ".join(map(visible, changed_files["names"])) + (
+                " …" if changed_files["count"] > len(changed_files["names"]) else ""
             )
-            page.wrap(f"files of {files['source']} {words}: {some['count']:,} ({names})", indent=2)
+            page.wrap(
+                f"files of {files['source']} {words}: {changed_files['count']:,} ({names})",
+                indent=2,
+            )
 
 
 def _draw_mix(page: Page, title: str, entries: Sequence[Mapping[str, Any]]) -> None:
     lines = []
-    for each in entries:
-        here, there = each["here"], each["there"]
+    for entry in entries:
+        here_counts, there_counts = entry["here"], entry["there"]
         columns = []
-        for what in ("segments", "tokens"):
-            one, two = (side[what] if side else None for side in (here, there))
-            columns += ["–" if count is None else f"{count:,}" for count in (one, two)]
-            columns.append(_change(one or 0, two or 0))
-        lines.append((each["name"], *columns))
+        for unit in ("segments", "tokens"):
+            here_count, there_count = (
+                side[unit] if side else None for side in (here_counts, there_counts)
+            )
+            columns += [
+                "–" if count is None else f"{count:,}" for count in (here_count, there_count)
+            ]
+            columns.append(_change(here_count or 0, there_count or 0))
+        lines.append((entry["name"], *columns))
     head = (title, "segments here", "there", "change", "tokens here", "there", "change")
     page.table(head, lines, text_columns=1)
 
 
-def _draw_row(page: Page, each: Mapping[str, Any]) -> None:
-    where = each["shard"].removeprefix("shards/").removesuffix(".safetensors")
-    if each["array"] is None:
-        more = f"{each['rows'][0]:,} and {each['rows'][1]:,} rows"
+def _draw_row(page: Page, difference: Mapping[str, Any]) -> None:
+    where = difference["shard"].removeprefix("shards/").removesuffix(".safetensors")
+    if difference["array"] is None:
+        row_counts = f"{difference['rows'][0]:,} and {difference['rows'][1]:,} rows"
         lacking = (
-            f"; only one has {', '.join(each['arrays_of_one'])}" if each["arrays_of_one"] else ""
+            f"; only one has {', '.join(difference['arrays_of_one'])}"
+            if difference["arrays_of_one"]
+            else ""
         )
-        page.wrap(f"  {where}: all common values are equal: {more}{lacking}", indent=2)
+        page.wrap(f"  {where}: all common values are equal: {row_counts}{lacking}", indent=2)
         return
-    place = f"slot {each['slot']:,}" if each["slot"] is not None else f"segment {each['segment']:,}"
-    values = f"{_value(each['here'])} here, {_value(each['there'])} there"
+    place = (
+        f"slot {difference['slot']:,}"
+        if difference["slot"] is not None
+        else f"segment {difference['segment']:,}"
+    )
+    values = f"{_value(difference['here'])} here, {_value(difference['there'])} there"
     page.wrap(
-        f"  {where}: first difference in row {each['row']:,}: {each['array']} at {place}: {values}",
+        f"  {where}: first difference in row {difference['row']:,}: {difference['array']} at"
+        f" {place}: {values}",
         indent=2,
     )
     for name in ("here", "there"):
-        text = each[f"{name}_text"]
+        text = difference[f"{name}_text"]
         page.put(f"    {name:<5}  {'' if text is None else visible(text)}", DIM)
 
 
-def _change(here: int, there: int) -> str:
-    return "" if here == there else f"{there - here:+,}"
+def _change(here_value: int, there_value: int) -> str:
+    return "" if here_value == there_value else f"{there_value - here_value:+,}"
 
 
 def _value(value: Any) -> str:

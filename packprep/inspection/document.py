@@ -91,23 +91,23 @@ def describe_document(
         source = _source(plan, name)
         # The plan says which shards read a position, so no other shard is searched.
         file, position = place_of(source, place)
-        wanted = [file] if file is not None else _files_that_reach(source, position)
-        shards = source.shards_of(_pieces_of(source, wanted, position), plan.shards).tolist()
-        found = _Found(data, source, wanted, position)
+        wanted_files = [file] if file is not None else _files_that_reach(source, position)
+        shards = source.shards_of(_pieces_of(source, wanted_files, position), plan.shards).tolist()
+        uses_found = _Found(data, source, wanted_files, position)
         for number in shards:
-            found.search(number)
+            uses_found.search(number)
         # A file is described if its document was found, or if no other file is possible.
-        held = [file] if file is not None else found.files()
-        if not held and len(source.files) == 1:
-            held = [0]
+        file_indices = [file] if file is not None else uses_found.files()
+        if not file_indices and len(source.files) == 1:
+            file_indices = [0]
         return {
             "directory": str(data.local.out),
             "source": source.name,
             "position": position,
             "shards": plan.shards,
             "shards_searched": len(shards),
-            "more_files": max(0, len(held) - MOST_FILES),
-            "files": [found.describe(plan, i) for i in held[:MOST_FILES]],
+            "more_files": max(0, len(file_indices) - MOST_FILES),
+            "files": [uses_found.describe(plan, i) for i in file_indices[:MOST_FILES]],
         }
 
 
@@ -173,8 +173,8 @@ class _Found:
 
         A file is included if its document is used or rejected.
         """
-        held = {file for file, _ in (*self._segments, *self._rejects)}
-        return sorted(file - self._source.first_file for file in held)
+        file_indices = {file for file, _ in (*self._segments, *self._rejects)}
+        return sorted(file - self._source.first_file for file in file_indices)
 
     def search(self, number: int) -> None:
         """Search shard `number` and its rejects file for documents at the position."""
@@ -202,8 +202,10 @@ class _Found:
         The records of these documents are noted.
         """
         of_document, owner = np.zeros(len(segments), np.bool_), records.owner
-        at = (records.position == self._position) & np.isin(segments.file[owner], self._files)
-        for g in owner[at].tolist():
+        has_position = (records.position == self._position) & np.isin(
+            segments.file[owner], self._files
+        )
+        for g in owner[has_position].tolist():
             key = file, use = int(segments.file[g]), int(segments.repeat[g])
             self._document_of[file] = doc = int(segments.doc[g])
             self._records[key] = records.of(g).listed()
@@ -214,11 +216,14 @@ class _Found:
         return of_document | alone
 
     def _note_neighbours(self, file: int, positions: np.ndarray) -> None:
-        before, after = positions[positions < self._position], positions[positions > self._position]
-        if len(before):
-            self._before[file] = max(int(before.max()), self._before.get(file, 0))
-        if len(after):
-            self._after[file] = min(int(after.min()), self._after.get(file, END))
+        positions_before, positions_after = (
+            positions[positions < self._position],
+            positions[positions > self._position],
+        )
+        if len(positions_before):
+            self._before[file] = max(int(positions_before.max()), self._before.get(file, 0))
+        if len(positions_after):
+            self._after[file] = min(int(positions_after.min()), self._after.get(file, END))
 
     def _note(self, number: int, stored: Segments, g: int) -> None:
         data = self._data
@@ -261,9 +266,9 @@ class _Found:
         read = _read_again(plan, source, i, position, bool(self._segments))
         exists = seen or read.exists
         # The file itself gives the best neighbours. Without it, segments and rejects give some.
-        before, after = read.before, read.after
-        if before is None and after is None and not exists:
-            before, after = self._before.get(file), self._after.get(file)
+        position_before, position_after = read.before, read.after
+        if position_before is None and position_after is None and not exists:
+            position_before, position_after = self._before.get(file), self._after.get(file)
         uses = [self._use(plan, file, use, read, exists) for use in range(source.uses)]
         return {
             "file": source.files.names[i],
@@ -271,8 +276,8 @@ class _Found:
             "text": read.text,
             "tokens": read.tokens,
             "not_read": read.error,
-            "before": None if exists else before,
-            "after": None if exists else after,
+            "before": None if exists else position_before,
+            "after": None if exists else position_after,
             "uses": uses,
         }
 
@@ -301,8 +306,8 @@ class _Found:
                 "why": "the file has no document at this position",
             }
         # The document exists, but has no segment and no reject. So the plan should exclude it.
-        at = np.array([self._position], np.int64)
-        if not in_sample(self._source, file, at)[0]:
+        positions = np.array([self._position], np.int64)
+        if not in_sample(self._source, file, positions)[0]:
             low, high = self._source.source.sample
             why = (
                 f"the source's hash split keeps documents with u in [{low:g}, {high:g}), but not"
@@ -312,7 +317,7 @@ class _Found:
         if why := _why_filtered(self._source, use, read):
             outcome = "not repeated" if read.passes else "filtered"
             return {**described, "outcome": outcome, "why": why}
-        if not kept_by_plan(self._source, use, file, at)[0] or chosen_by_content(
+        if not kept_by_plan(self._source, use, file, positions)[0] or chosen_by_content(
             self._source, use, file
         ):
             why = (
@@ -366,15 +371,15 @@ def _left_out(
     The end of a range is None if the document's number of tokens is unknown.
     """
     documents = plan.recipe.documents
-    at = 0
+    next_token = 0
     for segment in segments:
-        if segment["tokens"][0] > at:
-            yield _range(at, segment["tokens"][0], _why_dropped(documents.long))
-        at = segment["tokens"][1]
+        if segment["tokens"][0] > next_token:
+            yield _range(next_token, segment["tokens"][0], _why_dropped(documents.long))
+        next_token = segment["tokens"][1]
     if tokens is None and documents.eos_after_document and segments[-1]["ends_document"] is False:
-        yield _range(at, None, _why_cut(documents.long))
-    elif tokens is not None and tokens > at:
-        yield _range(at, tokens, _why_cut(documents.long))
+        yield _range(next_token, None, _why_cut(documents.long))
+    elif tokens is not None and tokens > next_token:
+        yield _range(next_token, tokens, _why_cut(documents.long))
 
 
 def _why_cut(long: str) -> str:
@@ -458,15 +463,15 @@ class _PassesAt(ByFields):
         of_document: Number of passes of the document, or None.
     """
 
-    def __init__(self, source: PlannedSource, at: _AtPosition):
+    def __init__(self, source: PlannedSource, at_position: _AtPosition):
         assert source.passes is not None
         super().__init__(source.passes, 0, partial(file_key, source))
-        self.at = at
+        self.at = at_position
         self.number: float | None = None
         self.of_document: int | None = None
 
     def __call__(
-        self, file: int, positions: np.ndarray, read_fields: ReadFields, own: np.ndarray
+        self, file: int, positions: np.ndarray, read_fields: ReadFields, is_own: np.ndarray
     ) -> np.ndarray:
         """Return which document is at the position, bool[n]."""
         chosen = self.at(file, positions)
@@ -479,13 +484,13 @@ class _PassesAt(ByFields):
 
 def _read_again(plan: Plan, source: PlannedSource, i: int, position: int, used: bool) -> _ReadAgain:
     """Read the document at a position in file i of a source. `used` says whether it is used."""
-    file, at = source.first_file + i, _AtPosition(position)
-    keep = at if source.passes is None else _PassesAt(source, at)
-    there, text, tokens = False, None, None
+    file, at_position = source.first_file + i, _AtPosition(position)
+    keep = at_position if source.passes is None else _PassesAt(source, at_position)
+    exists, text, tokens = False, None, None
     try:
-        for part in _parts_at(source, i, position):
+        for work_range in _parts_at(source, i, position):
             for batch, _ in read_supervised(
-                part,
+                work_range,
                 source.source,
                 plan.recipe.documents,
                 plan.stored["chat_template"],
@@ -493,27 +498,29 @@ def _read_again(plan: Plan, source: PlannedSource, i: int, position: int, used: 
                 1 << 16,
                 kinds=source.kinds,
             ):
-                there = True
+                exists = True
                 text = batch.texts[0][:SHOWN_CHARACTERS] if batch.texts else text
-            if there:
+            if exists:
                 break
         # Counting tokens needs the tokenizer, so only a document with segments is tokenized.
-        if there and used:
-            found = documents_at(plan, source, file, 0, np.array([position]))
-            tokens = int(found.offsets[-1])
+        if exists and used:
+            documents = documents_at(plan, source, file, 0, np.array([position]))
+            tokens = int(documents.offsets[-1])
     except PackprepError as error:
         return _ReadAgain(error=str(error))
-    before, after = (None if near in (-1, END) else near for near in (at.before, at.after))
+    position_before, position_after = (
+        None if near in (-1, END) else near for near in (at_position.before, at_position.after)
+    )
     chosen = (keep.number, keep.of_document) if isinstance(keep, _PassesAt) else (None, None)
-    return _ReadAgain(there, text, tokens, None, before, after, *chosen)
+    return _ReadAgain(exists, text, tokens, None, position_before, position_after, *chosen)
 
 
 def _parts_at(source: PlannedSource, i: int, position: int) -> Iterator[Any]:
     # The last split has the document, unless group_by joined it from an earlier split on.
     for piece in reversed(source.pieces_at(i, np.array([position])).tolist()):
-        for part in source.slices_of(int(piece)):
-            if part.file == source.first_file + i:
-                yield part
+        for work_range in source.slices_of(int(piece)):
+            if work_range.file == source.first_file + i:
+                yield work_range
 
 
 SHOWN = 160  # Number of characters shown from the start of the document.
@@ -539,8 +546,8 @@ def _draw(page: Page, described: Mapping[str, Any]) -> None:
         size = "" if file["tokens"] is None else f" · {counted(file['tokens'], 'token')}"
         page.wrap(f"{where}{size}", HEAD)
         if file["text"] is not None:
-            more = " …" if len(file["text"]) > SHOWN else ""
-            page.wrap(f"  {visible(file['text'][:SHOWN])}{more}", indent=2)
+            ellipsis = " …" if len(file["text"]) > SHOWN else ""
+            page.wrap(f"  {visible(file['text'][:SHOWN])}{ellipsis}", indent=2)
         elif file["not_read"]:
             page.wrap(f"  its source was not read: {one_line(file['not_read'])}", DIM, indent=2)
         for use in file["uses"]:
@@ -566,12 +573,12 @@ def _draw(page: Page, described: Mapping[str, Any]) -> None:
 
 
 def _draw_use(page: Page, use: Mapping[str, Any]) -> None:
-    what = (
+    count_in_words = (
         f": {visible(use['why'])}"
         if use["why"]
         else f" in {counted(len(use['segments']), 'segment')}"
     )
-    page.wrap(f"  pass {use['use']}: {use['outcome']}{what}", indent=2)
+    page.wrap(f"  pass {use['use']}: {use['outcome']}{count_in_words}", indent=2)
     segments = use["segments"]
     if segments:
         page.table(
@@ -598,8 +605,8 @@ def _draw_use(page: Page, use: Mapping[str, Any]) -> None:
         begin, end = record["tokens"]
         tokens = f"tokens {_in_words([begin, end])}" if end > begin else "no tokens"
         page.put(f"  record at {record['position']:,}: {tokens}")
-    if (more := len(use["records"]) - MOST_SEGMENTS) > 0:
-        page.put(f"  … and {counted(more, 'more record')}; --json lists all")
+    if (more_records := len(use["records"]) - MOST_SEGMENTS) > 0:
+        page.put(f"  … and {counted(more_records, 'more record')}; --json lists all")
     for left_out in use["left_out"]:
         begin, end = left_out["tokens"]
         tokens = f"tokens from {begin:,}" if end is None else f"tokens {_in_words([begin, end])}"
@@ -628,19 +635,23 @@ def first_document(plan: Plan) -> str:
     """
     first_reject: tuple[PlannedSource, Reject] | None = None
     documents, vocabulary = plan.recipe.documents, plan.vocabulary
-    slices = ((source, part) for source in plan.sources for part in source.slices(0, plan.shards))
-    for source, part, keep in with_keeps(slices):
-        for positions, rejects, contents in _first_looks(plan, source, part, keep):
+    slices = (
+        (source, work_range)
+        for source in plan.sources
+        for work_range in source.slices(0, plan.shards)
+    )
+    for source, work_range, keep in with_keeps(slices):
+        for positions, rejects, contents in _first_looks(plan, source, work_range, keep):
             if rejects and first_reject is None:
                 first_reject = source, rejects[0]
             for position, (ids, n_trained) in zip(positions.tolist(), contents, strict=False):
                 if ids:
-                    of = "" if n_trained is None else f", {n_trained:,} trained"
-                    where = f"{source.name} {_name_of(source, part.file)} at {position}"
+                    trained_in_words = "" if n_trained is None else f", {n_trained:,} trained"
+                    where = f"{source.name} {_name_of(source, work_range.file)} at {position}"
                     head = [vocabulary.roles["bos"]] if documents.prepend_bos else []
                     tail = [vocabulary.roles["eos"]] if documents.eos_after_document else []
                     return (
-                        f"document 1: {where}: {len(ids):,} tokens{of}:"
+                        f"document 1: {where}: {len(ids):,} tokens{trained_in_words}:"
                         f" {_ends(plan, [*head, *ids, *tail])}"
                     )
     if first_reject is None:
@@ -654,7 +665,7 @@ def first_document(plan: Plan) -> str:
 
 
 def _first_looks(
-    plan: Plan, source: PlannedSource, part: Any, keep: Any
+    plan: Plan, source: PlannedSource, work_range: Any, keep: Any
 ) -> Iterator[tuple[np.ndarray, Sequence[Reject], Iterator[tuple[list[int], int | None]]]]:
     """Yield (positions, rejects, contents) for each batch of documents in a work range.
 
@@ -664,11 +675,11 @@ def _first_looks(
     """
     documents = plan.recipe.documents
     if source.in_store:
-        for read in source.store.read(source, part, keep, plan.vocabulary):
+        for read in source.store.read(source, work_range, keep, plan.vocabulary):
             yield read.positions, read.rejects, _stored_contents(read)
         return
     for batch, conversations in read_supervised(
-        part,
+        work_range,
         source.source,
         documents,
         plan.stored["chat_template"],
@@ -700,9 +711,9 @@ def _contents(
         yield from ((tokens.ids[a:b].tolist(), None) for a, b in pairwise(tokens.offsets.tolist()))
     special_text = plan.recipe.documents.special_text
     for i, text in enumerate(batch.texts):
-        own = {0: conversations[i]} if i in conversations else {}
+        own_conversations = {0: conversations[i]} if i in conversations else {}
         tokens, trained = tokenize_supervised(
-            plan.engine, [text], own, special_text, plan.vocabulary
+            plan.engine, [text], own_conversations, special_text, plan.vocabulary
         )
         yield tokens.ids.tolist(), int(np.diff(trained[0].spans).sum()) if trained else None
 

@@ -122,16 +122,16 @@ class OpenedDataset:
         files = segments.file
         source = np.searchsorted([source.first_file for source in plan.sources], files, "right") - 1
         # The most general reason comes first, and better ones replace it.
-        said = np.full(
+        results = np.full(
             len(chosen), "not rebuilt: the file in its header does not belong to its source", object
         )
-        known = (files < len(self.files)) & (source == segments.source)
-        read = known & np.array([planned.prefix != UNREAD for planned in plan.sources])[source]
+        is_known = (files < len(self.files)) & (source == segments.source)
+        read = is_known & np.array([planned.prefix != UNREAD for planned in plan.sources])[source]
         read &= segments.has_tokens
-        said[known] = NOT_READ
-        said[~segments.has_tokens] = NO_TOKENS
-        said[read] = self._replayed(plan, arrays, chosen[read])
-        return said.tolist()
+        results[is_known] = NOT_READ
+        results[~segments.has_tokens] = NO_TOKENS
+        results[read] = self._replayed(plan, arrays, chosen[read])
+        return results.tolist()
 
     def _replayed(self, plan: Plan, arrays: Arrays, chosen: np.ndarray) -> list[str]:
         """Rebuild segments, and return one text per segment, as in `rebuilt`.
@@ -139,10 +139,10 @@ class OpenedDataset:
         The caller must have checked that the sources of the segments may be read.
         """
 
-        def replay(which: np.ndarray) -> list[str]:
+        def replay(indices: np.ndarray) -> list[str]:
             return [
-                f"differs: {what}" if what else IDENTICAL
-                for what in replay_segments(plan, arrays, which)
+                f"differs: {difference}" if difference else IDENTICAL
+                for difference in replay_segments(plan, arrays, indices)
             ]
 
         try:

@@ -161,13 +161,13 @@ def _row_of_most_tasks(local: LocalCopy, dataset: Dataset) -> int:
     searched.
     """
     ledger = dataset.manifest["ledger"].get("tasks", {})
-    wanted = np.array(
+    is_wanted = np.array(
         [
             bool(t["weight"]) and ledger.get(t["name"], {}).get("segments", 1) > 0
             for t in dataset.tasks
         ]
     )
-    best, most, first_row = 0, -1, 0
+    best, most_tasks, first_row = 0, -1, 0
     for number, entry in enumerate(dataset.manifest["shards"][:MOST_SHARDS]):
         if entry["rows"]:
             with local.fetched(shard_name(number)):
@@ -176,11 +176,11 @@ def _row_of_most_tasks(local: LocalCopy, dataset: Dataset) -> int:
                 )
                 seen = np.zeros((entry["rows"], len(dataset.tasks)), np.bool_)
                 seen[segments.row, segments.task] = True
-            count = seen[:, wanted].sum(axis=1)
-            if count.max() > most:
-                best, most = first_row + int(count.argmax()), int(count.max())
+            count = seen[:, is_wanted].sum(axis=1)
+            if count.max() > most_tasks:
+                best, most_tasks = first_row + int(count.argmax()), int(count.max())
             # No later row can have more tasks.
-            if most == wanted.sum():
+            if most_tasks == is_wanted.sum():
                 break
         first_row += entry["rows"]
     return best
@@ -238,8 +238,8 @@ def segment_of(data: OpenedDataset, row: Row, i: int, rebuilt: str) -> dict[str,
         "noise": columns["noise"],
         "loss_weight": columns["loss_weight"],
         "weights": [
-            [first, last, weight]
-            for segment, first, last, weight in row.weighted_ranges
+            [first_slot, end_slot, weight]
+            for segment, first_slot, end_slot, weight in row.weighted_ranges
             if segment == i
         ],
         "media": [place for place in media if begin <= place["slot"] < end],
@@ -273,9 +273,9 @@ def _parts(row: Row, task: Mapping[str, Any], begin: int, end: int, prefix: int)
         # Only objectives that keep the order of tokens support supervised documents.
         objective = find(task["objective"])
         in_order = objective is None or objective.supervised
-        first, second = ("prefix", "continuation") if in_order else ("inputs", "targets")
+        first_name, second_name = ("prefix", "continuation") if in_order else ("inputs", "targets")
         cut = min(begin + max(prefix, 0), end)
-        return [(first, row.tokens, begin, cut), (second, row.tokens, cut, end)]
+        return [(first_name, row.tokens, begin, cut), (second_name, row.tokens, cut, end)]
     if task["attention"] == "block_diffusion":
         half = begin + (end - begin) // 2
         return [("x_t", row.tokens, begin, half), ("x_0", row.tokens, half, end)]
@@ -289,31 +289,31 @@ def _pieces(
     ids: np.ndarray,
     loss: np.ndarray,
     media: Sequence[Mapping[str, Any]],
-    first: int,
+    first_slot: int,
 ) -> list[dict[str, Any]]:
-    """Return the tokens `ids` as pieces {text, ids, loss, kind}. ids[0] is in slot `first`.
+    """Return the tokens `ids` as pieces {text, ids, loss, kind}. ids[0] is in slot `first_slot`.
 
     A media span becomes one piece, and the text of this piece shows the span's ref.
     """
     pieces: list[dict[str, Any]] = []
-    at = 0
+    token_offset = 0
     # Text is decoded between the media spans, so no piece has tokens of both.
-    inside = [place for place in media if first <= place["slot"] < first + len(ids)]
+    inside = [place for place in media if first_slot <= place["slot"] < first_slot + len(ids)]
     for place in (*inside, None):
-        upto = place["slot"] - first if place else len(ids)
-        for piece in texts.pieces(ids[at:upto].tolist()):
-            end = at + len(piece.ids)
+        upto = place["slot"] - first_slot if place else len(ids)
+        for piece in texts.pieces(ids[token_offset:upto].tolist()):
+            end = token_offset + len(piece.ids)
             pieces.append(
                 {
                     "text": piece.text,
                     "ids": piece.ids,
-                    "loss": loss[at:end].tolist(),
+                    "loss": loss[token_offset:end].tolist(),
                     "kind": piece.kind,
                 }
             )
-            at = end
+            token_offset = end
         if place:
-            end = at + place["slots"]
+            end = token_offset + place["slots"]
             text = (
                 f"{place['kind']} of {counted(place['slots'], 'slot')}:"
                 f" {clipped(place['ref'], MOST_OF_REF)}"
@@ -321,12 +321,12 @@ def _pieces(
             pieces.append(
                 {
                     "text": text,
-                    "ids": ids[at:end].tolist(),
-                    "loss": loss[at:end].tolist(),
+                    "ids": ids[token_offset:end].tolist(),
+                    "loss": loss[token_offset:end].tolist(),
                     "kind": SPECIAL,
                 }
             )
-            at = end
+            token_offset = end
     return pieces
 
 
@@ -364,19 +364,21 @@ def _draw(page: Page, row: Mapping[str, Any]) -> None:
             f" {', '.join(row['lacks'])}"
         )
     printed = _printed(row["segments"])
-    gutter = gutter_of([part["name"] for segment in printed for part in segment["parts"]])
+    gutter = gutter_of(
+        [segment_part["name"] for segment in printed for segment_part in segment["parts"]]
+    )
     marks: set[str] = set()
     is_cut = False
     for segment in printed:
         page.put()
         put_header(page, segment)
-        for part in segment["parts"]:
-            lines = list(wrapped(units_of(part["pieces"]), page.width - gutter))
+        for segment_part in segment["parts"]:
+            lines = list(wrapped(units_of(segment_part["pieces"]), page.width - gutter))
             # In next-token tasks, the lines near a change of the loss mask stay, since they show
             # prompts and answers.
             shown = shortened(lines, by_turn=segment["predicts"] == "next")
             is_cut |= len(shown) < len(lines)
-            marks |= put_lines(page, part["name"], shown, gutter)
+            marks |= put_lines(page, segment_part["name"], shown, gutter)
         if segment["padding"]:
             page.put(f"  then {counted(segment['padding'], 'slot')} of padding")
     page.put()
@@ -460,9 +462,10 @@ def put_header(page: Page, segment: Mapping[str, Any]) -> None:
             f"{weight:.4g} in slots {begin:,} … {end - 1:,}"
             for begin, end, weight in segment["weights"][:MOST_WEIGHTS]
         ]
-        more = len(segment["weights"]) - len(shown)
+        more_weights = len(segment["weights"]) - len(shown)
         page.wrap(
-            f"  weights {', '.join(shown)}{(f', and {more:,} more' if more else '')}; otherwise 1",
+            f"  weights {', '.join(shown)}"
+            f"{(f', and {more_weights:,} more' if more_weights else '')}; otherwise 1",
             indent=2,
         )
     # Pass 0 is the usual pass. Sources that were not read are mentioned once, below the segments.
@@ -490,11 +493,11 @@ def put_not_read(page: Page, segments: Sequence[Mapping[str, Any]]) -> None:
 
 def legend(marks: set[str], predicts: set[str]) -> str:
     """Return one line that explains the printed marks."""
-    what = " or ".join(
+    predicted = " or ".join(
         {"next": "the next token", "in place": "its label"}[p] for p in sorted(predicts)
     )
     words = {
-        TRAINED: f"{TRAINED} trained: this slot's prediction of {what} is in the loss",
+        TRAINED: f"{TRAINED} trained: this slot's prediction of {predicted} is in the loss",
         NOT_TRAINED: f"{NOT_TRAINED} not trained",
         IN_PART: f"{IN_PART} a character of several tokens, some trained",
         LED_ON: f"{LED_ON} the same token",
@@ -581,32 +584,37 @@ def _restored(
     arrays.update(
         {name: getattr(view, name)[None] for name in ("tokens", "labels") if name in arrays}
     )
-    found = restore(plan, arrays, stored, only, epoch)
-    slots = slots_of_tokens(plan, arrays, stored, only, found.ids, epoch)
+    restored = restore(plan, arrays, stored, only, epoch)
+    slots = slots_of_tokens(plan, arrays, stored, only, restored.ids, epoch)
     # If special tokens of the segment are missing, the slots of its tokens are unknown.
-    if not found.fits[0] and (slots < 0).any():
+    if not restored.fits[0] and (slots < 0).any():
         return {
             "original": None,
             "not_restored": "its special tokens are missing",
             "fits": False,
             "spans": [],
         }
-    pieces, at = [], 0
-    for piece in data.texts.pieces(found.ids.tolist()):
-        end = at + len(piece.ids)
+    pieces, token_offset = [], 0
+    for piece in data.texts.pieces(restored.ids.tolist()):
+        end = token_offset + len(piece.ids)
         pieces.append(
             {
                 "text": piece.text,
                 "ids": piece.ids,
-                "slots": slots[at:end].tolist(),
+                "slots": slots[token_offset:end].tolist(),
                 "kind": piece.kind,
             }
         )
-        at = end
+        token_offset = end
     inputs_end = described["begin"] + described["prefix"]
     body = described["begin"] + int(stored.bos[chosen]) + plan.tasks[int(stored.task[chosen])].mode
-    spans = _spans(data, view.tokens, found.ids, slots, inputs_end, body, described["start"])
-    return {"original": pieces, "not_restored": None, "fits": bool(found.fits[0]), "spans": spans}
+    spans = _spans(data, view.tokens, restored.ids, slots, inputs_end, body, described["start"])
+    return {
+        "original": pieces,
+        "not_restored": None,
+        "fits": bool(restored.fits[0]),
+        "spans": spans,
+    }
 
 
 def _spans(
@@ -680,11 +688,11 @@ def _draw_segment(page: Page, described: Mapping[str, Any]) -> None:
     put_header(page, segment)
     page.put()
     parts = list(segment["parts"])
-    gutter = gutter_of([*(part["name"] for part in parts), ORIGINAL])
+    gutter = gutter_of([*(segment_part["name"] for segment_part in parts), ORIGINAL])
     marks: set[str] = set()
-    for part in parts:
-        lines = list(wrapped(units_of(part["pieces"]), page.width - gutter))
-        marks |= put_lines(page, part["name"], lines, gutter)
+    for segment_part in parts:
+        lines = list(wrapped(units_of(segment_part["pieces"]), page.width - gutter))
+        marks |= put_lines(page, segment_part["name"], lines, gutter)
     if segment["original"] is None:
         page.wrap(f"  original: not restored: {one_line(segment['not_restored'])}", indent=2)
     elif _differs(segment):

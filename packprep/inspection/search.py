@@ -87,19 +87,19 @@ def describe_matches(
         manifest = data.dataset.manifest
         table = ByteTable(data.texts, manifest["vocab_size"])
         matches: list[dict[str, Any]] = []
-        found = segments = rows = tokens = 0
+        match_count = segments = rows = tokens = 0
         for number, entry in enumerate(manifest["shards"]):
             if not entry["segments"]:
                 continue
             with data.shard(number) as shard:
                 stored = sound_segments(data.usable_plan, shard)
                 # Matches come in segment order, so a change of segment or row is counted once.
-                last = last_row = -1
+                last_segment = last_row = -1
                 for find in _finds(data, shard, stored, table, needle):
-                    found += 1
-                    segments += find.segment != last
+                    match_count += 1
+                    segments += find.segment != last_segment
                     rows += int(stored.row[find.segment]) != last_row
-                    last, last_row = find.segment, int(stored.row[find.segment])
+                    last_segment, last_row = find.segment, int(stored.row[find.segment])
                     if len(matches) < limit:
                         matches.append(_match(data, number, shard, stored, find, text))
                 tokens += int(stored.tokens.sum())
@@ -109,7 +109,7 @@ def describe_matches(
             "shards": len(manifest["shards"]),
             "segments": sum(entry["segments"] for entry in manifest["shards"]),
             "tokens": tokens,
-            "found": found,
+            "found": match_count,
             "matching_segments": segments,
             "matching_rows": rows,
             "matches": matches,
@@ -126,54 +126,70 @@ def _finds(
     bounds = np.unique(
         np.append(np.searchsorted(ends, np.arange(0, int(ends[-1]), TOKENS_AT_ONCE)), len(ends))
     )
-    for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        found = restore(data.usable_plan, shard.arrays, stored, np.arange(first, last))
-        if not found.fits.all():
+    for first_segment, end_segment in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        restored = restore(
+            data.usable_plan, shard.arrays, stored, np.arange(first_segment, end_segment)
+        )
+        if not restored.fits.all():
             raise DatasetError(
-                f"{shard.path}: segment {first + int(np.argmin(found.fits))}: the tokens between"
+                f"{shard.path}: segment {first_segment + int(np.argmin(restored.fits))}: the"
+                " tokens between"
                 " its text do not match its header; the file is damaged"
                 "\nhint: run `packprep verify` to find all damage"
             )
-        if int(found.ids.max()) >= table.size:
+        if int(restored.ids.max()) >= table.size:
             raise DatasetError(
-                f"{shard.path}: token {found.ids.max()} is not below the vocabulary size"
+                f"{shard.path}: token {restored.ids.max()} is not below the vocabulary size"
                 f" {table.size}; the file is damaged"
                 "\nhint: run `packprep verify` to find all damage"
             )
         # All texts of a part are one byte string, so a single search covers them.
-        flat, offsets = table.decode(found.ids)
-        begins = offsets[found.offsets]
-        whole = flat.tobytes()
-        at = whole.find(needle)
-        while at >= 0:
-            end = at + len(needle)
-            own = int(np.searchsorted(begins, at, "right")) - 1
-            low, high = int(begins[own]), int(begins[own + 1])
+        flat, offsets = table.decode(restored.ids)
+        begins = offsets[restored.offsets]
+        text = flat.tobytes()
+        match_begin = text.find(needle)
+        while match_begin >= 0:
+            end = match_begin + len(needle)
+            own_segment = int(np.searchsorted(begins, match_begin, "right")) - 1
+            low, high = int(begins[own_segment]), int(begins[own_segment + 1])
             if end <= high:
                 # A match may start and end inside tokens. These tokens are part of it.
-                tokens = np.searchsorted(offsets, [at, end - 1], "right") - 1 - found.offsets[own]
-                before, after = _around(whole, low, at, end, high)
-                ids = found.ids[found.offsets[own] : found.offsets[own + 1]]
-                yield _Find(first + own, int(tokens[0]), int(tokens[1]) + 1, before, after, ids)
-                at = whole.find(needle, end)
+                tokens = (
+                    np.searchsorted(offsets, [match_begin, end - 1], "right")
+                    - 1
+                    - restored.offsets[own_segment]
+                )
+                text_before, text_after = _around(text, low, match_begin, end, high)
+                ids = restored.ids[
+                    restored.offsets[own_segment] : restored.offsets[own_segment + 1]
+                ]
+                yield _Find(
+                    first_segment + own_segment,
+                    int(tokens[0]),
+                    int(tokens[1]) + 1,
+                    text_before,
+                    text_after,
+                    ids,
+                )
+                match_begin = text.find(needle, end)
             else:  # The match crosses segments. The next match may begin inside it.
-                at = whole.find(needle, at + 1)
+                match_begin = text.find(needle, match_begin + 1)
 
 
-def _around(whole: bytes, low: int, at: int, end: int, high: int) -> tuple[str, str]:
+def _around(text: bytes, low: int, match_begin: int, end: int, high: int) -> tuple[str, str]:
     """Return at most SNIPPET characters on each side of whole[at:end].
 
     The characters come from the segment whole[low:high].
     """
-    begin = max(low, at - _CHARACTER_BYTES * SNIPPET)
+    begin = max(low, match_begin - _CHARACTER_BYTES * SNIPPET)
     stop = min(high, end + _CHARACTER_BYTES * SNIPPET)
     # A snippet may be cut inside a character, so both cuts move to the edge of one.
-    while begin > low and begin < at and whole[begin] & 0xC0 == 0x80:
+    while begin > low and begin < match_begin and text[begin] & 0xC0 == 0x80:
         begin += 1
-    while stop < high and stop > end and whole[stop] & 0xC0 == 0x80:
+    while stop < high and stop > end and text[stop] & 0xC0 == 0x80:
         stop -= 1
-    before = whole[begin:at].decode("utf-8", "backslashreplace")
-    return before[-SNIPPET:], whole[end:stop].decode("utf-8", "backslashreplace")[:SNIPPET]
+    text_before = text[begin:match_begin].decode("utf-8", "backslashreplace")
+    return text_before[-SNIPPET:], text[end:stop].decode("utf-8", "backslashreplace")[:SNIPPET]
 
 
 def _match(
@@ -231,7 +247,7 @@ def print_matches(described: Mapping[str, Any]) -> None:
 
 
 def _draw(page: Page, described: Mapping[str, Any]) -> None:
-    text, found = visible(described["text"]), described["found"]
+    text, match_count = visible(described["text"]), described["found"]
     for match in described["matches"]:
         use = f" · pass {match['repeat']}" if match["repeat"] else ""
         origin = f"{match['source']} {visible(match['file'])} at {match['document']:,}"
@@ -256,7 +272,7 @@ def _draw(page: Page, described: Mapping[str, Any]) -> None:
     if described["matches"]:
         page.put()
     # The counts cover all matches, and --limit only the listed ones.
-    left_out = found - len(described["matches"])
+    left_out = match_count - len(described["matches"])
     if left_out:
         page.put(
             f"… and {left_out:,} more; a higher --limit shows more than"
@@ -265,9 +281,9 @@ def _draw(page: Page, described: Mapping[str, Any]) -> None:
     where = f"{counted(described['segments'], 'segment')}, {counted(described['tokens'], 'token')}"
     times = (
         "not found"
-        if not found
+        if not match_count
         else (
-            f"found {found:,} {'time' if found == 1 else 'times'}, in"
+            f"found {match_count:,} {'time' if match_count == 1 else 'times'}, in"
             f" {counted(described['matching_segments'], 'segment')} of"
             f" {counted(described['matching_rows'], 'row')}"
         )
@@ -281,7 +297,7 @@ def _snippet(page: Page, match: Mapping[str, Any]) -> Text:
     """Return one line with the match and the text around it, cut to the width of the page."""
     marked = visible(match["match"])
     room = max((page.width - 2 - len(marked) - 2) // 2, 12)
-    before, after = visible(match["before"])[-room:], visible(match["after"])[:room]
+    text_before, text_after = visible(match["before"])[-room:], visible(match["after"])[:room]
     if page.in_colour:
-        return Text("  ").append(before).append(marked, MARKED).append(after)
-    return Text(f"  {before}{OPEN}{marked}{CLOSE}{after}")
+        return Text("  ").append(text_before).append(marked, MARKED).append(text_after)
+    return Text(f"  {text_before}{OPEN}{marked}{CLOSE}{text_after}")

@@ -56,27 +56,27 @@ def describe_several(directory: str, summaries: Sequence[Mapping[str, Any]]) -> 
         directory: The folder, or its URL.
         summaries: The result of `describe_dataset` for each dataset.
     """
-    slots = sum(one["row_slots"] for one in summaries)
-    tokens = sum(one["tokens"]["used"] for one in summaries)
+    slots = sum(summary["row_slots"] for summary in summaries)
+    tokens = sum(summary["tokens"]["used"] for summary in summaries)
     return {
         "directory": directory,
         "kind": SEVERAL,
         "published": True,
         **{
-            key: sum(one[key] for one in summaries)
+            key: sum(summary[key] for summary in summaries)
             for key in ("shards", "bytes", "rows", "segments")
         },
         "row_slots": slots,
         "tokens": {"used": tokens},
         "datasets": [
             {
-                **{key: one[key] for key in ("directory", "seq_length", "rows", "segments")},
-                "documents": one["documents"]["used"],
-                "tokens": one["tokens"]["used"],
-                "token_share": _share(one["tokens"]["used"], tokens),
-                "slot_share": _share(one["row_slots"], slots),
+                **{key: summary[key] for key in ("directory", "seq_length", "rows", "segments")},
+                "documents": summary["documents"]["used"],
+                "tokens": summary["tokens"]["used"],
+                "token_share": _share(summary["tokens"]["used"], tokens),
+                "slot_share": _share(summary["row_slots"], slots),
             }
-            for one in summaries
+            for summary in summaries
         ],
     }
 
@@ -233,13 +233,13 @@ def _wanted_shares(manifest: Manifest) -> dict[str, float]:
     asked = {
         source["name"]: source.get("share") for source in manifest["recipe"].get("sources", ())
     }
-    whole = sum(share or 0.0 for share in asked.values())
-    return {name: share / whole for name, share in asked.items() if share}
+    total_share = sum(share or 0.0 for share in asked.values())
+    return {name: share / total_share for name, share in asked.items() if share}
 
 
-def _share(part: float, whole: float) -> float | None:
+def _share(numerator: float, denominator: float) -> float | None:
     """Return part / whole, or None if the whole is 0."""
-    return part / whole if whole else None
+    return numerator / denominator if denominator else None
 
 
 def _lengths(local: LocalCopy, manifest: Manifest) -> dict[str, Any]:
@@ -259,7 +259,7 @@ def _lengths(local: LocalCopy, manifest: Manifest) -> dict[str, Any]:
     n_tasks = len(manifest["tasks"])
     trained, slots = np.zeros(n_tasks, np.int64), np.zeros(n_tasks, np.int64)
     by_slots, by_segments = np.zeros(32, np.int64), np.zeros(32, np.int64)
-    rows = most = 0
+    rows = most_segments = 0
     for number in numbers:
         with local.fetched(shard_name(number)):
             shard = shard_in(local.folder, manifest, number)
@@ -276,7 +276,7 @@ def _lengths(local: LocalCopy, manifest: Manifest) -> dict[str, Any]:
             per_row = np.diff(shard.arrays["row_offsets"])
             by_slots += _powers(segments.slots)
             by_segments += _powers(per_row)
-            rows, most = rows + shard.rows, max(most, int(per_row.max()))
+            rows, most_segments = rows + shard.rows, max(most_segments, int(per_row.max()))
     segment_count = int(by_slots.sum())
     return {
         "looked_at": {"shards": len(numbers), "segments": segment_count},
@@ -291,15 +291,19 @@ def _lengths(local: LocalCopy, manifest: Manifest) -> dict[str, Any]:
         "segment_slots": _histogram(by_slots),
         "row_segments": {
             "mean": _share(segment_count, rows),
-            "most": most,
+            "most": most_segments,
             "histogram": _histogram(by_segments),
         },
     }
 
 
-def evenly(count: int, most: int) -> Sequence[int]:
-    """Return the numbers 0 … count − 1, or only `most` evenly spaced numbers if there are more."""
-    return range(count) if count <= most else [i * count // most for i in range(most)]
+def evenly(count: int, most_numbers: int) -> Sequence[int]:
+    """Return the numbers 0 … count − 1, or `most_numbers` evenly spaced ones if there are more."""
+    return (
+        range(count)
+        if count <= most_numbers
+        else [i * count // most_numbers for i in range(most_numbers)]
+    )
 
 
 def _powers(values: np.ndarray) -> np.ndarray:
@@ -365,13 +369,13 @@ def _draw_several(page: Page, s: Mapping[str, Any]) -> None:
         columns,
         [
             (
-                one["directory"].removeprefix(s["directory"]).lstrip("/"),
-                *(f"{one[key]:,}" for key in ("seq_length", "rows")),
-                percent(one["slot_share"]),
-                *(f"{one[key]:,}" for key in ("documents", "segments", "tokens")),
-                percent(one["token_share"]),
+                summary["directory"].removeprefix(s["directory"]).lstrip("/"),
+                *(f"{summary[key]:,}" for key in ("seq_length", "rows")),
+                percent(summary["slot_share"]),
+                *(f"{summary[key]:,}" for key in ("documents", "segments", "tokens")),
+                percent(summary["token_share"]),
             )
-            for one in s["datasets"]
+            for summary in s["datasets"]
         ],
         text_columns=1,
     )
@@ -383,8 +387,10 @@ _OTHERS = {"store": _draw_store, SEVERAL: _draw_several}
 
 def _draw(page: Page, s: Mapping[str, Any]) -> None:
     if not s["published"]:
-        done = f"{s['done']:,} of {counted(s['shards'], 'shard')} done, {s['missing']:,} missing"
-        page.put(f"{s['directory']}: not published yet; {done}")
+        progress = (
+            f"{s['done']:,} of {counted(s['shards'], 'shard')} done, {s['missing']:,} missing"
+        )
+        page.put(f"{s['directory']}: not published yet; {progress}")
         page.put(s["next"])
         return
     if s["kind"] in _OTHERS:
@@ -420,9 +426,9 @@ def _draw(page: Page, s: Mapping[str, Any]) -> None:
     )
     page.put()
     # Most recipes ask for no shares, so the column would be empty.
-    wanted = ("wanted",) if any(source["wanted_share"] for source in s["sources"]) else ()
+    wanted_column = ("wanted",) if any(source["wanted_share"] for source in s["sources"]) else ()
     page.table(
-        ("source", "repeat", "documents", "segments", "tokens", "share", *wanted),
+        ("source", "repeat", "documents", "segments", "tokens", "share", *wanted_column),
         [
             (
                 source["name"],
@@ -431,7 +437,7 @@ def _draw(page: Page, s: Mapping[str, Any]) -> None:
                 f"{source['segments']:,}",
                 f"{source['tokens']:,}",
                 percent(source["token_share"]),
-                *((percent(source["wanted_share"]),) if wanted else ()),
+                *((percent(source["wanted_share"]),) if wanted_column else ()),
             )
             for source in s["sources"]
         ],
@@ -510,7 +516,7 @@ def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:
     filtered = f", {documents[FILTERED]:,} filtered" if documents[FILTERED] else ""
     # With one row per shard, no row is left without the last ones.
     without = fill["without_last_rows"]
-    last = "" if without is None else f"; {percent(without)} without each shard's last row"
+    last_rows = "" if without is None else f"; {percent(without)} without each shard's last row"
     return [
         (
             "documents",
@@ -537,7 +543,7 @@ def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:
             "utilisation",
             (
                 f"{percent(fill['all_rows'])} of {s['row_slots']:,} slots in"
-                f" rows{last}{sides_in_words(fill)}"
+                f" rows{last_rows}{sides_in_words(fill)}"
             ),
         ),
         ("ids", f"{s['token_dtype']}, below {s['vocab_size']:,}, by engine {engine_name}"),
@@ -547,9 +553,11 @@ def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _draw_lengths(page: Page, s: Mapping[str, Any]) -> None:
     read = s["looked_at"]["shards"]
-    of = "" if read == s["shards"] else f" (these and trained slots: from {counted(read, 'shard')})"
+    sample_note = (
+        "" if read == s["shards"] else f" (these and trained slots: from {counted(read, 'shard')})"
+    )
     page.put()
-    page.put(f"slots per segment{of}", HEAD)
+    page.put(f"slots per segment{sample_note}", HEAD)
     page.bars(s["segment_slots"])
     per_row = s["row_segments"]
     if per_row["histogram"]:
@@ -561,13 +569,13 @@ def _draw_lengths(page: Page, s: Mapping[str, Any]) -> None:
         page.bars(per_row["histogram"])
 
 
-def _listed(before: str, counts: Mapping[str, int]) -> str:
-    """Return `before` and the counts, largest first: ", rejected: empty 2, invalid_utf8 1".
+def _listed(prefix: str, counts: Mapping[str, int]) -> str:
+    """Return `prefix` and the counts, largest first: ", rejected: empty 2, invalid_utf8 1".
 
     Return an empty text if all counts are 0.
     """
     counted = sorted(((n, name) for name, n in counts.items() if n), key=lambda c: (-c[0], c[1]))
-    return before + ", ".join(f"{name} {n:,}" for n, name in counted) if counted else ""
+    return prefix + ", ".join(f"{name} {n:,}" for n, name in counted) if counted else ""
 
 
 def percent(share: float | None) -> str:

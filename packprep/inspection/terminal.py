@@ -56,10 +56,10 @@ class Page:
             self.put(text)
             return
         # Only the first line has the full width, so the rest is joined and wrapped again.
-        first, *others = text.wrap(self._console, self.width)
-        self.put(_without_end(first))
-        rest = Text(" ").join(map(_without_end, others))
-        for line in rest.wrap(self._console, max(self.width - indent, 20)):
+        first_line, *other_lines = text.wrap(self._console, self.width)
+        self.put(_without_end(first_line))
+        rest_of_text = Text(" ").join(map(_without_end, other_lines))
+        for line in rest_of_text.wrap(self._console, max(self.width - indent, 20)):
             self.put(Text(" " * indent) + _without_end(line))
 
     def facts(self, facts: Sequence[tuple[str, str]], style: str = "") -> None:
@@ -123,12 +123,12 @@ class Page:
 
     def _paragraphs(self, head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
         for line in lines:
-            others = " · ".join(
+            other_values = " · ".join(
                 f"{name.strip()} {cell}"
                 for name, cell in zip(head[1:], line[1:], strict=True)
                 if cell
             )
-            self.wrap(Text().append(line[0], NAME).append(f"  {others}"), indent=4)
+            self.wrap(Text().append(line[0], NAME).append(f"  {other_values}"), indent=4)
 
     def bars(self, histogram: Sequence[Mapping[str, int]]) -> None:
         """Print a histogram [{from, to, count}], with one line, count and bar per range."""
@@ -137,11 +137,11 @@ class Page:
             for h in histogram
         ]
         counts = [f"{h['count']:,}" for h in histogram]
-        most = max((h["count"] for h in histogram), default=1)
+        greatest = max((h["count"] for h in histogram), default=1)
         name_width, count_width = max(map(len, names), default=0), max(map(len, counts), default=0)
         room = self.width - name_width - count_width - 6 if self.in_colour else BAR
         for name, count, h in zip(names, counts, histogram, strict=True):
-            bar = "█" * -(-h["count"] * max(room, 8) // max(most, 1))
+            bar = "█" * -(-h["count"] * max(room, 8) // max(greatest, 1))
             line = Text(f"  {name:>{name_width}}  {count:>{count_width}}  ").append(bar, BAR_STYLE)
             line.rstrip()
             self.put(line)

@@ -78,9 +78,11 @@ def units_of(pieces: Sequence[Mapping[str, Any]]) -> list[Unit]:
             and units[-1].kind == TEXT
             and _belong_together(units[-1].shown, shown)
         ):
-            before = units[-1]
-            mark = mark if mark == before.mark else IN_PART
-            units[-1] = Unit(before.shown + shown, mark, kind, before.tokens + len(piece["ids"]))
+            previous_unit = units[-1]
+            mark = mark if mark == previous_unit.mark else IN_PART
+            units[-1] = Unit(
+                previous_unit.shown + shown, mark, kind, previous_unit.tokens + len(piece["ids"])
+            )
             continue
         # A combining character without a base would change the character before it, so its number
         # is shown.
@@ -90,14 +92,16 @@ def units_of(pieces: Sequence[Mapping[str, Any]]) -> list[Unit]:
     return units
 
 
-def _belong_together(before: str, shown: str) -> bool:
-    """Return whether a terminal draws `shown` over the end of `before`.
+def _belong_together(text_before: str, shown: str) -> bool:
+    """Return whether a terminal draws `shown` over the end of `text_before`.
 
     This is the case if `shown` is an accent, a skin tone or a variation selector, for example.
     """
     if shown.isascii() or not shown:
         return False
-    return not cell_len(shown[0]) or cell_len(before + shown) != cell_len(before) + cell_len(shown)
+    return not cell_len(shown[0]) or cell_len(text_before + shown) != cell_len(
+        text_before
+    ) + cell_len(shown)
 
 
 def shortened(lines: Sequence[list[Unit]], by_turn: bool = False) -> list[list[Unit]]:
@@ -115,16 +119,16 @@ def shortened(lines: Sequence[list[Unit]], by_turn: bool = False) -> list[list[U
     shown = {*range(HEAD_LINES), *range(len(lines) - TAIL_LINES, len(lines))}
     if by_turn:
         shown.update(islice(_turn_lines(lines), MOST_TURN_LINES))
-    kept: list[list[Unit]] = []
+    kept_lines: list[list[Unit]] = []
     for is_shown, numbers in groupby(range(len(lines)), lambda i: i in shown):
         run = [lines[i] for i in numbers]
         left_out = sum(unit.tokens for line in run for unit in line)
-        kept += (
+        kept_lines += (
             run
             if is_shown or len(run) == 1
             else [[Unit(f"… {left_out:,} tokens …", " ", "gap", 0)]]
         )
-    return kept
+    return kept_lines
 
 
 def _turn_lines(lines: Sequence[list[Unit]]) -> Iterator[int]:
@@ -133,14 +137,14 @@ def _turn_lines(lines: Sequence[list[Unit]]) -> Iterator[int]:
     For each change, these are the lines from the last token before the change to the first token
     after the change, and one more line.
     """
-    before, at, last = "", 0, -1
+    previous_mark, previous_line, last_yielded = "", 0, -1
     for i, line in enumerate(lines):
         for unit in line:
             mark = NOT_TRAINED if unit.mark == NOT_TRAINED else TRAINED
-            if before and mark != before:
-                yield from range(max(at, last + 1), min(i + 2, len(lines)))
-                last = i + 1
-            before, at = mark, i
+            if previous_mark and mark != previous_mark:
+                yield from range(max(previous_line, last_yielded + 1), min(i + 2, len(lines)))
+                last_yielded = i + 1
+            previous_mark, previous_line = mark, i
 
 
 def wrapped(units: Sequence[Unit], width: int) -> Iterator[list[Unit]]:
@@ -153,24 +157,28 @@ def wrapped(units: Sequence[Unit], width: int) -> Iterator[list[Unit]]:
     for unit in units:
         parts = [unit]
         if unit.width > width:
-            first, *others = chop_cells(unit.shown, width)
+            first_piece, *other_pieces = chop_cells(unit.shown, width)
             parts = [
-                unit._replace(shown=first),
-                *(Unit(text, _led_on(unit.mark), unit.kind, 0) for text in others),
+                unit._replace(shown=first_piece),
+                *(Unit(text, _led_on(unit.mark), unit.kind, 0) for text in other_pieces),
             ]
-        for part in parts:
-            if line and filled + part.width > width:
+        for unit_part in parts:
+            if line and filled + unit_part.width > width:
                 yield line
                 line, filled = [], 0
-            line.append(part)
-            filled += part.width
+            line.append(unit_part)
+            filled += unit_part.width
     if line:
         yield line
 
 
-def clipped(text: str, most: int) -> str:
-    """Return the text, with "…" instead of its middle if it has more than `most` characters."""
-    return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - most // 2 :]}"
+def clipped(text: str, most_characters: int) -> str:
+    """Return the text, with "…" instead of its middle if it is longer than `most_characters`."""
+    return (
+        text
+        if len(text) <= most_characters
+        else f"{text[: most_characters // 2]}…{text[len(text) - most_characters // 2 :]}"
+    )
 
 
 def size_of(n_bytes: int) -> str:

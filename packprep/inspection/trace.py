@@ -102,25 +102,26 @@ def check_plans(dataset: Any) -> None:
     Raises:
         DatasetError: If plan.json is missing, or is not the plan that the dataset names.
     """
-    for one in getattr(dataset, "datasets", (dataset,)):
-        found = stored_plan_and_digest(str(one.directory))
-        if found is None or found[1] != one.manifest["plan"]["digest"]:
+    for one_dataset in getattr(dataset, "datasets", (dataset,)):
+        plan_and_digest = stored_plan_and_digest(str(one_dataset.directory))
+        if plan_and_digest is None or plan_and_digest[1] != one_dataset.manifest["plan"]["digest"]:
             raise DatasetError(
-                f"{one.directory}: plan.json is missing, or is not the plan that the dataset"
+                f"{one_dataset.directory}: plan.json is missing, or is not the plan that the"
+                " dataset"
                 " names\nhint: restore the original file"
             )
 
 
 def documents_of_steps(
-    dataset: Reader, run: TrainingRun, first: int, last: int, rank: int | None = None
+    dataset: Reader, run: TrainingRun, first_step: int, last_step: int, rank: int | None = None
 ) -> Iterator[dict[str, Any]]:
     """Yield the documents of some steps, in the order of steps, ranks and rows.
 
     Args:
         dataset: The dataset or mixture.
         run: The training run.
-        first: Number of the first step.
-        last: Number of the last step.
+        first_step: Number of the first step.
+        last_step: Number of the last step.
         rank: Index of one rank, or None for all ranks.
 
     Yields:
@@ -130,7 +131,7 @@ def documents_of_steps(
         ArgumentError: If a step is not part of the run.
     """
     batches = run.batches(dataset)
-    for step in range(first, last + 1):
+    for step in range(first_step, last_step + 1):
         try:
             documents = batches.documents(step - run.first_step)
         except ArgumentError as error:
@@ -143,29 +144,29 @@ def documents_of_steps(
         for document in documents:
             # The batches of all ranks were read as one batch, in the order of ranks.
             size = run.rows_per_rank(dataset, document["row"])
-            own, position = divmod(document["position"], size)
-            if rank is None or own == rank:
-                yield {"step": step, "rank": own, **document, "position": position}
+            own_rank, position = divmod(document["position"], size)
+            if rank is None or own_rank == rank:
+                yield {"step": step, "rank": own_rank, **document, "position": position}
 
 
 def describe_steps(
-    dataset: Reader, run: TrainingRun, first: int, last: int, rank: int | None = None
+    dataset: Reader, run: TrainingRun, first_step: int, last_step: int, rank: int | None = None
 ) -> dict[str, Any]:
     """Return the documents of some steps as JSON-compatible values.
 
     Args:
         dataset: As in `documents_of_steps`.
         run: As in `documents_of_steps`.
-        first: As in `documents_of_steps`.
-        last: As in `documents_of_steps`.
+        first_step: As in `documents_of_steps`.
+        last_step: As in `documents_of_steps`.
         rank: As in `documents_of_steps`.
 
     Returns:
         A dict with the keys `steps` ([first, last]), `rows` (number of rows), and `documents`.
     """
-    documents = [*documents_of_steps(dataset, run, first, last, rank)]
+    documents = [*documents_of_steps(dataset, run, first_step, last_step, rank)]
     rows = len({(document["step"], document["sample"], document["row"]) for document in documents})
-    return {"steps": [first, last], "rows": rows, "documents": documents}
+    return {"steps": [first_step, last_step], "rows": rows, "documents": documents}
 
 
 def describe_reads(
@@ -197,30 +198,32 @@ def describe_reads(
     refused: list[RecipeError] = []
     first_row = more_files = 0
     datasets: tuple[Any, ...] = getattr(dataset, "datasets", (dataset,))
-    names_of = [[entry["name"] for entry in one.manifest["sources"]] for one in datasets]
+    names_of = [
+        [entry["name"] for entry in one_dataset.manifest["sources"]] for one_dataset in datasets
+    ]
     # Without a name, the source must be clear in each dataset.
-    for one, names in zip(datasets, names_of, strict=True):
+    for one_dataset, names in zip(datasets, names_of, strict=True):
         if source is None and len(names) > 1:
             raise RecipeError(
-                f"--document: {one.directory} has several sources: {', '.join(names)}"
+                f"--document: {one_dataset.directory} has several sources: {', '.join(names)}"
                 "\nhint: add --source NAME"
             )
     any_has_source = any(source in names for names in names_of)
-    for number, (one, names) in enumerate(zip(datasets, names_of, strict=True)):
+    for number, (one_dataset, names) in enumerate(zip(datasets, names_of, strict=True)):
         # In a mixture, some datasets may not have the source.
         if any_has_source and source not in names:
-            first_row += len(one)
+            first_row += len(one_dataset)
             continue
-        own = {"dataset": number} if len(datasets) > 1 else {}
+        dataset_key = {"dataset": number} if len(datasets) > 1 else {}
         # A dataset without the document is an error only if no dataset has it.
         try:
-            found = describe_document(str(one.directory), source, place, {})
+            described = describe_document(str(one_dataset.directory), source, place, {})
         except RecipeError as error:
             refused.append(error)
-            found = {"source": source, "files": [], "more_files": 0}
-        more_files += found["more_files"]
-        for document in found["files"]:
-            where = {**own, "source": found["source"], "file": document["file"]}
+            described = {"source": source, "files": [], "more_files": 0}
+        more_files += described["more_files"]
+        for document in described["files"]:
+            where = {**dataset_key, "source": described["source"], "file": document["file"]}
             for use in document["uses"]:
                 if not use["segments"]:
                     why = {key: use[key] for key in ("outcome", "why")}
@@ -234,7 +237,7 @@ def describe_reads(
                             read["step"] += run.first_step
                         repeat = use["use"]
                         reads.append({**read, "row": row, **where, "repeat": repeat, **about})
-        first_row += len(one)
+        first_row += len(one_dataset)
     if refused and not (reads or unread):
         raise refused[0]
     reads.sort(key=lambda read: (read["sample"], read["row"], read["segment"]))
@@ -381,11 +384,11 @@ class _LossLookup:
         self._dataset, self._run = dataset, run
         self._batches = run.batches(dataset)
         # Sample numbers count all samples of the order, so neither `skip` nor a state applies.
-        whole = replace(run, options={**run.options, "skip": None}, state=None)
+        full_run = replace(run, options={**run.options, "skip": None}, state=None)
         if not isinstance(run.batch_size, Mapping):
-            whole = replace(whole, batch_size=1, world_size=1)
+            full_run = replace(full_run, batch_size=1, world_size=1)
         # A step of this order has one sample.
-        self._by_sample = whole.batches(dataset)
+        self._by_sample = full_run.batches(dataset)
         self._keys_of_row = lru_cache(_CACHED_ROWS)(self._keys)
 
     def documents(self, records: Sequence[Mapping[str, int]]) -> list[list[tuple[Any, ...]]]:
@@ -401,19 +404,25 @@ class _LossLookup:
             ArgumentError: If a place is not part of the run.
             IndexError: If a row does not exist.
         """
-        first = self._run.first_step
-        samples = {one["sample"] for one in records if "row" not in one and "sample" in one}
-        steps = {one["step"] - first for one in records if not {"row", "sample"} & one.keys()}
+        first_step = self._run.first_step
+        samples = {
+            record["sample"] for record in records if "row" not in record and "sample" in record
+        }
+        steps = {
+            record["step"] - first_step
+            for record in records
+            if not {"row", "sample"} & record.keys()
+        }
         rows_of_sample = _rows_of_steps(self._by_sample, samples)
         rows_of_step = _rows_of_steps(self._batches, steps)
         covered = []
-        for one in records:
-            if "row" in one:
-                rows = [one["row"]]
-            elif "sample" in one:
-                rows = rows_of_sample[one["sample"]]
+        for record in records:
+            if "row" in record:
+                rows = [record["row"]]
+            elif "sample" in record:
+                rows = rows_of_sample[record["sample"]]
             else:
-                rows = self._rows_of_batch(rows_of_step[one["step"] - first], one)
+                rows = self._rows_of_batch(rows_of_step[record["step"] - first_step], record)
             covered.append([*dict.fromkeys(key for row in rows for key in self._keys_of_row(row))])
         return covered
 
@@ -435,9 +444,9 @@ class _LossLookup:
     def _keys(self, row: int) -> tuple[tuple[Any, ...], ...]:
         names = ("dataset", "source", "file", "document")
         return tuple(
-            tuple(one.get(name) for name in names)
-            for one in self._dataset.documents(row)
-            if one["tokens"][0] < one["tokens"][1]  # A removed document has no tokens.
+            tuple(document.get(name) for name in names)
+            for document in self._dataset.documents(row)
+            if document["tokens"][0] < document["tokens"][1]  # A removed document has no tokens.
         )
 
 
@@ -464,12 +473,16 @@ def write_removal_lists(
         RecipeError: If a file exists. Then no file is written.
     """
     lines: dict[str, list[str]] = {}
-    for one in documents:
-        own = Path(path)
-        if "dataset" in one:
-            own = own.with_suffix(f".{one['dataset']}{own.suffix}")
-        entry = {"source": one["source"], "file": one["file"], "doc": one["document"]}
-        lines.setdefault(str(own), []).append(json.dumps(entry, ensure_ascii=False) + "\n")
+    for document in documents:
+        list_path = Path(path)
+        if "dataset" in document:
+            list_path = list_path.with_suffix(f".{document['dataset']}{list_path.suffix}")
+        entry = {
+            "source": document["source"],
+            "file": document["file"],
+            "doc": document["document"],
+        }
+        lines.setdefault(str(list_path), []).append(json.dumps(entry, ensure_ascii=False) + "\n")
     for name in lines:
         if os.path.exists(name):
             raise RecipeError(f"--out {name} exists already\nhint: give a new file")
@@ -489,8 +502,12 @@ def print_steps(described: Mapping[str, Any]) -> None:
             ("source", "file", "document", "tokens", "task"),
             ("step", "rank", "sample", "row", "segment"),
         )
-        first, last = described["steps"]
-        steps = f"step {first:,}" if first == last else f"steps {first:,} … {last:,}"
+        first_step, last_step = described["steps"]
+        steps = (
+            f"step {first_step:,}"
+            if first_step == last_step
+            else f"steps {first_step:,} … {last_step:,}"
+        )
         rows, segments = counted(described["rows"], "row"), counted(len(documents), "segment")
         drawn.put(f"{steps}: {segments} of {rows}")
 
@@ -510,10 +527,10 @@ def print_reads(described: Mapping[str, Any]) -> None:
         epochs = counted(described["epochs"], "epoch")
         times = counted(len(reads) - skipped, "time")
         drawn.wrap(f"{visible(described['document'])} is read {times} in {epochs}{left_out}")
-        for one in described["unread"][:SHOWN_LINES]:
-            where = f"{one['source']} {visible(one['file'])}, pass {one['repeat']}"
-            why = f": {visible(one['why'])}" if one["why"] else ""
-            drawn.wrap(f"{where}: {one['outcome']}{why}", indent=2)
+        for unread in described["unread"][:SHOWN_LINES]:
+            where = f"{unread['source']} {visible(unread['file'])}, pass {unread['repeat']}"
+            why = f": {visible(unread['why'])}" if unread["why"] else ""
+            drawn.wrap(f"{where}: {unread['outcome']}{why}", indent=2)
         if described["more_files"]:
             drawn.wrap(
                 f"{counted(described['more_files'], 'more file')} with a document at this position"
@@ -548,8 +565,8 @@ def _table(
     if lines:
         drawn.table((*texts, *numbers), lines, len(texts))
     if len(entries) > SHOWN_LINES:
-        more = counted(len(entries) - SHOWN_LINES, "more line")
-        drawn.put(f"… and {more}; --json lists all", DIM)
+        more_lines = counted(len(entries) - SHOWN_LINES, "more line")
+        drawn.put(f"… and {more_lines}; --json lists all", DIM)
 
 
 def _cell(value: Any) -> str:

@@ -20,26 +20,30 @@ from packprep.kernel.memory import (
 )
 
 
-def _copy_bytes(typing_context, target, at, source, begin, n):
+def _copy_bytes(typing_context, target, first_target, source, begin, n):
     """Generate a memcpy of n items between two contiguous arrays of one dtype."""
 
     def generate(context, builder, signature, arguments):
         to, size = _pointer(context, builder, signature.args[0], arguments[0], arguments[1])
-        of, _ = _pointer(context, builder, signature.args[2], arguments[2], arguments[3])
-        cgutils.raw_memcpy(builder, to, of, arguments[4], size)
+        source_pointer, _ = _pointer(
+            context, builder, signature.args[2], arguments[2], arguments[3]
+        )
+        cgutils.raw_memcpy(builder, to, source_pointer, arguments[4], size)
         return context.get_dummy_value()
 
     return types.void(target, types.int64, source, types.int64, types.int64), generate
 
 
-def _copy_chunk(typing_context, target, at, source, begin):
+def _copy_chunk(typing_context, target, first_target, source, begin):
     """Generate one load and one store that copy CHUNK_BYTES between arrays of one dtype."""
 
     def generate(context, builder, signature, arguments):
         to, _ = _pointer(context, builder, signature.args[0], arguments[0], arguments[1])
-        of, _ = _pointer(context, builder, signature.args[2], arguments[2], arguments[3])
+        source_pointer, _ = _pointer(
+            context, builder, signature.args[2], arguments[2], arguments[3]
+        )
         chunk = ir.VectorType(ir.IntType(8), CHUNK_BYTES).as_pointer()
-        loaded = builder.load(builder.bitcast(of, chunk), align=1)
+        loaded = builder.load(builder.bitcast(source_pointer, chunk), align=1)
         builder.store(loaded, builder.bitcast(to, chunk), align=1)
         return context.get_dummy_value()
 
@@ -59,42 +63,42 @@ _copy_chunk_of: Any = intrinsic(_copy_chunk)
 
 
 @overload(copy_items, jit_options={"forceinline": True})
-def _copy_items(target, at, source, begin, n):
+def _copy_items(target, first_target, source, begin, n):
     if target.dtype == source.dtype:
 
-        def copy(target, at, source, begin, n):
-            _copy_bytes_of(target, at, source, begin, n)
+        def copy(target, first_target, source, begin, n):
+            _copy_bytes_of(target, first_target, source, begin, n)
 
         return copy
 
-    def cast(target, at, source, begin, n):
+    def cast(target, first_target, source, begin, n):
         for i in range(n):
-            target[at + i] = source[begin + i]
+            target[first_target + i] = source[begin + i]
 
     return cast
 
 
 @overload(copy_run, jit_options={"forceinline": True})
-def _copy_run(target, at, source, begin, n, end):
+def _copy_run(target, first_target, source, begin, n, end):
     if target.dtype == source.dtype:
         chunk = CHUNK_BYTES // (target.dtype.bitwidth // 8)
 
-        def copy(target, at, source, begin, n, end):
+        def copy(target, first_target, source, begin, n, end):
             # A chunk may write after the run. Copy item by item where that would exceed `end` or
             # the source.
-            if at + n + chunk <= end and begin + n + chunk <= source.shape[0]:
-                _copy_chunk_of(target, at, source, begin)
-                for done in range(chunk, n, chunk):
-                    _copy_chunk_of(target, at + done, source, begin + done)
+            if first_target + n + chunk <= end and begin + n + chunk <= source.shape[0]:
+                _copy_chunk_of(target, first_target, source, begin)
+                for copied in range(chunk, n, chunk):
+                    _copy_chunk_of(target, first_target + copied, source, begin + copied)
             else:
                 for i in range(n):
-                    target[at + i] = source[begin + i]
+                    target[first_target + i] = source[begin + i]
 
         return copy
 
-    def cast(target, at, source, begin, n, end):
+    def cast(target, first_target, source, begin, n, end):
         for i in range(n):
-            target[at + i] = source[begin + i]
+            target[first_target + i] = source[begin + i]
 
     return cast
 
@@ -122,9 +126,9 @@ def _bits_set(typing_context, value):
 
 def _flags_as_bits(typing_context, flags, begin):
     def generate(context, builder, signature, arguments):
-        at, _ = _pointer(context, builder, signature.args[0], arguments[0], arguments[1])
+        flags_pointer, _ = _pointer(context, builder, signature.args[0], arguments[0], arguments[1])
         of_64 = ir.VectorType(ir.IntType(8), 64)
-        loaded = builder.load(builder.bitcast(at, of_64.as_pointer()), align=1)
+        loaded = builder.load(builder.bitcast(flags_pointer, of_64.as_pointer()), align=1)
         return builder.bitcast(
             builder.icmp_unsigned("!=", loaded, ir.Constant(of_64, None)), ir.IntType(64)
         )

@@ -74,11 +74,11 @@ def check(parameters: Mapping[str, Any], where: str) -> None:
             'hint: set weighting = "none"'
         )
     if parameters["complementary"] and (canvas, kind) != ("mask", "level"):
-        what = f'noise = "{kind}"' if canvas == "mask" else f'canvas = "{canvas}"'
+        setting = f'noise = "{kind}"' if canvas == "mask" else f'canvas = "{canvas}"'
         raise RecipeError(
-            f"{where}: complementary requires masks drawn by noise level, which {what} does not"
+            f"{where}: complementary requires masks drawn by noise level, which {setting} does not"
             " give\n"
-            f"hint: leave complementary or {what} out"
+            f"hint: leave complementary or {setting} out"
         )
     # Check the keys about the blocks of supervised documents.
     if parameters["eos_fill"] == "block" and parameters["block_origin"] == "none":

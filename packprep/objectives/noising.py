@@ -320,8 +320,8 @@ def _flip(target, threshold, loss_on_all, ids, epoch):
                 token = np.int64(tokens[begin + place])
                 # A token without a rank is not ordinary, so all ordinary tokens differ from it.
                 old_rank = np.int64(rank[token]) if token < rank.shape[0] else np.int64(-1)
-                others = ordinary.shape[0] - np.int64(old_rank >= 0)
-                number = below(np.uint64(words[place]), key, REPLACEMENT, place, others, epoch)
+                other_count = ordinary.shape[0] - np.int64(old_rank >= 0)
+                number = below(np.uint64(words[place]), key, REPLACEMENT, place, other_count, epoch)
                 number += np.int64((old_rank >= 0) & (number >= old_rank))
                 tokens[begin + place] = ordinary[number]
 
@@ -414,11 +414,11 @@ def _mark_least(values, k, hit):
 @kernel(inline=True)
 def _power_of_half(x):
     """Return `randomness.power_of_half` of one number."""
-    whole = np.floor(x)
-    bits, result = np.int64((x - whole) * 2.0**32), 1.0
+    whole_part = np.floor(x)
+    bits, result = np.int64((x - whole_part) * 2.0**32), 1.0
     for i in range(32):  # A factor of 1 changes nothing and needs no branch.
         result *= ROOTS_OF_HALF[i] if bits >> (31 - i) & 1 else 1.0
-    return math.ldexp(result, -int(whole))
+    return math.ldexp(result, -int(whole_part))
 
 
 @kernel
@@ -577,5 +577,5 @@ _NO_FLAGS = np.empty(0, np.uint8)
 
 def _check(target: Target) -> None:
     """Check that segments are inside the rows, because kernels do not check array bounds."""
-    at, count = target.segments.at, target.segments.count
-    assert ((at >= 0) & (count >= 0) & (at + count <= len(target.tokens))).all()
+    first_slots, count = target.segments.at, target.segments.count
+    assert ((first_slots >= 0) & (count >= 0) & (first_slots + count <= len(target.tokens))).all()

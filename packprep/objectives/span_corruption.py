@@ -248,7 +248,7 @@ def most_tokens(task: Task) -> int:
 
 
 @kernel(inline=True)
-def _compose(total, parts, stream, buffers, lengths, first):
+def _compose(total, parts, stream, buffers, lengths, first_index):
     """Cut `total` into `parts` positive lengths.
 
     All C(total − 1, parts − 1) ways to cut are equally likely. Length i is written to
@@ -257,16 +257,20 @@ def _compose(total, parts, stream, buffers, lengths, first):
     one word, each step would wait for the previous step.
     """
     if parts == 1:
-        lengths[first] = total
+        lengths[first_index] = total
         return
     words, chosen, cuts = buffers.words, buffers.chosen, buffers.cuts
     # Draw parts − 1 distinct cut points and flag them.
     philox_blocks(stream.key, stream.purpose, stream.epoch, (parts + 2) >> 2, words)
     for i in range(parts - 1):
-        last = np.uint64(total - parts + 1 + i)
+        last_point = np.uint64(total - parts + 1 + i)
         first_word = np.uint64(words[i])
-        cut = np.uint64(1 + below(first_word, stream.key, stream.purpose, i, last, stream.epoch))
-        cut ^= (cut ^ last) & -np.uint64(chosen[cut])  # `last` if this point is chosen already
+        cut = np.uint64(
+            1 + below(first_word, stream.key, stream.purpose, i, last_point, stream.epoch)
+        )
+        cut ^= (cut ^ last_point) & -np.uint64(
+            chosen[cut]
+        )  # `last_point` if this point is chosen already
         chosen[cut] = 1
     # List the flagged cut points. The loop always writes eight, because the CPU cannot predict
     # their number. The next eight overwrite the surplus.
@@ -284,7 +288,7 @@ def _compose(total, parts, stream, buffers, lengths, first):
     # The distances between cuts are the lengths.
     cuts[0], cuts[parts] = 0, total
     for i in range(parts):
-        lengths[first + 2 * i] = cuts[i + 1] - cuts[i]
+        lengths[first_index + 2 * i] = cuts[i + 1] - cuts[i]
 
 
 @kernel(inline=True)

@@ -118,7 +118,7 @@ def needs_of(recipe: Recipe) -> tuple[frozenset[str], tuple[str, ...], int]:
         roles.add("bos")
     mode_tokens: dict[str, None] = {}
     # The formula gets more sentinels than a segment can use, so that they do not limit its length.
-    most, plenty = 0, Ids(0, 0, -1, -1, -1, np.zeros(1 << 24, np.int8))
+    sentinel_count, plenty = 0, Ids(0, 0, -1, -1, -1, np.zeros(1 << 24, np.int8))
     for entry in recipe.tasks:
         objective = REGISTRY[entry.objective]
         if objective.roles:
@@ -131,8 +131,8 @@ def needs_of(recipe: Recipe) -> tuple[frozenset[str], tuple[str, ...], int]:
             longest = task.capacity(
                 recipe.lengths[-1], 0, int(recipe.documents.eos_after_segment), recipe.packing.sides
             )
-            most = max(most, objective.sentinels(entry.parameters, longest))
-    return frozenset(roles), tuple(mode_tokens), most
+            sentinel_count = max(sentinel_count, objective.sentinels(entry.parameters, longest))
+    return frozenset(roles), tuple(mode_tokens), sentinel_count
 
 
 def role_id(ids: Ids, role: str) -> int:
@@ -308,8 +308,8 @@ def capacity(recipe: Recipe, task: Task, bos: int, eos: int) -> int:
     Returns:
         The number of tokens.
     """
-    most = task.capacity(recipe.seq_length, bos, eos, recipe.packing.sides)
-    return min(most, recipe.documents.max_tokens or most)
+    most_tokens = task.capacity(recipe.seq_length, bos, eos, recipe.packing.sides)
+    return min(most_tokens, recipe.documents.max_tokens or most_tokens)
 
 
 def _tighter(task: Task, sides: tuple[int, int], n: int, bos: int, eos: int) -> str:
@@ -350,7 +350,10 @@ def pieces_of_a_row(recipe: Recipe, task: Task) -> int:
         prefix, behind = task.objective.most_sides(task, longest)
         filled = [(prefix + task.mode, packing.sides[0]), (behind + eos, packing.sides[1])]
     # If one chunk nearly fills any sequence, the row has no space for several.
-    pieces = min(1 if 16 * part > 15 * whole else -(-whole // part) for part, whole in filled)
+    pieces = min(
+        1 if 16 * filled_part > 15 * filled_whole else -(-filled_whole // filled_part)
+        for filled_part, filled_whole in filled
+    )
     return min(pieces, packing.max_segments_per_row or pieces)
 
 
@@ -369,13 +372,16 @@ def inner_capacity(recipe: Recipe, task: Task, bos: int) -> int:
         The number of tokens.
     """
     eos = int(recipe.documents.eos_after_segment)
-    most, multiple = capacity(recipe, task, bos, eos), recipe.packing.pad_seq_to_mult
+    most_tokens, multiple = capacity(recipe, task, bos, eos), recipe.packing.pad_seq_to_mult
     pieces, sides = pieces_of_a_row(recipe, task), recipe.packing.sides
     # Each part of the row must be a multiple of pad_seq_to_mult, as chunks are padded to it.
     room = recipe.seq_length // pieces // multiple * multiple
     if sides is not None:
         sides = sides[0] // pieces, sides[1] // pieces
-    return max(min(most, task.capacity(room, bos, eos, sides)), min(most, 2 * recipe.min_tail - 1))
+    return max(
+        min(most_tokens, task.capacity(room, bos, eos, sides)),
+        min(most_tokens, 2 * recipe.min_tail - 1),
+    )
 
 
 def capacities(recipe: Recipe, tasks: Sequence[Task]) -> tuple[np.ndarray, np.ndarray]:
@@ -389,11 +395,11 @@ def capacities(recipe: Recipe, tasks: Sequence[Task]) -> tuple[np.ndarray, np.nd
         Two arrays. The first, int64[tasks, 2, 2], has `capacity` by task, bos and eos. The second,
         int64[tasks, 2], has `inner_capacity` by task and bos.
     """
-    last = [
+    last_capacities = [
         [[capacity(recipe, task, bos, eos) for eos in (0, 1)] for bos in (0, 1)] for task in tasks
     ]
-    inner = [[inner_capacity(recipe, task, bos) for bos in (0, 1)] for task in tasks]
-    return np.array(last, np.int64), np.array(inner, np.int64)
+    inner_capacities = [[inner_capacity(recipe, task, bos) for bos in (0, 1)] for task in tasks]
+    return np.array(last_capacities, np.int64), np.array(inner_capacities, np.int64)
 
 
 def thresholds(recipe: Recipe, supervised: bool = False) -> np.ndarray:
@@ -417,7 +423,7 @@ def thresholds(recipe: Recipe, supervised: bool = False) -> np.ndarray:
     ]
     names = [task.name for task in recipe.tasks]
     exact = [Fraction(task.weight) for task in recipe.tasks]
-    whole = math.lcm(*(weight.denominator for weight in exact))
+    denominator = math.lcm(*(weight.denominator for weight in exact))
     table = np.zeros((len(recipe.sources), len(names)), np.int64)
     # A source's `tasks` → its row of thresholds.
     rows: dict[tuple[str, ...] | None, list[int]] = {}
@@ -431,7 +437,8 @@ def thresholds(recipe: Recipe, supervised: bool = False) -> np.ndarray:
             )
             # Whole numbers keep the shares exact until the last division.
             weights = [
-                int(w * whole) if i in drawn and allowed[i] else 0 for i, w in enumerate(exact)
+                int(w * denominator) if i in drawn and allowed[i] else 0
+                for i, w in enumerate(exact)
             ]
             total = sum(weights)
             rows[source.tasks] = [
@@ -509,7 +516,7 @@ def check_supervised(recipe: Recipe, source: int) -> None:
         or_media = ", or media," if recipe.specials.media else ""
         or_ignore = ', or set documents.loss_spans = "ignore"'
         takers = ", ".join(
-            sorted(name for name, each in REGISTRY.items() if each.is_supervised({}))
+            sorted(name for name, objective in REGISTRY.items() if objective.is_supervised({}))
         )
         raise RecipeError(
             f"source {recipe.sources[source].name!r} has documents with loss_spans or"
@@ -549,11 +556,11 @@ def check_loss_weighting(recipe: Recipe, source: int, is_supervised: bool) -> No
     weighting = recipe.documents.loss_weighting
     if weighting == "token":
         return
-    what, name = f'documents.loss_weighting = "{weighting}"', recipe.sources[source].name
+    setting, name = f'documents.loss_weighting = "{weighting}"', recipe.sources[source].name
     key = ("documents", "loss_weighting")
     if not is_supervised:
         raise RecipeError(
-            f"{what}: no document in the sample of source {name!r} has messages, loss_spans or"
+            f"{setting}: no document in the sample of source {name!r} has messages, loss_spans or"
             ' masks\nhint: set loss_weighting = "token", or build this source into another dataset',
             key,
         )
@@ -563,7 +570,8 @@ def check_loss_weighting(recipe: Recipe, source: int, is_supervised: bool) -> No
         is_noised = REGISTRY[task.objective].noise is not None
         if is_noised and not _has_fixed_expectation(task.parameters):
             raise RecipeError(
-                f"{what}: the expected loss of task {task.name!r} depends on how much of a document"
+                f"{setting}: the expected loss of task {task.name!r} depends on how much of a"
+                " document"
                 ' is noised\nhint: set weighting = "1/p" in this task, and leave noise out',
                 key,
             )
@@ -699,12 +707,12 @@ def whole_recipe(table: Mapping[str, Any]) -> dict[str, Any]:
 
     Only keys and parameters that an older version did not store are added, with their defaults.
     """
-    whole = with_defaults(table, LATER)
-    if isinstance(whole.get("tasks"), list | tuple):
-        whole["tasks"] = [
-            whole_task(task) if isinstance(task, dict) else task for task in whole["tasks"]
+    full_table = with_defaults(table, LATER)
+    if isinstance(full_table.get("tasks"), list | tuple):
+        full_table["tasks"] = [
+            whole_task(task) if isinstance(task, dict) else task for task in full_table["tasks"]
         ]
-    return whole
+    return full_table
 
 
 def recipe_schema(formats: Sequence[str]) -> dict[str, Any]:

@@ -82,16 +82,16 @@ def _table_schema(section: str, shared: dict[str, Any]) -> dict[str, Any]:
     keys = {name: key for name, key in KEYS[section].items() if name != "mode_tokens"}
     properties = {}
     for name, key in keys.items():
-        about, made = (
+        about, schema = (
             {"title": key.kind, "description": key.meaning},
             msgspec.json.schema(key.given),
         )
-        shared.update(made.pop("$defs", {}))
+        shared.update(schema.pop("$defs", {}))
         # A file cannot contain lone surrogates, and not every editor can express them in a pattern.
-        if "pattern" in made:
-            made["pattern"] = made["pattern"].replace(r"\ud800-\udfff", "")
+        if "pattern" in schema:
+            schema["pattern"] = schema["pattern"].replace(r"\ud800-\udfff", "")
         # Merging `about` twice puts its keys first and lets them override the keys of msgspec.
-        properties[name] = about | made | about
+        properties[name] = about | schema | about
         if key.default not in (..., None, ""):
             properties[name]["default"] = key.default
     return {

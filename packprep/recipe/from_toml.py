@@ -32,15 +32,15 @@ from packprep.recipe.schema import (
 )
 
 
-def unknown(what: str, name: str, known: Sequence[str]) -> str:
+def unknown(kind: str, name: str, known_names: Sequence[str]) -> str:
     """Return the start of a message: "unknown key 'sed'; did you mean 'seed'?".
 
-    Without a similar name in `known`, the message lists all known names. `what` is the kind of
-    name, such as "key".
+    Without a similar name in `known_names`, the message lists all known names. `kind` is the kind
+    of name, such as "key".
     """
-    near = difflib.get_close_matches(name, known, 1, 0.5)
-    return f"unknown {what} {name!r}" + (
-        f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
+    near = difflib.get_close_matches(name, known_names, 1, 0.5)
+    return f"unknown {kind} {name!r}" + (
+        f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known_names))}"
     )
 
 
@@ -119,28 +119,30 @@ def read_section(section: str, table: Any, where: str) -> dict[str, Any]:
         )
     # A mode token is itself a key of [specials], so the field mode_tokens is not a key of a recipe.
     keys = {name: key for name, key in KEYS[section].items() if name != "mode_tokens"}
-    values, others = {}, {}
+    values, mode_tokens = {}, {}
     for name, value in table.items():
         if name in keys:
             values[name] = read_value(keys[name], value, f"{where}.{name}" if where else name)
         # Which other keys a task may have depends on its objective. `complete` checks them later.
         elif section == "tasks":
-            others[name] = value
+            mode_tokens[name] = value
         # A mode token has brackets, so a bare word is an unknown key.
         elif section == "specials" and not name.isidentifier():
-            others[name] = read_value(KEYS[section]["mode_tokens"], value, f'specials."{name}"')
+            mode_tokens[name] = read_value(
+                KEYS[section]["mode_tokens"], value, f'specials."{name}"'
+            )
         else:
-            known = [*keys, *([] if where else [name for name in SECTIONS if name])]
-            said = (
+            known_keys = [*keys, *([] if where else [name for name in SECTIONS if name])]
+            message = (
                 f"unknown key {name!r}: {misplaced(name)}"
                 if misplaced(name)
-                else unknown("key", name, known)
+                else unknown("key", name, known_keys)
             )
             quoted = (
                 "; write a mode token in quotes, with its brackets" if section == "specials" else ""
             )
             raise RecipeError(
-                f"{said} (in {f'[{where}]' if where else 'the recipe'}{quoted})",
+                f"{message} (in {f'[{where}]' if where else 'the recipe'}{quoted})",
                 (*key_of(where), name),
             )
     # Report an unknown key first, because a misspelled key often explains a missing one.
@@ -150,7 +152,7 @@ def read_section(section: str, table: Any, where: str) -> dict[str, Any]:
             raise RecipeError(
                 f"{place} is missing: {key.meaning}\nhint: add a line {name} = …", key_of(place)
             )
-    return {**values, _OTHERS[section]: others} if section in _OTHERS else values
+    return {**values, _OTHERS[section]: mode_tokens} if section in _OTHERS else values
 
 
 @cache
@@ -174,13 +176,13 @@ def _read_tasks(tables: Sequence[Any]) -> tuple[TaskEntry, ...]:
             _check_named(table, where, i)
             members, scale, prefix = [table], 1.0, ""
         else:
-            others = [name for name in table if name not in ("preset", "weight")]
-            if others:
-                hint = misplaced(others[0]) if others[0] not in KEYS["tasks"] else ""
+            other_keys = [name for name in table if name not in ("preset", "weight")]
+            if other_keys:
+                hint = misplaced(other_keys[0]) if other_keys[0] not in KEYS["tasks"] else ""
                 raise RecipeError(
-                    f"{where}: a preset takes only a weight, not {', '.join(others)}\nhint: "
+                    f"{where}: a preset takes only a weight, not {', '.join(other_keys)}\nhint: "
                     + (hint or "write out its tasks to change them"),
-                    ("tasks", i, others[0]),
+                    ("tasks", i, other_keys[0]),
                 )
             if not isinstance(preset, str) or preset not in presets():
                 raise RecipeError(
@@ -222,13 +224,13 @@ def _check_named(table: Mapping[str, Any], where: str, i: int) -> None:
     """
     if "objective" in table:
         return
-    known = ["preset", *KEYS["tasks"]]
-    others = [name for name in table if name not in known]
-    said = f"; {unknown('key', others[0], known)}" if others else ""
+    known_keys = ["preset", *KEYS["tasks"]]
+    other_keys = [name for name in table if name not in known_keys]
+    message = f"; {unknown('key', other_keys[0], known_keys)}" if other_keys else ""
     raise RecipeError(
-        f"{where} has neither an objective nor a preset{said}\n"
+        f"{where} has neither an objective nor a preset{message}\n"
         'hint: give one, as in preset = "ul2r"',
-        ("tasks", i, *others[:1]),
+        ("tasks", i, *other_keys[:1]),
     )
 
 
@@ -238,8 +240,8 @@ def read_recipe(table: Mapping[str, Any], base: Path) -> Recipe:
     Raises:
         RecipeError: If a key or a value is invalid. The message names the key and the value.
     """
-    own = {name: value for name, value in table.items() if name not in SECTIONS or not name}
-    values = read_section("", own, "")
+    top_level = {name: value for name, value in table.items() if name not in SECTIONS or not name}
+    values = read_section("", top_level, "")
     for section in ("documents", "packing", "output", "specials"):
         values[section] = SECTIONS[section](
             **read_section(section, table.get(section, {}), section)
@@ -272,8 +274,8 @@ def read_recipe(table: Mapping[str, Any], base: Path) -> Recipe:
         values.setdefault("seq_length", 0)
     recipe = Recipe(base=base, **values)
     # Each row length must satisfy the rules, because each gives a dataset.
-    for one in recipe.by_length():
-        check_together(one)
+    for recipe_of_length in recipe.by_length():
+        check_together(recipe_of_length)
     return recipe
 
 
@@ -500,14 +502,17 @@ def _check_sides(recipe: Recipe) -> None:
             not allow such rows.
     """
     packing = recipe.packing
-    for name, other in (("encoder_length", "decoder_length"), ("decoder_length", "encoder_length")):
-        if getattr(packing, name) and not getattr(packing, other):
+    for name, partner in (
+        ("encoder_length", "decoder_length"),
+        ("decoder_length", "encoder_length"),
+    ):
+        if getattr(packing, name) and not getattr(packing, partner):
             raise RecipeError(
-                f"packing.{name} is set, but packing.{other} is not\nhint: set both",
+                f"packing.{name} is set, but packing.{partner} is not\nhint: set both",
                 ("packing", name),
             )
     # Each entry has the value of a key, the value that such rows need, and the reason.
-    wrong: dict[KeyPath, tuple[Any, Any, str]] = {
+    restricted: dict[KeyPath, tuple[Any, Any, str]] = {
         ("seq_lengths",): (
             recipe.seq_lengths,
             None,
@@ -530,13 +535,13 @@ def _check_sides(recipe: Recipe) -> None:
             "fewer than 3 tokens have only one sequence",
         ),
     }
-    for key, (found, needed, why) in wrong.items():
-        if packing.sides is not None and found != needed:
-            both = (
-                f"{'.'.join(map(str, key))} = {as_toml(found)} cannot be combined with"
+    for key, (setting, needed, why) in restricted.items():
+        if packing.sides is not None and setting != needed:
+            conflict = (
+                f"{'.'.join(map(str, key))} = {as_toml(setting)} cannot be combined with"
                 " packing.encoder_length and decoder_length"
             )
-            raise RecipeError(f"{both}: {why}\nhint: leave {key[-1]} out", key)
+            raise RecipeError(f"{conflict}: {why}\nhint: leave {key[-1]} out", key)
 
 
 def tasks_named(name: str, names: Sequence[str]) -> list[int]:
@@ -599,9 +604,9 @@ def fingerprint(
         "files": [[[name, size] for name, size in source] for source in files],
         "tokenizer": tokenizer_digest,
     }
-    more = {"chat_template": chat_template, "removed": removed}
+    optional_parts = {"chat_template": chat_template, "removed": removed}
     return digest_of(
-        encode(parts | {key: value for key, value in more.items() if value is not None})
+        encode(parts | {key: value for key, value in optional_parts.items() if value is not None})
     )
 
 
@@ -620,25 +625,25 @@ def from_normalised(table: Any, engine: str, made_with: Any = None) -> Recipe:
     """
     if not isinstance(table, dict):
         raise RecipeError(f"the recipe is {table!r:.100}, but should be an object")
-    own = {name: value for name, value in table.items() if name not in SECTIONS or not name}
+    top_level = {name: value for name, value in table.items() if name not in SECTIONS or not name}
     # A stored recipe has no engine, because the engine does not change the bytes.
-    values = _stored("", {**own, "engine": engine}, "", made_with)
+    values = _stored("", {**top_level, "engine": engine}, "", made_with)
     for section, record in list(SECTIONS.items())[1:]:
-        part = table.get(section)
+        entries = table.get(section)
         if section not in ("sources", "tasks"):
-            values[section] = record(**_stored(section, part, section, made_with))
+            values[section] = record(**_stored(section, entries, section, made_with))
             continue
         if (
-            not isinstance(part, (list, tuple))
-            or not part
-            or not all(isinstance(entry, dict) for entry in part)
+            not isinstance(entries, (list, tuple))
+            or not entries
+            or not all(isinstance(entry, dict) for entry in entries)
         ):
             raise RecipeError(
-                f"{section} = {part!r:.100}: expected a list of objects, at least one"
+                f"{section} = {entries!r:.100}: expected a list of objects, at least one"
             )
         values[section] = tuple(
             record(**_stored(section, entry, f"{section}[{i}]", made_with))
-            for i, entry in enumerate(part)
+            for i, entry in enumerate(entries)
         )
     recipe = Recipe(**values)
     check_together(recipe)
@@ -664,10 +669,10 @@ def _stored(section: str, table: Any, where: str, made_with: Any) -> dict[str, A
             raise RecipeError(
                 f"{where}.parameters = {fixed['parameters']!r:.100}: expected an object"
             )
-    for wrong in sorted(values.keys() - keys):
-        raise RecipeError(f"{where}: {unknown_key(wrong, made_with)}".removeprefix(": "))
-    for wrong in sorted(keys.keys() - values):
-        raise RecipeError(f"{where}.{wrong} is missing".lstrip("."))
+    for wrong_key in sorted(values.keys() - keys):
+        raise RecipeError(f"{where}: {unknown_key(wrong_key, made_with)}".removeprefix(": "))
+    for wrong_key in sorted(keys.keys() - values):
+        raise RecipeError(f"{where}.{wrong_key} is missing".lstrip("."))
     for name, value in values.items():
         place = f"{where}.{name}" if where else name
         if value is None and keys[name].default is None:
@@ -726,10 +731,10 @@ def _has_recipe_keys(keys: Collection[str], text: str) -> bool:
 
     Other files have keys such as `tasks` and `documents` too.
     """
-    known = {*KEYS[""], *SECTIONS}.intersection(keys)
+    known_keys = {*KEYS[""], *SECTIONS}.intersection(keys)
     has_paths = re.search(r"\bpaths[\"']?[ \t]*[:=]", text) is not None
-    return bool({"sources", "tokenizer"} & known) and (
-        len(known) > 1 or ("sources" in known and has_paths)
+    return bool({"sources", "tokenizer"} & known_keys) and (
+        len(known_keys) > 1 or ("sources" in known_keys and has_paths)
     )
 
 
@@ -749,16 +754,16 @@ def refuse_misnamed_recipes(names: Sequence[str]) -> None:
             continue  # Opening a pipe would consume data.
         try:
             with path.open("rb") as file:
-                found = written_as(file.read(_MOST_BYTES).decode().removeprefix("\ufeff"))
+                format = written_as(file.read(_MOST_BYTES).decode().removeprefix("\ufeff"))
         except (OSError, ValueError):
             continue  # The file is unreadable or not a text. The reader of the inputs reports that.
-        if found == "TOML":
+        if format == "TOML":
             raise RecipeError(
                 f"{path} is a recipe, but its name does not end with .toml\n"
                 f"hint: rename it to {path.name.partition('.')[0]}.toml"
             )
-        if found:
-            raise RecipeError(f"{path}: {_OTHER_FORMAT[found]}")
+        if format:
+            raise RecipeError(f"{path}: {_OTHER_FORMAT[format]}")
 
 
 MOST_RECIPE_BYTES = 64 << 20
@@ -789,12 +794,12 @@ def load_recipe(path: Path) -> dict[str, Any]:
         return table
     except OSError as error:
         # A mistyped name is a common mistake, so list the recipes in the folder.
-        there = (
+        recipe_names = (
             sorted(p.name for p in Path(path).parent.glob("*.toml"))[:5]
             if isinstance(error, FileNotFoundError)
             else []
         )
-        beside = f"; recipes in its folder: {', '.join(there)}" if there else ""
+        beside = f"; recipes in its folder: {', '.join(recipe_names)}" if recipe_names else ""
         raise RecipeError(
             f"{path}: {error.strerror}{beside}\nhint: give a recipe file or inputs"
         ) from None
@@ -804,13 +809,13 @@ def load_recipe(path: Path) -> dict[str, Any]:
             "hint: save the recipe as a TOML file in UTF-8"
         ) from None
     except ValueError as error:  # A TOMLDecodeError is a ValueError.
-        found = written_as(recipe_text(path))
-        what = (
-            _OTHER_FORMAT[found]
-            if found in _OTHER_FORMAT
+        format = written_as(recipe_text(path))
+        message = (
+            _OTHER_FORMAT[format]
+            if format in _OTHER_FORMAT
             else f"not TOML: {error}{_line_in_question(path, str(error))}"
         )
-        raise RecipeError(f"{path}: {what}") from None
+        raise RecipeError(f"{path}: {message}") from None
     except RecursionError:
         raise RecipeError(f"{path}: its values are nested too deeply for a recipe") from None
 
@@ -903,8 +908,8 @@ def normalised_toml(table: Mapping[str, Any], paths: Mapping[str, Sequence[str]]
         )
     )
     for task in table["tasks"]:
-        own = {name: value for name, value in task.items() if name != "parameters"}
-        sections.append(("tasks", "[[tasks]]", {**own, **task["parameters"]}))
+        task_keys = {name: value for name, value in task.items() if name != "parameters"}
+        sections.append(("tasks", "[[tasks]]", {**task_keys, **task["parameters"]}))
     texts = []
     for section, head, values in sections:
         # Values that equal their defaults are left out, but the row length and the seed are always
@@ -973,7 +978,7 @@ def set_value(table: dict[str, Any], assignment: str) -> KeyPath:
     place: Any = table
     key: list[str | int] = []
     # Follow the key to its table. An entry of a list is searched by name before its index.
-    *parents, last = path.strip().split(".")
+    *parents, last_key = path.strip().split(".")
     for name in parents:
         if isinstance(place, list):
             named = [item for item in place if isinstance(item, dict) and item.get("name") == name]
@@ -997,5 +1002,5 @@ def set_value(table: dict[str, Any], assignment: str) -> KeyPath:
             f"--set {assignment}: {path.strip()!r} is not a key\n"
             "hint: name a key, as in sources.0.repeat=2"
         )
-    place[last] = value
-    return (*key, last)
+    place[last_key] = value
+    return (*key, last_key)

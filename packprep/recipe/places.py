@@ -18,7 +18,7 @@ def key_of(where: str) -> KeyPath:
     For example, "tasks[0].weight" gives ("tasks", 0, "weight").
     """
     parts = re.findall(r'"[^"]*"|[^.\[\]"]+', where)
-    return tuple(int(part) if part.isdigit() else part.strip('"') for part in parts)
+    return tuple(int(word) if word.isdigit() else word.strip('"') for word in parts)
 
 
 def line_of(text: str, key: KeyPath) -> int | None:

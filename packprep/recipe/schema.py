@@ -238,15 +238,15 @@ def _read_media(value: Mapping[str, Any]) -> dict[str, tuple[str | int, ...]]:
         ValueError: If a kind is named "text", or if its position token is "" or equal to its start
             or end token.
     """
-    made = {
-        kind: ("", own, "") if isinstance(own, str | int) else own
-        for kind, own in sorted(value.items())
+    tokens_by_kind = {
+        kind: ("", slot_token, "") if isinstance(slot_token, str | int) else slot_token
+        for kind, slot_token in sorted(value.items())
     }
-    if "text" in made or any(
-        slot == "" or slot in (begin, end) for begin, slot, end in made.values()
+    if "text" in tokens_by_kind or any(
+        slot == "" or slot in (begin, end) for begin, slot, end in tokens_by_kind.values()
     ):
         raise ValueError
-    return made
+    return tokens_by_kind
 
 
 _Tokens = Annotated[tuple[str | Annotated[int, Meta(ge=0)], ...], Meta(min_length=3, max_length=3)]
@@ -788,7 +788,7 @@ class Key:
 
 
 def _keys_of(record: type) -> dict[str, Key]:
-    hints, found = get_type_hints(record, include_extras=True), {}
+    hints, keys = get_type_hints(record, include_extras=True), {}
     for f in fields(record):
         hint = hints[f.name]
         # The type is a union with None, but a recipe cannot contain None.
@@ -802,7 +802,7 @@ def _keys_of(record: type) -> dict[str, Key]:
                 hint.__origin__, metas
             )
             default = ... if f.default is MISSING else f.default
-            found[f.name] = Key(
+            keys[f.name] = Key(
                 kind,
                 metas[-1].description,
                 default,
@@ -810,7 +810,7 @@ def _keys_of(record: type) -> dict[str, Key]:
                 extra.get("read"),
                 extra["later"],
             )
-    return found
+    return keys
 
 
 def _kind_of(value: Any, metas: Sequence[Meta]) -> str:

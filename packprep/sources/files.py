@@ -135,19 +135,23 @@ class Files(Sequence[SourceFile]):
             return self._pieces
         counts = np.zeros(len(self), np.int64)
         for k, (format, compression) in enumerate(self.kinds):
-            own = np.flatnonzero(self.kind == k)
+            file_indices = np.flatnonzero(self.kind == k)
             # Only tables and indexed files have to be opened to count their splits.
             if FORMATS[format].position != "number":
-                counts[own] = FORMATS[format].counts(self.sizes[own], compression)
+                counts[file_indices] = FORMATS[format].counts(self.sizes[file_indices], compression)
                 continue
-            paths = [os.path.join(self.root, self.names[i]) for i in own.tolist()]
-            sizes, key = self.sizes[own].tolist(), self._text_key
-            found = _each(self.root, bytes_of_pieces, paths, repeat(format), sizes, repeat(key))
-            for i, held in zip(own.tolist(), found, strict=True):
-                counts[i] = held if isinstance(held, int) else len(held)
+            paths = [os.path.join(self.root, self.names[i]) for i in file_indices.tolist()]
+            sizes, key = self.sizes[file_indices].tolist(), self._text_key
+            counts_or_sizes = _each(
+                self.root, bytes_of_pieces, paths, repeat(format), sizes, repeat(key)
+            )
+            for i, count_or_sizes in zip(file_indices.tolist(), counts_or_sizes, strict=True):
+                counts[i] = (
+                    count_or_sizes if isinstance(count_or_sizes, int) else len(count_or_sizes)
+                )
                 # The file is open, so its sizes are noted too.
-                if not isinstance(held, int):
-                    self.note(i, held)
+                if not isinstance(count_or_sizes, int):
+                    self.note(i, count_or_sizes)
         return counts
 
     def as_planned(self) -> Iterator[dict[str, Any]]:
@@ -158,9 +162,9 @@ class Files(Sequence[SourceFile]):
                 **({"piece_bytes": list(self.piece_bytes[i])} if i in self.piece_bytes else {}),
             }
 
-    def note(self, i: int, held: Sequence[int]) -> None:
+    def note(self, i: int, content_bytes: Sequence[int]) -> None:
         """Record the approximate content size in bytes of each split of file `i`."""
-        self.piece_bytes[i] = held
+        self.piece_bytes[i] = content_bytes
         self.__dict__.pop("_held", None)
 
     def forget(self, but: Mapping[int, Sequence[int]]) -> None:
@@ -171,20 +175,20 @@ class Files(Sequence[SourceFile]):
         self.piece_bytes = dict(but)
         self.__dict__.pop("_held", None)
 
-    def held(self, file: np.ndarray, part: np.ndarray, stored: np.ndarray) -> np.ndarray:
+    def held(self, file: np.ndarray, piece_number: np.ndarray, stored: np.ndarray) -> np.ndarray:
         """Return the approximate content size of each of n splits in bytes, int64[n].
 
         Args:
             file: int64[n], index of each split's file.
-            part: int64[n], index of each split within its file.
+            piece_number: int64[n], index of each split within its file.
             stored: int64[n], stored bytes of each split. The result has this size for a split
                 if the split's file is not in `piece_bytes`.
         """
         if not self.piece_bytes:
             return stored
         begin, flat = self._held
-        known = begin[file] >= 0
-        return np.where(known, flat[np.where(known, begin[file] + part, 0)], stored)
+        is_noted = begin[file] >= 0
+        return np.where(is_noted, flat[np.where(is_noted, begin[file] + piece_number, 0)], stored)
 
     @cached_property
     def _held(self) -> tuple[np.ndarray, np.ndarray]:
@@ -216,8 +220,8 @@ class Files(Sequence[SourceFile]):
         columns = zip(self.names, self.sizes.tolist(), self.pieces.tolist(), strict=True)
         return (SourceFile(self.source, *values) for values in columns)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Files) and list(self) == list(other)
+    def __eq__(self, other_files: object) -> bool:
+        return isinstance(other_files, Files) and list(self) == list(other_files)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -250,10 +254,14 @@ def _kinds(names: Sequence[str], format: str) -> tuple[list[tuple[str, str]], np
         # The format follows from the last suffix. If the last suffix names a compression, the
         # suffix before it decides.
         parts = name[name.rfind("/") + 1 :].rsplit(".", 2)
-        last = parts[-1] if len(parts) > 1 else ""
-        if last not in compresses:
-            compresses[last] = bool(detect_format(f"x.{last}")[1])
-        ending = (parts[1], last) if compresses[last] and len(parts) > 2 else (last,)
+        last_suffix = parts[-1] if len(parts) > 1 else ""
+        if last_suffix not in compresses:
+            compresses[last_suffix] = bool(detect_format(f"x.{last_suffix}")[1])
+        ending = (
+            (parts[1], last_suffix)
+            if compresses[last_suffix] and len(parts) > 2
+            else (last_suffix,)
+        )
         if ending not in of_ending:
             of_ending[ending] = kinds.setdefault(format_of(name, format), len(kinds))
         kind[i] = of_ending[ending]
@@ -285,29 +293,29 @@ class Pieces:
         positions = np.array([position_of(*kind) for kind in files.kinds])[files.kind]
         is_text, is_lines = positions == "whole", positions == "byte"
         begins = files.pieces > 0  # Whether each file starts a run. A run has at least one split.
-        group_bytes, before = 0, -2
+        group_bytes, previous_file = 0, -2
         for i in np.flatnonzero(is_text).tolist():
             size = int(files.sizes[i])
             # A text file continues the run before it if both are neighbours and fit into 4 MiB.
-            if before == i - 1 and group_bytes + size <= PIECE_BYTES:
+            if previous_file == i - 1 and group_bytes + size <= PIECE_BYTES:
                 begins[i] = False
             else:
                 group_bytes = 0
-            group_bytes, before = group_bytes + size, i
-        first = np.flatnonzero(begins)
-        many = np.ones(len(first), np.int64)
-        sizes = files.sizes[first]
+            group_bytes, previous_file = group_bytes + size, i
+        first_files = np.flatnonzero(begins)
+        file_counts = np.ones(len(first_files), np.int64)
+        sizes = files.sizes[first_files]
         if is_text.any():
             run = np.cumsum(begins) - 1  # run of each text file
-            own = run[is_text]
-            many[np.unique(own)] = 0
-            np.add.at(many, own, 1)
-            sizes = np.where(is_text[first], 0, sizes)
-            np.add.at(sizes, own, files.sizes[is_text])
+            text_runs = run[is_text]
+            file_counts[np.unique(text_runs)] = 0
+            np.add.at(file_counts, text_runs, 1)
+            sizes = np.where(is_text[first_files], 0, sizes)
+            np.add.at(sizes, text_runs, files.sizes[is_text])
         # These arrays have one entry per run: first file, number of files, stored bytes, number of
         # splits, and whether the splits have a fixed size of 4 MiB.
-        self._first, self._files, self._sizes = first, many, sizes
-        self._counts, self._lines = files.pieces[first], is_lines[first]
+        self._first, self._files, self._sizes = first_files, file_counts, sizes
+        self._counts, self._lines = files.pieces[first_files], is_lines[first_files]
         self._ends = np.cumsum(self._counts)
 
     def __len__(self) -> int:
@@ -320,13 +328,13 @@ class Pieces:
         """
         run = np.searchsorted(self._ends, pieces, "right")
         count, size = self._counts[run], self._sizes[run]
-        part = pieces - (self._ends[run] - count)
+        piece_in_run = pieces - (self._ends[run] - count)
         # Only line files have splits of a known size. Other files are divided evenly.
-        even = (part + 1) * size // count - part * size // count
+        even = (piece_in_run + 1) * size // count - piece_in_run * size // count
         stored = np.where(
-            self._lines[run], np.minimum(PIECE_BYTES, size - part * PIECE_BYTES), even
+            self._lines[run], np.minimum(PIECE_BYTES, size - piece_in_run * PIECE_BYTES), even
         )
-        return FileColumns(self._first[run], self._files[run], part, stored)
+        return FileColumns(self._first[run], self._files[run], piece_in_run, stored)
 
     def of_file(self, i: int) -> range:
         """Return the indices of the splits that contain a part of the source's file `i`."""
@@ -351,7 +359,9 @@ def fixed_prefix(patterns: Sequence[str], base: str = os.sep) -> str:
     for pattern in patterns:
         parts = pattern.split(os.sep)
         literal = len(os.path.commonprefix([parts, base.split(os.sep)]))
-        wild = (i for i, part in enumerate(parts) if i >= literal and WILDCARD.search(part))
+        wild = (
+            i for i, path_part in enumerate(parts) if i >= literal and WILDCARD.search(path_part)
+        )
         folders.append(os.sep.join(parts[: next(wild, len(parts) - 1)]) or os.sep)
     return os.path.commonpath(folders)
 
@@ -396,7 +406,7 @@ def find_below(source: Source, index: int, root: str, patterns: Sequence[str]) -
         RecipeError: If the source's format is unknown.
     """
     check_format(source.format, index)
-    found = (
+    files = (
         _find_remote(source, root, patterns)
         if is_url(root)
         else _find_local(source, root, patterns)
@@ -404,10 +414,10 @@ def find_below(source: Source, index: int, root: str, patterns: Sequence[str]) -
     # The files of a pair become one entry before links are resolved.
     in_pairs = [f for f in FORMATS.values() if f.pair and source.format in ("auto", f.name)]
     for format in in_pairs:
-        found = _in_pairs(source, root, found, format)
+        files = _in_pairs(source, root, files, format)
     if not is_url(root):
-        found = without_linked_copies(root, found)
-    for name in found:
+        files = without_linked_copies(root, files)
+    for name in files:
         try:
             name.encode("utf-8")
         except UnicodeEncodeError:
@@ -415,8 +425,8 @@ def find_below(source: Source, index: int, root: str, patterns: Sequence[str]) -
                 f"source {source.name!r}: the name {os.fsencode(name)!r} is not valid UTF-8\n"
                 "hint: rename the file"
             ) from None
-    names = sorted(found)  # Code points sort in the same order as their UTF-8 bytes.
-    seen = np.array([found[name] for name in names], np.int64).reshape(-1, len(Seen._fields))
+    names = sorted(files)  # Code points sort in the same order as their UTF-8 bytes.
+    seen = np.array([files[name] for name in names], np.int64).reshape(-1, len(Seen._fields))
     of_files = None if is_url(root) else seen
     return root, Files(
         index,
@@ -438,63 +448,68 @@ def absolute_prefix(prefix: str) -> str:
     return prefix.rstrip("/") if is_url(prefix) else os.path.abspath(prefix)
 
 
-def named_twice(sources: Sequence[Source], found: Sequence[Files]) -> str:
+def named_twice(sources: Sequence[Source], files_of_sources: Sequence[Files]) -> str:
     """Return a message about files that are read twice, or an empty string.
 
     A file may be read under two names or in two sources. Two sources that read the same file cause
     no message if their hash splits (`sample`) select different documents.
     """
     # Equal numbers mean the same file.
-    known = np.concatenate(
+    all_identities = np.concatenate(
         [
             (
                 np.array([hash((files.root, name)) for name in files.names], np.int64)
                 if files.seen is None
                 else files.seen[:, 2]
             )
-            for files in found
+            for files in files_of_sources
         ]
     )
-    # `which` numbers the distinct files, and `counts` says how often each is listed.
-    _, which, counts = np.unique(known, return_inverse=True, return_counts=True)
-    ends = np.cumsum([len(files) for files in found])
+    # `identity_number` numbers the distinct files, and `counts` says how often each is listed.
+    _, identity_number, counts = np.unique(all_identities, return_inverse=True, return_counts=True)
+    ends = np.cumsum([len(files) for files in files_of_sources])
     groups: dict[int, list[tuple[int, int]]] = {}  # file → (source, index of the file there)
-    # Convert indices into `known` to (source, index of the file in the source).
-    for k in np.flatnonzero(counts[which] > 1).tolist():
+    # Convert indices into `all_identities` to (source, index of the file in the source).
+    for k in np.flatnonzero(counts[identity_number] > 1).tolist():
         s = int(np.searchsorted(ends, k, "right"))
-        groups.setdefault(int(which[k]), []).append((s, k - int(ends[s]) + len(found[s])))
+        groups.setdefault(int(identity_number[k]), []).append(
+            (s, k - int(ends[s]) + len(files_of_sources[s]))
+        )
     shown: list[str] = []
     count = 0
     for places in groups.values():
-        pair = next((p for p in combinations(places, 2) if _overlap(sources, found, *p)), None)
+        pair = next(
+            (p for p in combinations(places, 2) if _overlap(sources, files_of_sources, *p)), None
+        )
         # `_is_one` reads the disk, so it is called only for files that the message shows.
         if pair is None or (
-            len(shown) < _SHOWN_TWICE and not _is_one(*(_path(found, place) for place in pair))
+            len(shown) < _SHOWN_TWICE
+            and not _is_one(*(_path(files_of_sources, place) for place in pair))
         ):
             continue
         count += 1
         if len(shown) < _SHOWN_TWICE:
-            path = _path(found, pair[0])
+            path = _path(files_of_sources, pair[0])
             names = " and ".join(
-                f"{found[s].names[i]!r} of source {sources[s].name!r}" for s, i in pair
+                f"{files_of_sources[s].names[i]!r} of source {sources[s].name!r}" for s, i in pair
             )
             shown.append(f"{path if is_url(path) else os.path.realpath(path)} (as {names})")
-    more = f" and {count - len(shown)} more" if count > len(shown) else ""
+    rest_in_words = f" and {count - len(shown)} more" if count > len(shown) else ""
     return (
-        f"files are read more than once: {', '.join(shown)}{more}. Name each file once"
+        f"files are read more than once: {', '.join(shown)}{rest_in_words}. Name each file once"
         if shown
         else ""
     )
 
 
-def odd_files(sources: Sequence[Source], found: Sequence[Files]) -> list[str]:
+def odd_files(sources: Sequence[Source], files_of_sources: Sequence[Files]) -> list[str]:
     """Return warnings about files that were probably not meant to be read.
 
     The warnings cover text files among tables or JSONL files, such as a README, and files next to
     their compressed copies.
     """
     messages = []
-    for source, files in zip(sources, found, strict=True):
+    for source, files in zip(sources, files_of_sources, strict=True):
         texts = [
             name
             for name, (format, _) in zip(files.names, files.formats, strict=True)
@@ -512,16 +527,20 @@ def odd_files(sources: Sequence[Source], found: Sequence[Files]) -> list[str]:
             if copies := [
                 name for name, (_, by) in kinds if by and name.rpartition(".")[0] in names
             ]:
-                more = f", and {len(copies) - 1} more pairs" if len(copies) > 1 else ""
+                rest_in_words = f", and {len(copies) - 1} more pairs" if len(copies) > 1 else ""
                 messages.append(
                     f"source {source.name}: {copies[0]} and {copies[0].rpartition('.')[0]} are"
-                    f" both read{more}. Name only one of them if they contain the same text"
+                    f" both read{rest_in_words}. Name only one of them if they contain the same"
+                    " text"
                 )
     return messages
 
 
 def _overlap(
-    sources: Sequence[Source], found: Sequence[Files], a: tuple[int, int], b: tuple[int, int]
+    sources: Sequence[Source],
+    files_of_sources: Sequence[Files],
+    a: tuple[int, int],
+    b: tuple[int, int],
 ) -> bool:
     """Return whether a document may be read twice from a file that is listed twice.
 
@@ -531,12 +550,12 @@ def _overlap(
     """
     (low, high), (other_low, other_high) = sources[a[0]].sample, sources[b[0]].sample
     # `sample` selects documents by the file's name, so equal names have comparable ranges.
-    named_alike = found[a[0]].names[a[1]] == found[b[0]].names[b[1]]
+    named_alike = files_of_sources[a[0]].names[a[1]] == files_of_sources[b[0]].names[b[1]]
     return not named_alike or (low < other_high and other_low < high)
 
 
-def _path(found: Sequence[Files], place: tuple[int, int]) -> str:
-    return os.path.join(found[place[0]].root, found[place[0]].names[place[1]])
+def _path(files_of_sources: Sequence[Files], place: tuple[int, int]) -> str:
+    return os.path.join(files_of_sources[place[0]].root, files_of_sources[place[0]].names[place[1]])
 
 
 def _is_one(a: str, b: str) -> bool:
@@ -630,7 +649,8 @@ def below_one_folder(source: Source, base: Path) -> tuple[str, list[str]]:
         )
     # As absolute paths, URLs have the same common folder as local patterns.
     below = [
-        "/" + "/".join(part for part in url.split("/")[3:] if part not in ("", ".")) for url in urls
+        "/" + "/".join(path_part for path_part in url.split("/")[3:] if path_part not in ("", "."))
+        for url in urls
     ]
     folder = fixed_prefix(below).rstrip("/")
     return buckets[0] + folder, [path[len(folder) + 1 :] for path in below]
@@ -648,36 +668,40 @@ def _find_remote(source: Source, root: str, patterns: Sequence[str]) -> dict[str
     # One listing serves all patterns. Without wildcards, each file needs one request.
     remote = Remote(root)
     listed = dict(remote.list()) if any(map(WILDCARD.search, patterns)) else {}
-    found: dict[str, Seen] = {}
+    matched_files: dict[str, Seen] = {}
     for pattern in patterns:
         size = listed[pattern] if pattern in listed else None if listed else remote.size(pattern)
         if size is not None:
-            own = {pattern: Seen(size)}
+            files_of_pattern = {pattern: Seen(size)}
         else:
-            own = {
+            files_of_pattern = {
                 name: Seen(listed[name])
                 for name in listed
                 if matches(pattern.split("/"), name.split("/"))
             }
         # Stores have no folders, but objects below this name show that a folder is meant.
-        if not own and not WILDCARD.search(pattern) and (listed or remote.list(pattern)):
+        if (
+            not files_of_pattern
+            and not WILDCARD.search(pattern)
+            and (listed or remote.list(pattern))
+        ):
             raise SourceError(
                 f"source {source.name!r}: {root}/{pattern} is a folder\n"
                 f"hint: give its files, as in {root}/{pattern}/**/*.jsonl"
             )
-        if not own:
+        if not files_of_pattern:
             raise SourceError(
                 f"source {source.name!r}: {root}/{pattern} matches no file\n"
                 "hint: check the bucket, the folder and the pattern"
             )
-        found |= own
+        matched_files |= files_of_pattern
     # In a local path, such a part would refer to another file.
-    for name in found:
-        if any(part in ("", ".", "..") for part in name.split("/")):
+    for name in matched_files:
+        if any(path_part in ("", ".", "..") for path_part in name.split("/")):
             raise SourceError(
                 f"source {source.name!r}: {root}/{name} is not a valid file name\nhint: rename it"
             )
-    return found
+    return matched_files
 
 
 def _in_pairs(source: Source, root: str, files: dict[str, Seen], format: Format) -> dict[str, Seen]:
@@ -689,22 +713,24 @@ def _in_pairs(source: Source, root: str, files: dict[str, Seen], format: Format)
     Raises:
         SourceError: If one file of a pair does not exist.
     """
-    found = {}
+    pairs = {}
     for name, file in files.items():
         if not name.lower().endswith(format.suffixes):
-            found[name] = file
+            pairs[name] = file
             continue
         # If both files of a pair are listed, the entry of the ids file covers the other.
-        first, *others = _files_of_pair(name, format)
-        if first != name and first in files:
+        first_name, *other_names = _files_of_pair(name, format)
+        if first_name != name and first_name in files:
             continue
         of_pair = {}
         # The first two files are required. Others, such as .ds.loss, may be missing.
-        for i, other in enumerate((first, *others)):
-            path = f"{root}/{other}" if is_url(root) else os.path.join(root, other)
-            beside = files.get(other) or (_remote_file(root, other) if is_url(root) else seen(path))
+        for i, file_name in enumerate((first_name, *other_names)):
+            path = f"{root}/{file_name}" if is_url(root) else os.path.join(root, file_name)
+            beside = files.get(file_name) or (
+                _remote_file(root, file_name) if is_url(root) else seen(path)
+            )
             if beside is not None:
-                of_pair[other] = beside
+                of_pair[file_name] = beside
             elif i < _FILES_OF_A_PAIR:
                 raise SourceError(
                     f"source {source.name!r}: {path} is missing, and {format.name} files are"
@@ -712,12 +738,12 @@ def _in_pairs(source: Source, root: str, files: dict[str, Seen], format: Format)
                     f"hint: put it next to {name!r}, or set the source's format if the file is not"
                     ' one of a pair, such as format = "token_stream" for a file of ids alone'
                 )
-        found[first] = Seen(
-            sum(own.size for own in of_pair.values()),
-            in_int64(sum(own.modified for own in of_pair.values())),
-            of_pair[first].identity,
+        pairs[first_name] = Seen(
+            sum(one_file.size for one_file in of_pair.values()),
+            in_int64(sum(one_file.modified for one_file in of_pair.values())),
+            of_pair[first_name].identity,
         )
-    return found
+    return pairs
 
 
 _FILES_OF_A_PAIR = 2
@@ -730,11 +756,17 @@ def _files_of_pair(name: str, format: Format) -> list[str]:
     """
     assert format.pair is not None
     begin, end = format.pair
-    known = (begin, end, *(begin + more for more in (*format.beside, *format.notes)))
-    ending = max((one for one in known if name.lower().endswith(one)), key=len)
+    known_endings = (
+        begin,
+        end,
+        *(begin + added_ending for added_ending in (*format.beside, *format.notes)),
+    )
+    ending = max(
+        (one_ending for one_ending in known_endings if name.lower().endswith(one_ending)), key=len
+    )
     stem, is_upper = name[: -len(ending)], name[-len(ending) :].isupper()
-    endings = (begin, end, *(begin + more for more in format.beside))
-    return [stem + (one.upper() if is_upper else one) for one in endings]
+    endings = (begin, end, *(begin + added_ending for added_ending in format.beside))
+    return [stem + (one_ending.upper() if is_upper else one_ending) for one_ending in endings]
 
 
 def _remote_file(root: str, name: str) -> Seen | None:
@@ -754,18 +786,18 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
     files: dict[str, Seen] = {}
     for i, name in enumerate(patterns):
         pattern = os.path.join(root, name)
-        given = source.paths[i] if source.paths else name
+        given_path = source.paths[i] if source.paths else name
         # A path that exists is used as it is, even if it contains wildcard characters.
         if WILDCARD.search(name) and not os.path.exists(pattern):
             matched = False
-            for found in files_matched(root, name.split(os.sep)):
+            for matched_name in files_matched(root, name.split(os.sep)):
                 # This is the only system call per file.
-                file = seen(os.path.join(root, found))
+                file = seen(os.path.join(root, matched_name))
                 if file is not None:
-                    files[found], matched = file, True
+                    files[matched_name], matched = file, True
             if not matched:
                 raise SourceError(
-                    f"source {source.name!r}: {given} matches no file (looked for"
+                    f"source {source.name!r}: {given_path} matches no file (looked for"
                     f" {pattern}){nearby(pattern)}{hidden_match(name, root)}\n"
                     "hint: if the files have moved, pass their new folder as --source"
                     f" {source.name}=FOLDER"
@@ -774,43 +806,44 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
             # This import loads pyarrow, which other sources do not need.
             from packprep.sources.formats.arrow import saved_files
 
-            for part in saved_files(pattern):
-                path = os.path.join(pattern, part)
+            for part_name in saved_files(pattern):
+                path = os.path.join(pattern, part_name)
                 try:
                     status = os.stat(path)
                 except OSError as error:
                     raise SourceError(f"source {source.name!r}: {path}: {error.strerror}") from None
                 identity = hash((status.st_dev, status.st_ino))
-                files[f"{name}/{part}"] = Seen(
+                files[f"{name}/{part_name}"] = Seen(
                     status.st_size, in_int64(status.st_mtime_ns), identity
                 )
         elif os.path.isfile(os.path.join(pattern, "dataset_dict.json")):
             raise SourceError(
-                f"source {source.name!r}: {given} is a folder of several splits\n"
-                f"hint: name one split, as in {given.rstrip('/')}/train"
+                f"source {source.name!r}: {given_path} is a folder of several splits\n"
+                f"hint: name one split, as in {given_path.rstrip('/')}/train"
             )
         elif os.path.isfile(os.path.join(pattern, "plan.json")):
             raise SourceError(
-                f"source {source.name!r}: {given} is a packprep dataset or token store, and a"
+                f"source {source.name!r}: {given_path} is a packprep dataset or token store, and a"
                 " dataset cannot be a source\n"
                 'hint: for a token store, set format = "store" next to the path, in [[sources]]'
                 " of a recipe"
             )
         elif os.path.isdir(pattern):
             raise SourceError(
-                f"source {source.name!r}: {given} is a folder\n"
-                f"hint: give its files, as in {given.rstrip('/')}/**/*.jsonl"
+                f"source {source.name!r}: {given_path} is a folder\n"
+                f"hint: give its files, as in {given_path.rstrip('/')}/**/*.jsonl"
             )
         elif (file := seen(pattern)) is not None:
             files[name] = file
         elif not os.path.exists(pattern):
             raise SourceError(
-                f"source {source.name!r}: {given}: no such file (looked for"
+                f"source {source.name!r}: {given_path}: no such file (looked for"
                 f" {pattern}){nearby(pattern)}"
             )
         else:
             raise SourceError(
-                f"source {source.name!r}: {given} is not a regular file but a pipe, a device or a"
+                f"source {source.name!r}: {given_path} is not a regular file but a pipe, a device"
+                " or a"
                 " socket, which cannot be read twice\n"
                 "hint: write its data to a file"
             )
@@ -825,18 +858,20 @@ def seen(path: str, format: Format | None = None) -> Seen | None:
     """
     is_pair = format is not None and format.pair is not None
     names = _files_of_pair(path, format) if is_pair and format is not None else [path]
-    found = []
-    for i, part in enumerate(names):
+    statuses = []
+    for i, file_path in enumerate(names):
         try:
-            status = os.stat(part)
+            status = os.stat(file_path)
         except (OSError, ValueError):
             if i < _FILES_OF_A_PAIR:
                 return None
             continue
         if not stat.S_ISREG(status.st_mode):
             return None
-        found.append(status)
-    identity = 0 if is_pair else hash((found[0].st_dev, found[0].st_ino))
+        statuses.append(status)
+    identity = 0 if is_pair else hash((statuses[0].st_dev, statuses[0].st_ino))
     return Seen(
-        sum(one.st_size for one in found), in_int64(sum(one.st_mtime_ns for one in found)), identity
+        sum(file_status.st_size for file_status in statuses),
+        in_int64(sum(file_status.st_mtime_ns for file_status in statuses)),
+        identity,
     )

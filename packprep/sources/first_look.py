@@ -172,16 +172,16 @@ def _advice_on_lines(begin: bytes) -> str:
     `begin` is the start of the file. If the first line may be prose, the result also advises to
     read the file as text.
     """
-    first, line_feed, _ = begin.partition(b"\n")
+    first_line, line_feed, _ = begin.partition(b"\n")
     if begin.startswith(LFS_POINTER):
         return "fetch the file with git lfs pull, since this is a Git LFS pointer"
     if not line_feed and b"\r" in begin.rstrip():
         return "separate the lines by LF, not by CR: tr '\\r' '\\n' < FILE > FILE.jsonl"
     if begin.startswith(b"{'"):
         return "write each Python dict as JSON, with json.dumps"
-    if begin.startswith(b"{") and b"}{" in first.replace(b" ", b""):
+    if begin.startswith(b"{") and b"}{" in first_line.replace(b" ", b""):
         return "write one object per line, as with jq -c . FILE > FILE.jsonl"
-    if begin[:1] in (b"<", b"{", b"[", b'"') or b"," in first or b"\t" in first:
+    if begin[:1] in (b"<", b"{", b"[", b'"') or b"," in first_line or b"\t" in first_line:
         return 'write one JSON object per line, with the text at a key, as {"text": "…"}'
     return 'write one JSON object per line, or set format = "text" if each file is one text'
 
@@ -260,7 +260,7 @@ def first_look(
     # Empty files show nothing. The other files are inspected at even distances.
     filled = np.flatnonzero(files.sizes)
     chosen = filled[np.linspace(0, len(filled) - 1, min(FILES, len(filled))).astype(np.int64)]
-    first, mistaken, beyond = None, 0, _Beyond()
+    first_mistake, mistaken, beyond = None, 0, _Beyond()
     unread = UnreadFields(source, lambda format: FORMATS[format].holds == "tokens")
     looked_at = list(dict.fromkeys(chosen.tolist()))
     for i in looked_at:
@@ -271,10 +271,13 @@ def first_look(
             unread.report()
             return beyond.report(source.name)  # One file suffices, because each one needs requests.
         if mistake:
-            first, mistaken = first or (f"{path}: {mistake}", settings), mistaken + 1
+            first_mistake, mistaken = (
+                first_mistake or (f"{path}: {mistake}", settings),
+                mistaken + 1,
+            )
     # A build rejects single documents, so only a mistake in every file is an error.
-    if first and mistaken == len(looked_at):
-        raise SourceError(f"source {source.name!r}: {first[0]}", first[1])
+    if first_mistake and mistaken == len(looked_at):
+        raise SourceError(f"source {source.name!r}: {first_mistake[0]}", first_mistake[1])
     beyond.report(source.name)
     unread.report()
     for i in looked_at[:1]:
@@ -282,11 +285,11 @@ def first_look(
         if format.notes and (tokenizer := format.module.tokenizer_in_notes(path)):
             # Only a person can compare this name with the tokenizer of the recipe.
             say(f"source {source.name!r}: {path} has ids of the tokenizer {tokenizer[:200]!r}")
-    if first:
+    if first_mistake:
         say(
             f"warning: source {source.name!r}: {mistaken} of {len(looked_at)} inspected files"
             " cannot be read as the others are. A build would reject or misread their documents,"
-            f" unless they get a separate source. {first[0]}"
+            f" unless they get a separate source. {first_mistake[0]}"
         )
 
 
@@ -307,7 +310,7 @@ def _mistake(look: _Look, files: Files, i: int) -> str:
             with contextlib.suppress(SourceError):  # The file's reader reports a damaged file.
                 look.unread.add_columns(format, schema_of(path).names)
         return ""  # The file's reader reports a missing column.
-    begin, whole = begin_of(path, int(files.sizes[i]), compression, has_lines=not is_text)
+    begin, is_whole = begin_of(path, int(files.sizes[i]), compression, has_lines=not is_text)
     # The checks go from the file to its lines, because a wrong encoding confuses later checks.
     if encoding := encoding_of(begin):
         return f"it is not UTF-8\nhint: {encoding_advice(encoding, path, begin)}"
@@ -322,10 +325,10 @@ def _mistake(look: _Look, files: Files, i: int) -> str:
                 " document"
             )
         try:
-            codecs.getincrementaldecoder("utf-8")().decode(begin, whole)
+            codecs.getincrementaldecoder("utf-8")().decode(begin, is_whole)
         except UnicodeDecodeError:
             return f"it is not UTF-8\nhint: {advice_on('invalid_utf8', path, begin)}"
-        if look.source.format == "auto" and _are_objects(begin.removeprefix(BOM), whole):
+        if look.source.format == "auto" and _are_objects(begin.removeprefix(BOM), is_whole):
             look.settings["format"] = "jsonl"
             return (
                 "its lines are JSON objects, and would be read as one document with braces and"
@@ -339,20 +342,22 @@ def _mistake(look: _Look, files: Files, i: int) -> str:
         return mistake
     if look.messages:
         split = lines.split(b"\n")
-        look.unread.add_lines(format, split if whole else split[:-1])
+        look.unread.add_lines(format, split if is_whole else split[:-1])
     if FORMATS[format].holds == "tokens":
-        return _mistake_of_token_lines(look, lines, whole)
-    return _mistake_of_lines(look, lines, whole)
+        return _mistake_of_token_lines(look, lines, is_whole)
+    return _mistake_of_lines(look, lines, is_whole)
 
 
-def _are_objects(begin: bytes, whole: bool) -> bool:
+def _are_objects(begin: bytes, is_whole: bool) -> bool:
     """Return whether the start of a file has at least one line and only lines with JSON objects.
 
-    Only the first LINES lines are checked. `whole` says whether `begin` is the whole file.
+    Only the first LINES lines are checked. `is_whole` says whether `begin` is the whole file.
     Otherwise, the last line may be incomplete and is not checked.
     """
     lines = [
-        line for line in (begin.split(b"\n") if whole else begin.split(b"\n")[:-1]) if line.strip()
+        line
+        for line in (begin.split(b"\n") if is_whole else begin.split(b"\n")[:-1])
+        if line.strip()
     ][:LINES]
     try:
         return bool(lines) and all(
@@ -379,13 +384,13 @@ def begin_of(path: str, size: int, compression: str, has_lines: bool = False) ->
             while not is_enough(data) and len(data) < size:
                 data += file.read(len(data))
             return data, size <= len(data)
-    data, most = b"", BYTES
+    data, most_bytes = b"", BYTES
     for block in decompressed(path, size, compression, _STEP_BYTES):
         data += block.data
-        while len(data) > most:
-            if is_enough(data[:most]):
-                return data[:most], False
-            most *= 2
+        while len(data) > most_bytes:
+            if is_enough(data[:most_bytes]):
+                return data[:most_bytes], False
+            most_bytes *= 2
     return data, True
 
 
@@ -401,7 +406,9 @@ def _values(document: dict[str, Any], depth: int = 3) -> Iterator[tuple[str, Any
     """
     for key, value in document.items():
         if depth and isinstance(value, dict) and value and "." not in key:
-            yield from ((f"{key}.{name}", inner) for name, inner in _values(value, depth - 1))
+            yield from (
+                (f"{key}.{name}", inner_value) for name, inner_value in _values(value, depth - 1)
+            )
         else:
             yield key, value
 
@@ -413,7 +420,7 @@ def _messages_in(document: dict[str, Any]) -> dict[str, str]:
     "tools_key": "chat.tools"}. The result is empty if the document has no messages.
     """
     for key, value in document.items():
-        inner = next(
+        inner_key = next(
             (
                 name
                 for name in ("messages", "conversations")
@@ -421,9 +428,9 @@ def _messages_in(document: dict[str, Any]) -> dict[str, str]:
             ),
             None,
         )
-        if inner and "." not in key:
+        if inner_key and "." not in key:
             tools = {"tools_key": f"{key}.tools"} if field_at(value, "tools") is not None else {}
-            return {"messages_key": f"{key}.{inner}", **tools}
+            return {"messages_key": f"{key}.{inner_key}", **tools}
         if (
             isinstance(value, list)
             and value
@@ -459,9 +466,9 @@ def _of_layout(layout: Layout, fields: Fields, messages: bool, looked_at: int) -
     """
     if layout.advice or not messages:
         return f"its documents are not texts but {instead_of_text(layout)}"
-    wanted = " and ".join(repr(fields.key_of(field)) for field in layout.needs)
+    wanted_keys = " and ".join(repr(fields.key_of(field)) for field in layout.needs)
     return (
-        f"none of its first {looked_at} documents has {wanted}, which messages_format ="
+        f"none of its first {looked_at} documents has {wanted_keys}, which messages_format ="
         f" {layout.name!r} requires\n"
         "hint: set messages_key to the key of the messages, or messages_format to the layout of"
         " the documents"
@@ -533,21 +540,23 @@ class _Beyond:
             SourceError: If all documents with media are in `beyond`.
         """
         for field, count in self.beyond.items():
-            name, more = ("end", ", and each begin likewise") if field == LOSS_SPANS else ("at", "")
+            name, likewise = (
+                ("end", ", and each begin likewise") if field == LOSS_SPANS else ("at", "")
+            )
             fate = (
                 "are cut to the end of the text"
                 if field == LOSS_SPANS
                 else "are rejected as bad_media"
             )
-            found = (
+            warning = (
                 f"source {source!r}: {field} of {count} of {self.documents[field]} inspected"
                 f" documents reach beyond their text. The first is {self.first[field]}. If"
                 f" {field} count bytes, set each {name} to len(text[:{name}].decode()) of the"
-                f" bytes{more}"
+                f" bytes{likewise}"
             )
             if field == MEDIA and count == self.documents[field]:
-                raise SourceError(found)
-            say(f"warning: {found}. Otherwise they {fate}")
+                raise SourceError(warning)
+            say(f"warning: {warning}. Otherwise they {fate}")
 
 
 def _mistake_beside_texts(lines: Sequence[bytes], look: _Look) -> str:
@@ -601,24 +610,24 @@ def _mistake_of_line_ends(begin: bytes) -> str:
     return ""
 
 
-def _mistake_of_token_lines(look: _Look, begin: bytes, whole: bool) -> str:
+def _mistake_of_token_lines(look: _Look, begin: bytes, is_whole: bool) -> str:
     """Return a message about a mistake in a file of token ids, or "" without a mistake.
 
-    `begin` is the start of the file, and `whole` says whether it is the whole file.
+    `begin` is the start of the file, and `is_whole` says whether it is the whole file.
     """
     lines = begin.split(b"\n")
-    first: dict[str, Any] = {}
+    first_document: dict[str, Any] = {}
     kinds: Counter[str] = Counter()  # kinds of values found instead of the ids
     looked_at = malformed = 0
     text_key = look.source.text_key
     names = COLUMNS if text_key == "text" else (text_key,)
-    for line in islice(filter(bytes.strip, lines if whole else lines[:-1]), LINES):
+    for line in islice(filter(bytes.strip, lines if is_whole else lines[:-1]), LINES):
         document, is_counted = _object_of(line)
         looked_at += is_counted
         if document is None:
             malformed += is_counted
             continue
-        first = first or document
+        first_document = first_document or document
         ids = next((document[name] for name in names if name in document), None)
         # A single list of ids shows that the key is right.
         if isinstance(ids, list):
@@ -629,23 +638,24 @@ def _mistake_of_token_lines(look: _Look, begin: bytes, whole: bool) -> str:
             f"none of its first {looked_at} lines is a JSON object\n"
             f"hint: {advice_on('malformed_json', look.path, begin)}"
         )
-    wanted = " or ".join(map(repr, names))
+    wanted_keys = " or ".join(map(repr, names))
     if kinds.total():
         return (
-            f"in its first {looked_at} documents the value of {wanted} is {' or '.join(+kinds)},"
+            f"in its first {looked_at} documents the value of {wanted_keys} is"
+            f" {' or '.join(+kinds)},"
             " not a list of token ids\nhint: set text_key (--text-key) to the key that holds them,"
             ' or format = "auto" for text'
         )
     # Among malformed lines, a missing key may have another cause.
-    if not first or malformed:
+    if not first_document or malformed:
         return ""
-    likely = next((key for key, value in first.items() if _are_ids(key, value)), "")
+    likely = next((key for key, value in first_document.items() if _are_ids(key, value)), "")
     if likely:
         look.settings["text_key"] = likely
     example = f", as in text_key = {as_toml(likely)}" if likely else ""
     return (
-        f"none of its first {looked_at} documents has the key {wanted}; their keys are:"
-        f" {', '.join(map(repr, list(first)[:20]))}\n"
+        f"none of its first {looked_at} documents has the key {wanted_keys}; their keys are:"
+        f" {', '.join(map(repr, list(first_document)[:20]))}\n"
         f"hint: set text_key (--text-key) to the key with the lists of token ids{example}"
     )
 
@@ -737,13 +747,13 @@ class _LineCounts:
         return False
 
 
-def _mistake_of_lines(look: _Look, begin: bytes, whole: bool) -> str:
+def _mistake_of_lines(look: _Look, begin: bytes, is_whole: bool) -> str:
     """Return a message about a mistake in a file of texts or messages, or "" without a mistake.
 
-    `begin` is the start of the file, and `whole` says whether it is the whole file.
+    `begin` is the start of the file, and `is_whole` says whether it is the whole file.
     """
     lines, text_key = begin.split(b"\n"), look.source.text_key
-    lines = lines if whole else lines[:-1]
+    lines = lines if is_whole else lines[:-1]
     if look.messages and (mistake := _mistake_beside_texts(lines, look)):
         return mistake
     counts = _LineCounts()

@@ -74,20 +74,20 @@ class Passes:
         Raises:
             RecipeError: If an expression is invalid, or if `repeat` has no upper limit.
         """
-        at = ("sources", index)
+        key_path = ("sources", index)
         if source.max_repeat is not None and not isinstance(source.repeat, str):
             raise RecipeError(
                 f"sources[{index}].max_repeat limits a repeat that is an expression, but repeat is"
                 f" {source.repeat:g}\n"
                 "hint: leave max_repeat out",
-                (*at, "max_repeat"),
+                (*key_path, "max_repeat"),
             )
         if source.where is None and not isinstance(source.repeat, str):
             return None
         where = (
             None
             if source.where is None
-            else Expression.parse_condition(source.where, (*at, "where"))
+            else Expression.parse_condition(source.where, (*key_path, "where"))
         )
         if not isinstance(source.repeat, str):
             return cls(where, None, 1.0)
@@ -95,15 +95,17 @@ class Passes:
             raise RecipeError(
                 f"sources[{index}].repeat = {source.repeat!r} is a number in quotes\n"
                 f"hint: write {source.repeat.strip()}, without quotes",
-                (*at, "repeat"),
+                (*key_path, "repeat"),
             )
-        repeat = Expression.parse_number(source.repeat, (*at, "repeat"))
+        repeat = Expression.parse_number(source.repeat, (*key_path, "repeat"))
         return cls(where, repeat, _most(repeat, source.max_repeat))
 
     @cached_property
     def fields(self) -> tuple[str, ...]:
         """Return the names of the fields that the expressions read."""
-        return tuple(dict.fromkeys(name for one in self._expressions for name in one.fields))
+        return tuple(
+            dict.fromkeys(name for expression in self._expressions for name in expression.fields)
+        )
 
     @property
     def uses(self) -> int:
@@ -122,7 +124,7 @@ class Passes:
 
     @property
     def _expressions(self) -> list[Expression]:
-        return [one for one in (self.where, self.repeat) if one is not None]
+        return [expression for expression in (self.where, self.repeat) if expression is not None]
 
     @property
     def keys_keep(self) -> str:
@@ -131,13 +133,15 @@ class Passes:
         return f"{' and '.join(keys)} {'keep' if len(keys) > 1 else 'keeps'}"
 
     def __str__(self) -> str:
-        return " and ".join(f"{one.key[-1]} = {one.text!r:.200}" for one in self._expressions)
+        return " and ".join(
+            f"{expression.key[-1]} = {expression.text!r:.200}" for expression in self._expressions
+        )
 
-    def check(self, place: str, types: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+    def check(self, place: str, types: Mapping[str, Any], types_by_name: Mapping[str, Any]) -> None:
         """Check that the expressions accept the fields of a table, as `Expression.check`."""
         for expression in self._expressions:
-            own = {name: types[name] for name in expression.fields if name in types}
-            expression.check(place, own, there)
+            own_types = {name: types[name] for name in expression.fields if name in types}
+            expression.check(place, own_types, types_by_name)
 
     def may_use(self, ranges: Mapping[str, Range]) -> bool:
         """Return whether a pass may use a document whose fields have these ranges."""
@@ -173,7 +177,7 @@ class Passes:
 
     def _problem(self, types: Mapping[str, Any]) -> str:
         """Return why the expressions do not accept fields of these Arrow types, or ""."""
-        faults = ((one.key[-1], one.fault(types)) for one in self._expressions)
+        faults = ((expression.key[-1], expression.fault(types)) for expression in self._expressions)
         return next((f"{key}: {fault}" for key, fault in faults if fault), "")
 
 
@@ -196,9 +200,9 @@ def _most(repeat: Expression, limit: float | None) -> float:
     where = f"sources[{repeat.key[1]}].repeat = {repeat.text!r:.500}"
     upper = min(repeat.bounds()[1], np.inf if limit is None else limit)
     if upper > MOST_PASSES:
-        found = "has no upper limit" if upper == np.inf else f"may be {upper:g}"
+        problem = "has no upper limit" if upper == np.inf else f"may be {upper:g}"
         raise RecipeError(
-            f"{where} {found}, but a document has at most {MOST_PASSES} passes\n"
+            f"{where} {problem}, but a document has at most {MOST_PASSES} passes\n"
             "hint: set max_repeat, or write clip(…, 0, 4)",
             repeat.key,
         )
@@ -246,7 +250,7 @@ class ByFields:
         self._use, self._key_of = use, key_of
 
     def __call__(
-        self, file: int, positions: np.ndarray, read_fields: ReadFields, own: np.ndarray
+        self, file: int, positions: np.ndarray, read_fields: ReadFields, own_or_sampled: np.ndarray
     ) -> np.ndarray:
         """Return which documents the pass takes, bool[n].
 
@@ -254,18 +258,21 @@ class ByFields:
             file: Index of the documents' file.
             positions: int64[n], positions of the documents.
             read_fields: Returns the fields of the documents.
-            own: bool[n], which of the documents to count.
+            own_or_sampled: bool[n], which of the documents to count.
         """
-        whole = self.drawn(file, positions, self.numbers(positions, read_fields))
+        whole_passes = self.drawn(file, positions, self.numbers(positions, read_fields))
         if self.sample is not None:
             sampled = self.sample(file, positions)
             # Documents outside of `sample` are in no pass and are not counted.
-            whole, own = np.where(sampled, whole, 0), own & sampled
+            whole_passes, own_or_sampled = (
+                np.where(sampled, whole_passes, 0),
+                own_or_sampled & sampled,
+            )
         if self._use == 0:
-            numbers, counts = np.unique(whole[own], return_counts=True)
+            numbers, counts = np.unique(whole_passes[own_or_sampled], return_counts=True)
             self.counts.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
         # If `repeat` is a number, each of its passes takes all documents that meet the condition.
-        return whole > (0 if self.passes.repeat is None else self._use)
+        return whole_passes > (0 if self.passes.repeat is None else self._use)
 
     def leave_out(self, file: int, positions: np.ndarray) -> None:
         """Count documents that no pass uses, without reading their fields.
@@ -281,13 +288,13 @@ class ByFields:
 
         `numbers` is the result of `numbers`. The other arguments are as in a call.
         """
-        whole = np.floor(numbers)
+        whole_passes = np.floor(numbers)
         if self.passes.repeat is not None:
             key = segment_key(self._key_of(file), positions, 0, 0)
             # Scaling by 2⁵³ is exact in float64, so the comparison is exact too.
             u = (bits64(key, PASSES) >> np.uint64(11)).astype(np.float64)
-            whole += u < (numbers - whole) * 2.0**53
-        return whole.astype(np.int64)
+            whole_passes += u < (numbers - whole_passes) * 2.0**53
+        return whole_passes.astype(np.int64)
 
     def numbers(self, positions: np.ndarray, read_fields: ReadFields) -> np.ndarray:
         """Return the number r of each document, float64[n], and set `bad`."""

@@ -27,7 +27,7 @@ def matches(pattern: Sequence[str], name: Sequence[str]) -> bool:
     if not pattern or not name:
         return not pattern and not name
     if pattern[0] == "**" and len(pattern) == 1:
-        return not any(part.startswith(".") for part in name)
+        return not any(name_part.startswith(".") for name_part in name)
     if pattern[0] == "**":
         deeper = not name[0].startswith(".") and matches(pattern, name[1:])
         return deeper or matches(pattern[1:], name)
@@ -74,9 +74,9 @@ def files_matched(root: str, parts: Sequence[str], hidden: bool = False) -> Iter
         if identity is None or (identity, n) in entered:
             continue
         entered.add((identity, n))
-        part, is_last = parts[n], n == len(parts) - 1
-        if not WILDCARD.search(part):
-            path = os.path.join(folder, part)
+        pattern_part, is_last = parts[n], n == len(parts) - 1
+        if not WILDCARD.search(pattern_part):
+            path = os.path.join(folder, pattern_part)
             if is_last:
                 yield path
             else:
@@ -84,15 +84,15 @@ def files_matched(root: str, parts: Sequence[str], hidden: bool = False) -> Iter
                     heap, (linked or os.path.islink(os.path.join(root, path)), path, n + 1)
                 )
             continue
-        deeper = part == "**"
+        deeper = pattern_part == "**"
         # `**` also matches no folder, so the rest of the pattern starts here as well.
         if deeper and not is_last:
             heapq.heappush(heap, (linked, folder, n + 1))
         with contextlib.suppress(OSError), os.scandir(os.path.join(root, folder)) as entries:
             for entry in entries:
-                if entry.name.startswith(".") and not (hidden or part.startswith(".")):
+                if entry.name.startswith(".") and not (hidden or pattern_part.startswith(".")):
                     continue
-                if not deeper and not fnmatch.fnmatchcase(entry.name, part):
+                if not deeper and not fnmatch.fnmatchcase(entry.name, pattern_part):
                     continue
                 path = os.path.join(folder, entry.name)
                 if is_last:
@@ -122,11 +122,11 @@ def without_linked_copies(root: str, files: dict[str, T]) -> dict[str, T]:
             name,
         )
 
-    kept: dict[Any, str] = {}
+    kept_names: dict[Any, str] = {}
     # The preferred path comes first, and `setdefault` keeps it.
     for name in sorted(files, key=preference):
-        kept.setdefault((identities[os.path.dirname(name)], os.path.basename(name)), name)
-    return {name: files[name] for name in kept.values()}
+        kept_names.setdefault((identities[os.path.dirname(name)], os.path.basename(name)), name)
+    return {name: files[name] for name in kept_names.values()}
 
 
 def nearby(pattern: str) -> str:
@@ -137,7 +137,7 @@ def nearby(pattern: str) -> str:
     folder, *below = _deepest_folder(pattern)
     try:
         with os.scandir(folder) as entries:
-            there = sorted(
+            names = sorted(
                 entry.name + os.sep * entry.is_dir() for entry in islice(entries, _LOOKED_AT)
             )
     except OSError as error:
@@ -145,27 +145,28 @@ def nearby(pattern: str) -> str:
     # If several parts are missing, the first missing part is a folder.
     absent = f"; there is no folder {os.path.join(folder, below[0])}" if len(below) > 1 else ""
     near = difflib.get_close_matches(
-        below[0] if below else "", [name.rstrip(os.sep) for name in there], 1, 0.6
+        below[0] if below else "", [name.rstrip(os.sep) for name in names], 1, 0.6
     )
-    more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
+    rest_in_words = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     braces = "; {a,b} is not a pattern: give both names separately" if "{" in pattern else ""
     # A name may contain [ although the pattern reads [ as a character class.
     parts = pattern.split(os.sep)
     literal = [
         n
-        for n, part in enumerate(parts)
-        if "[" in part and os.path.exists(os.sep.join(parts[: n + 1]))
+        for n, path_part in enumerate(parts)
+        if "[" in path_part and os.path.exists(os.sep.join(parts[: n + 1]))
     ]
     if literal:
         escaped = os.sep.join(
-            glob.escape(part) if n in literal else part for n, part in enumerate(parts)
+            glob.escape(path_part) if n in literal else path_part
+            for n, path_part in enumerate(parts)
         )
         braces += (
             "; [ starts a character class in a pattern: in a name, write [[] instead, as in"
             f" {escaped}"
         )
     return (
-        f"{absent}; {folder} contains {', '.join(there[:_SHOWN]) or 'nothing'}{more}"
+        f"{absent}; {folder} contains {', '.join(names[:_SHOWN]) or 'nothing'}{rest_in_words}"
         + (f"; did you mean {near[0]}?" if near and not WILDCARD.search(below[0]) else "")
         + braces
     )
@@ -179,15 +180,19 @@ def hidden_match(name: str, root: str) -> str:
     names the file and a pattern that matches it.
     """
     hidden = files_matched(root, name.split(os.sep), hidden=True)
-    first = next((found for found in hidden if os.path.isfile(os.path.join(root, found))), None)
-    if first is None:
+    hidden_file = next(
+        (hidden_name for hidden_name in hidden if os.path.isfile(os.path.join(root, hidden_name))),
+        None,
+    )
+    if hidden_file is None:
         return ""
-    parts = first.split(os.sep)
-    n = next(i for i, part in enumerate(parts) if part.startswith("."))
+    parts = hidden_file.split(os.sep)
+    n = next(i for i, path_part in enumerate(parts) if path_part.startswith("."))
     below = [] if n == len(parts) - 1 else ["**", os.path.basename(name)]
     named = os.path.join(root, *parts[: n + 1], *below)
     return (
-        f"; * and ** ignore names that start with a dot, as {first} does: write that name out, as"
+        f"; * and ** ignore names that start with a dot, as {hidden_file} does: write that name"
+        " out, as"
         f" in {named}"
     )
 

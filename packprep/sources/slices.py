@@ -140,13 +140,13 @@ class PlannedSource:
             SourceError: If no version of the store has the digest in the plan.
         """
         assert self._open_store is not None
-        found = self._open_store(self.prefix.removeprefix(IN_STORE))
-        if self._store_digest not in (None, *found.digests):
+        opened_store = self._open_store(self.prefix.removeprefix(IN_STORE))
+        if self._store_digest not in (None, *opened_store.digests):
             raise SourceError(
-                f"{other_store(self.name, found, self._store_digest)}\n"
+                f"{other_store(self.name, opened_store, self._store_digest)}\n"
                 "hint: restore the store that the plan names"
             )
-        return found
+        return opened_store
 
     @cached_property
     def passes(self) -> Passes | None:
@@ -156,8 +156,8 @@ class PlannedSource:
     @property
     def uses(self) -> int:
         """Return the number of passes over the documents. The last pass may be partial."""
-        whole = int(self.repeat)
-        return whole + (self.repeat > whole)
+        whole_passes = int(self.repeat)
+        return whole_passes + (self.repeat > whole_passes)
 
     def kept_of_use(self, use: int) -> Fraction:
         """Return the fraction of all documents to read in pass number `use`.
@@ -185,21 +185,23 @@ class PlannedSource:
 
         The result is int32[k], ascending.
         """
-        found = [np.zeros(0, np.int32)]
-        for some in _chunks(len(self.pieces)):
-            pieces = np.arange(some.start, some.stop)
-            own = pieces[self.files.kind[self.pieces.at(pieces).file] == kind]
-            found.append(own.astype(np.int32))
-        return np.concatenate(found)
+        piece_lists = [np.zeros(0, np.int32)]
+        for chunk in _chunks(len(self.pieces)):
+            pieces = np.arange(chunk.start, chunk.stop)
+            own_pieces = pieces[self.files.kind[self.pieces.at(pieces).file] == kind]
+            piece_lists.append(own_pieces.astype(np.int32))
+        return np.concatenate(piece_lists)
 
     def weights(self) -> np.ndarray:
         """Return the estimated text bytes of each split, int64[P], at least 1 each."""
         ratio = np.array([self.ratios[format_name(*f)] for f in self.files.kinds], np.int64)
         weights = np.empty(len(self.pieces), np.int64)
-        for some in _chunks(len(weights)):
-            found = self.pieces.at(np.arange(some.start, some.stop))
-            held = self.files.held(found.file, found.part, found.bytes)
-            weights[some] = np.maximum((held * ratio[self.files.kind[found.file]]) >> 10, 1)
+        for chunk in _chunks(len(weights)):
+            columns = self.pieces.at(np.arange(chunk.start, chunk.stop))
+            content_bytes = self.files.held(columns.file, columns.part, columns.bytes)
+            weights[chunk] = np.maximum(
+                (content_bytes * ratio[self.files.kind[columns.file]]) >> 10, 1
+            )
         return weights
 
     def order(self, uses: range) -> np.ndarray:
@@ -216,9 +218,9 @@ class PlannedSource:
         keys = bits64(np.array([text_key(self.seed, self.name, use) for use in uses]), PIECE_ORDER)[
             :, None
         ]
-        for some in _chunks(size):
-            pieces = np.tile(np.arange(some.start, some.stop), (len(uses), 1))
-            order[:, some] = permute(pieces, size, keys)
+        for chunk in _chunks(size):
+            pieces = np.tile(np.arange(chunk.start, chunk.stop), (len(uses), 1))
+            order[:, chunk] = permute(pieces, size, keys)
         return order
 
     @cached_property
@@ -229,35 +231,37 @@ class PlannedSource:
         `ends`, int64, has the sum of the weights up to and including each entry.
         """
         low, high = self.source.sample
-        size, own = len(self.pieces), self.weights()
+        size, own_weights = len(self.pieces), self.weights()
         pieces = np.empty((self.uses, size), np.int32)
         ends = np.empty((self.uses, size), np.int64)
-        sampled, before, at_once = (
+        sampled, weight_before, at_once = (
             Fraction(high) - Fraction(low),
             0,
             max(1, _AT_ONCE // max(1, size)),
         )
         # The passes of a small source are computed together, in few calls of NumPy.
-        for first in range(0, self.uses if size else 0, at_once):
-            uses = range(first, min(first + at_once, self.uses))
-            some = slice(uses.start, uses.stop)
-            kept = [int(self._share_of_use(use) * sampled * (1 << _WEIGHT_BITS)) for use in uses]
-            pieces[some] = order = self.order(uses)
-            weights = own[order]
-            weights *= np.array(kept, np.int64)[:, None]
+        for first_use in range(0, self.uses if size else 0, at_once):
+            uses = range(first_use, min(first_use + at_once, self.uses))
+            chunk = slice(uses.start, uses.stop)
+            kept_weights = [
+                int(self._share_of_use(use) * sampled * (1 << _WEIGHT_BITS)) for use in uses
+            ]
+            pieces[chunk] = order = self.order(uses)
+            weights = own_weights[order]
+            weights *= np.array(kept_weights, np.int64)[:, None]
             weights >>= _WEIGHT_BITS
             # A weight of at least 1 puts every split into the interval of some shard.
             np.maximum(weights, 1, out=weights)
             # The running sum continues from pass to pass, as if all passes were one list.
-            np.cumsum(weights, out=ends[some].reshape(-1))
-            ends[some] += before
-            before = int(ends[uses.stop - 1, -1])
+            np.cumsum(weights, out=ends[chunk].reshape(-1))
+            ends[chunk] += weight_before
+            weight_before = int(ends[uses.stop - 1, -1])
         return pieces.reshape(-1), ends.reshape(-1)
 
-    def reads_like(self, other: "PlannedSource") -> bool:
+    def reads_like(self, other_source: "PlannedSource") -> bool:
         """Return whether the same source in another plan has the same list of splits."""
         return all(
-            np.array_equal(*columns) for columns in zip(self._list, other._list, strict=True)
+            np.array_equal(*columns) for columns in zip(self._list, other_source._list, strict=True)
         )
 
     @cached_property
@@ -299,10 +303,16 @@ class PlannedSource:
         pieces, ends = self._list
         begin, end = (b * self.weight // shards for b in (shard, shard + 1))
         for place in places:
-            first = int(ends[place - 1]) if place else 0
-            weight = int(ends[place]) - first
+            first_unit = int(ends[place - 1]) if place else 0
+            weight = int(ends[place]) - first_unit
             use = place // len(self.pieces)
-            yield int(pieces[place]), use, max(begin - first, 0), min(end - first, weight), weight
+            yield (
+                int(pieces[place]),
+                use,
+                max(begin - first_unit, 0),
+                min(end - first_unit, weight),
+                weight,
+            )
 
     def slices(self, shard: int, shards: int) -> Iterator[Slice]:
         """Yield the work ranges (`Slice`) of shard number `shard` of `shards`, in order."""
@@ -318,28 +328,28 @@ class PlannedSource:
         this part. For any other split, there is one work range. `Slice.file` is an index into all
         files of the plan.
         """
-        found = self.pieces.at(np.array([piece]))
-        i = int(found.file[0])
-        format, own = self.formats[i][0], [(i, int(found.part[0]), lo, hi, weight)]
+        columns = self.pieces.at(np.array([piece]))
+        i = int(columns.file[0])
+        format, ranges = self.formats[i][0], [(i, int(columns.part[0]), lo, hi, weight)]
         # Text files are not divided. A file belongs to the part that contains its start.
         if FORMATS[format].position == "whole":
-            files, units = self.files_of_piece(piece), max(1, int(found.bytes[0]))
+            files, units = self.files_of_piece(piece), max(1, int(columns.bytes[0]))
             sizes = self.files.sizes[files.start : files.stop]
             # An empty last file would start at the end of the split, which is in no part.
             begins = np.minimum(np.cumsum(sizes) - sizes, units - 1)
             inside = (lo * units // weight <= begins) & (begins < hi * units // weight)
-            own = [(files.start + k, 0, 0, 1, 1) for k in np.flatnonzero(inside).tolist()]
-        for i, part, low, high, of in own:
+            ranges = [(files.start + k, 0, 0, 1, 1) for k in np.flatnonzero(inside).tolist()]
+        for i, piece_number, low, high, total_weight in ranges:
             yield Slice(
                 path=self.path(i),
                 file=self.first_file + i,
                 size=int(self.files.sizes[i]),
                 format=format,
                 compression=self.formats[i][1],
-                piece=part,
+                piece=piece_number,
                 lo=low,
                 hi=high,
-                weight=of,
+                weight=total_weight,
                 step_bytes=self.step_bytes,
                 use=use,
                 stream=self.stream,
@@ -367,24 +377,24 @@ class PlannedSource:
             int64[k], ascending indices of the k shards.
         """
         listed, ends = self._list
-        found: set[int] = set()
+        shards_found: set[int] = set()
         if self.weight:
             # In file order, the index of a split is also its index in the list.
-            at = pieces if self.in_order else np.flatnonzero(np.isin(listed, pieces))
-            firsts = np.where(at > 0, ends[at - 1], 0).tolist()
-            for first, end in zip(firsts, ends[at].tolist(), strict=True):
+            places = pieces if self.in_order else np.flatnonzero(np.isin(listed, pieces))
+            firsts = np.where(places > 0, ends[places - 1], 0).tolist()
+            for first_unit, end in zip(firsts, ends[places].tolist(), strict=True):
                 # Shard b takes the interval [b · weight // shards, (b + 1) · weight // shards).
-                low, high = (-(-unit * shards // self.weight) - 1 for unit in (first + 1, end))
-                found.update(range(low, high + 1))
-        return np.array(sorted(found), np.int64)
+                low, high = (-(-unit * shards // self.weight) - 1 for unit in (first_unit + 1, end))
+                shards_found.update(range(low, high + 1))
+        return np.array(sorted(shards_found), np.int64)
 
     def files_of_piece(self, piece: int) -> range:
         """Return the indices of the source's files that have bytes in a split.
 
         This is one file, or several text files that share the split.
         """
-        found = self.pieces.at(np.array([piece]))
-        return range(int(found.file[0]), int(found.file[0] + found.files[0]))
+        columns = self.pieces.at(np.array([piece]))
+        return range(int(columns.file[0]), int(columns.file[0] + columns.files[0]))
 
     def pieces_at(self, i: int, positions: np.ndarray) -> np.ndarray:
         """For file `i`, return the splits that may contain the documents at `positions`.
@@ -437,37 +447,48 @@ def common_slices(
         (work range, indices of its shards in `readers`).
     """
     step = min(source.step_bytes for source, _, _ in readers)
-    # `found` maps each entry of the list to the parts of it that the shards read.
-    found: dict[int, list[tuple[int, tuple[int, int, int, int, int]]]] = {}
+    # `pieces_by_place` maps each entry of the list to the parts of it that the shards read.
+    pieces_by_place: dict[int, list[tuple[int, tuple[int, int, int, int, int]]]] = {}
     for reader, (source, shard, shards) in enumerate(readers):
         places = source.places(shard, shards)
         for place, of_piece in zip(places, source.taken(shard, shards, places), strict=True):
-            found.setdefault(place, []).append((reader, of_piece))
-    for _, of_pieces in sorted(found.items()):
+            pieces_by_place.setdefault(place, []).append((reader, of_piece))
+    for _, of_pieces in sorted(pieces_by_place.items()):
         # A split of text files has a work range for each file.
         by_file: dict[int, list[tuple[int, Slice]]] = {}
         for reader, of_piece in of_pieces:
-            for part in readers[reader][0].slices_of(*of_piece):
-                by_file.setdefault(part.file, []).append((reader, _in_steps(part, step)))
+            for work_range in readers[reader][0].slices_of(*of_piece):
+                by_file.setdefault(work_range.file, []).append(
+                    (reader, _in_steps(work_range, step))
+                )
         for _, parts in sorted(by_file.items()):
             # Between two neighbouring bounds, the same shards read the file.
-            bounds = sorted({bound for _, part in parts for bound in (part.lo, part.hi)})
+            bounds = sorted(
+                {bound for _, work_range in parts for bound in (work_range.lo, work_range.hi)}
+            )
             for lo, hi in pairwise(bounds):
-                inside = [reader for reader, part in parts if part.lo <= lo and hi <= part.hi]
+                inside = [
+                    reader
+                    for reader, work_range in parts
+                    if work_range.lo <= lo and hi <= work_range.hi
+                ]
                 if inside:
                     yield parts[0][1]._replace(lo=lo, hi=hi), inside
 
 
-def _in_steps(part: Slice, step_bytes: int) -> Slice:
+def _in_steps(work_range: Slice, step_bytes: int) -> Slice:
     """Return the same work range, with steps of `step_bytes` as the units of lo, hi and weight.
 
-    `step_bytes` divides the steps of `part`. Only compressed line files have steps.
+    `step_bytes` divides the steps of `work_range`. Only compressed line files have steps.
     """
-    if position_of(part.format, part.compression) != "stream":
-        return part
-    scale, steps = part.step_bytes // step_bytes, -(-part.size // step_bytes)
-    lo, hi = (min(s * scale, steps) for s in part.range(-(-part.size // part.step_bytes)))
-    return part._replace(lo=lo, hi=hi, weight=steps, step_bytes=step_bytes)
+    if position_of(work_range.format, work_range.compression) != "stream":
+        return work_range
+    scale, steps = work_range.step_bytes // step_bytes, -(-work_range.size // step_bytes)
+    lo, hi = (
+        min(s * scale, steps)
+        for s in work_range.range(-(-work_range.size // work_range.step_bytes))
+    )
+    return work_range._replace(lo=lo, hi=hi, weight=steps, step_bytes=step_bytes)
 
 
 def other_store(name: str, store: Any, planned: str | None) -> str:
@@ -511,13 +532,13 @@ def step_bytes(stored: int, shards: int) -> int:
     return min(1 << 20, max(1 << 14, 1 << (per_shard.bit_length() - 1)))
 
 
-def place_of(source: PlannedSource, place: str, what: str = "--doc") -> tuple[int | None, int]:
+def place_of(source: PlannedSource, place: str, option: str = "--doc") -> tuple[int | None, int]:
     """Parse a document's location "FILE:POSITION" or "POSITION", such as "a.jsonl:1024".
 
     Args:
         source: The source of the document.
         place: The location. FILE is a name relative to the source's prefix.
-        what: Name of the option, for error messages.
+        option: Name of the option, for error messages.
 
     Returns:
         (file, position). `file` is the file's index in the source, or None if the location has no
@@ -534,7 +555,7 @@ def place_of(source: PlannedSource, place: str, what: str = "--doc") -> tuple[in
         or (colon and not file)
     ):
         raise RecipeError(
-            f"{what} {place}: expected POSITION or FILE:POSITION\n"
+            f"{option} {place}: expected POSITION or FILE:POSITION\n"
             "hint: give the byte at which a document's line starts, its row number, or 0 for a"
             " text file"
         )
@@ -543,7 +564,7 @@ def place_of(source: PlannedSource, place: str, what: str = "--doc") -> tuple[in
     names = source.files.names
     if file not in names:
         raise RecipeError(
-            f"{what} {place}: source {source.name!r} has no file {file!r}, relative to its"
+            f"{option} {place}: source {source.name!r} has no file {file!r}, relative to its"
             f" prefix. Its files are {nearest(file, names)}"
         )
     return list(names).index(file), int(text)

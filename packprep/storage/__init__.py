@@ -228,8 +228,8 @@ def refuse_nested(directory: Folder, out: Folder) -> None:
     Raises:
         RecipeError: If `out` is `directory` or a folder below it.
     """
-    inner, outer = _parts(out), _parts(directory)
-    if inner[: len(outer)] == outer:
+    nested, outer_parts = _parts(out), _parts(directory)
+    if nested[: len(outer_parts)] == outer_parts:
         raise RecipeError(
             f"--out {out} is inside the dataset {directory}, which may contain no other files\n"
             "hint: choose another folder"

@@ -117,15 +117,15 @@ def _write(descriptor: int, buffers: Iterable) -> None:
     limit. Allocating new pages also costs more time than writing them to disk, especially on
     virtual machines.
     """
-    kept = 0
+    unsynced_bytes = 0
     for buffer in buffers:
         view = memoryview(buffer)
         view = view.cast("B") if view.nbytes else memoryview(b"")
         while len(view):
             written = os.write(descriptor, view[:PIECE_BYTES])
-            view, kept = view[written:], kept + written
-            if kept >= PIECE_BYTES:
-                kept = 0
+            view, unsynced_bytes = view[written:], unsynced_bytes + written
+            if unsynced_bytes >= PIECE_BYTES:
+                unsynced_bytes = 0
                 _leave_to_disk(descriptor)
 
 
@@ -343,13 +343,13 @@ class LocalFolder:
     def create(self, name: str, data: bytes) -> bool:
         path = self.path / name
         with _reported(path):
-            first = not path.exists() and create_file(path, data)
+            is_created = not path.exists() and create_file(path, data)
             # Flush also if another process wrote the file.
             _flush_folder(path.parent, self.path)
-        return first
+        return is_created
 
-    def link(self, name: str, other: "LocalFolder") -> bool:
-        """Create a file `name` in this folder as a hard link to the file `name` in `other`.
+    def link(self, name: str, folder: "LocalFolder") -> bool:
+        """Create a file `name` in this folder as a hard link to the file `name` in `folder`.
 
         Returns:
             True if the link was created. False if this folder already has a file of this name, or
@@ -359,7 +359,7 @@ class LocalFolder:
         with _reported(path):
             _make_folder(path.parent)
             try:
-                os.link(os.path.realpath(other.path / name), path)
+                os.link(os.path.realpath(folder.path / name), path)
             except FileExistsError:
                 return False
             except OSError as error:
@@ -373,11 +373,13 @@ class LocalFolder:
             (self.path / name).unlink(missing_ok=True)
 
     def free_bytes(self) -> int | None:
-        whole = Path(os.path.abspath(self.path))
+        absolute_path = Path(os.path.abspath(self.path))
         # A write reports a folder that cannot be read.
         with contextlib.suppress(OSError):
             return shutil.disk_usage(
-                next(folder for folder in (whole, *whole.parents) if folder.exists())
+                next(
+                    folder for folder in (absolute_path, *absolute_path.parents) if folder.exists()
+                )
             ).free
         return None
 

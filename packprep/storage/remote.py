@@ -105,17 +105,19 @@ def _refuse_secrets(path: str) -> None:
     Raises:
         StorageError: If the URL contains a secret. The message does not repeat the secret.
     """
-    scheme, _, rest = path.partition("://")
+    scheme, _, address = path.partition("://")
     shown = without_secret(path)
     if shown == path:
         return
-    what = "a password" if PASSWORD.match(rest) else "a signature or token"
-    known = _VARIABLES.get(scheme, "the variables or the profile that its store's library reads")
+    secret = "a password" if PASSWORD.match(address) else "a signature or token"
+    variables = _VARIABLES.get(
+        scheme, "the variables or the profile that its store's library reads"
+    )
     raise StorageError(
-        f"{shown} contains {what}, which plan.json and logs would show to all users of the"
+        f"{shown} contains {secret}, which plan.json and logs would show to all users of the"
         " dataset\n"
         "hint: leave it out of the URL, as in s3://bucket/folder, and set credentials in the"
-        f" environment: {known} (docs/guides/storage.md)"
+        f" environment: {variables} (docs/guides/storage.md)"
     )
 
 
@@ -141,8 +143,8 @@ class Remote:
         if not is_url(url):
             raise StorageError(f"{url} is not a valid URL\nhint: write it as s3://bucket/folder")
         _refuse_secrets(url)
-        self.scheme, rest = url.split("://", 1)
-        self._folder = rest.rstrip("/")
+        self.scheme, address = url.split("://", 1)
+        self._folder = address.rstrip("/")
         self.url = f"{self.scheme}://{self._folder}"
         self._connected: tuple[int, Store] | None = None
 
@@ -175,10 +177,10 @@ class Remote:
         Raises:
             StorageError: If the bucket does not exist.
         """
-        found = self._tried("listing", below, lambda store: store.list(self._path(below)))
+        listing = self._tried("listing", below, lambda store: store.list(self._path(below)))
         start = below.strip("/") + "/" if below.strip("/") else ""
         return sorted(
-            ((start + name, size) for name, size in found), key=lambda item: os.fsencode(item[0])
+            ((start + name, size) for name, size in listing), key=lambda item: os.fsencode(item[0])
         )
 
     def size(self, name: str) -> int | None:
@@ -207,7 +209,8 @@ class Remote:
         length = opened.length()
         end = length if end is None else min(end, length)
         return b"".join(
-            opened.read(at, min(end - at, _READ_AT_ONCE)) for at in range(begin, end, _READ_AT_ONCE)
+            opened.read(offset, min(end - offset, _READ_AT_ONCE))
+            for offset in range(begin, end, _READ_AT_ONCE)
         )
 
     def open(self, name: str, size: int) -> BinaryIO:
@@ -233,8 +236,8 @@ class Remote:
 
         Readers see the old file or the new file, but never a part of the new file.
         """
-        whole = list(buffers)
-        self._tried("writing", name, lambda store: store.put(self._path(name), whole))
+        data = list(buffers)
+        self._tried("writing", name, lambda store: store.put(self._path(name), data))
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a file unless it exists, and return whether this call wrote it.
@@ -332,9 +335,9 @@ class Remote:
         raise AssertionError("unreachable")
 
     def _message(self, doing: str, name: str, error: Exception, tried: int) -> str:
-        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         variables = _VARIABLES.get(self.scheme, "its credentials")
-        if _NO_BUCKET.search(said):
+        if _NO_BUCKET.search(reason):
             advice = "\nhint: create the bucket, or correct the URL and the endpoint"
         elif _is_refused(error):
             advice = (
@@ -348,7 +351,7 @@ class Remote:
             )
         else:
             advice = f"\nhint: check the URL and these settings of the environment: {variables}"
-        return f"{self._url(name)}: {doing} failed: {said.rstrip('.')}{advice}"
+        return f"{self._url(name)}: {doing} failed: {reason.rstrip('.')}{advice}"
 
 
 class _Listed(Remote):
@@ -387,8 +390,8 @@ def locate(url: str) -> tuple[Remote, str]:
     `remote` is the file's bucket, and `name` is its name in the bucket. In a process, all files of
     a bucket get the same `Remote`.
     """
-    scheme, rest = url.split("://", 1)
-    bucket, _, name = rest.partition("/")
+    scheme, address = url.split("://", 1)
+    bucket, _, name = address.partition("/")
     return _root(f"{scheme}://{bucket}"), name
 
 
@@ -461,17 +464,19 @@ class _Ranges(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         target = memoryview(buffer).cast("B")
         count = max(0, min(len(target), self._size - self._at))
-        done = 0
-        while done < count:
-            number, offset = divmod(self._at + done, _BLOCK_BYTES)
+        done_bytes = 0
+        while done_bytes < count:
+            number, offset = divmod(self._at + done_bytes, _BLOCK_BYTES)
             # A long read would only displace blocks in memory, so it goes directly to the buffer.
-            if count - done >= 2 * _BLOCK_BYTES and number not in self._blocks:
-                data = self._opened.read(self._at + done, min(count - done, _READ_AT_ONCE))
-                self._next = (self._at + done + len(data)) // _BLOCK_BYTES
+            if count - done_bytes >= 2 * _BLOCK_BYTES and number not in self._blocks:
+                data = self._opened.read(
+                    self._at + done_bytes, min(count - done_bytes, _READ_AT_ONCE)
+                )
+                self._next = (self._at + done_bytes + len(data)) // _BLOCK_BYTES
             else:
-                data = self._block(number)[offset : offset + count - done]
-            target[done : done + len(data)] = data
-            done += len(data)
+                data = self._block(number)[offset : offset + count - done_bytes]
+            target[done_bytes : done_bytes + len(data)] = data
+            done_bytes += len(data)
         self._at += count
         return count
 

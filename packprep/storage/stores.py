@@ -104,9 +104,9 @@ def _s3(bucket: str) -> "_Arrow":
         keys = _keys_of_profile()
         if keys is None:
             return None
-        given = {"region": region, "endpoint": endpoint.rstrip("/") if endpoint else None, **keys}
+        options = {"region": region, "endpoint": endpoint.rstrip("/") if endpoint else None, **keys}
         return _put_if_none(
-            "S3Store", bucket, **{name: value for name, value in given.items() if value}
+            "S3Store", bucket, **{name: value for name, value in options.items() if value}
         )
 
     files = S3FileSystem(
@@ -137,7 +137,7 @@ def _keys_of_profile() -> dict[str, str] | None:
     if os.environ.get("AWS_ACCESS_KEY_ID"):
         return {}
     profile = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE") or "default"
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     # Keys in the credentials file take precedence over keys in the configuration file.
     for variable, name in (
         ("AWS_CONFIG_FILE", "config"),
@@ -150,11 +150,11 @@ def _keys_of_profile() -> dict[str, str] | None:
         except (Error, UnicodeDecodeError) as error:
             raise StorageError(f"{path} cannot be read: {error}") from error
         for section in (f"profile {profile}", profile):
-            found |= dict(parser[section]) if parser.has_section(section) else {}
-    keys = {key: found[f"aws_{key}"] for key in _KEYS if f"aws_{key}" in found}
+            settings |= dict(parser[section]) if parser.has_section(section) else {}
+    keys = {key: settings[f"aws_{key}"] for key in _KEYS if f"aws_{key}" in settings}
     # A profile without keys has another source of keys, which obstore does not know.
-    other = profile != "default" or any(key.startswith(_ELSEWHERE) for key in found)
-    return keys or (None if other else {})
+    is_elsewhere = profile != "default" or any(key.startswith(_ELSEWHERE) for key in settings)
+    return keys or (None if is_elsewhere else {})
 
 
 def _put_if_none(kind: str, bucket: str, **options: str) -> "PutIfNone | None":
@@ -213,15 +213,19 @@ class _Arrow:
     def list(self, path: str) -> list[tuple[str, int]]:
         from pyarrow.fs import FileSelector, FileType
 
-        found = self._files.get_file_info(FileSelector(path, recursive=True, allow_not_found=True))
+        listing = self._files.get_file_info(
+            FileSelector(path, recursive=True, allow_not_found=True)
+        )
         bucket = path.split("/")[0]
-        if not found and self._files.get_file_info(bucket).type == FileType.NotFound:
+        if not listing and self._files.get_file_info(bucket).type == FileType.NotFound:
             raise StorageError(
                 f"bucket {bucket} does not exist\n"
                 "hint: create it, or correct the URL and the endpoint"
             )
         return [
-            (info.path[len(path) + 1 :], info.size) for info in found if info.type == FileType.File
+            (info.path[len(path) + 1 :], info.size)
+            for info in listing
+            if info.type == FileType.File
         ]
 
     def open(self, path: str) -> OpenFile:
@@ -335,12 +339,12 @@ class _Fsspec:
         self._files.invalidate_cache()
         start = self._path(path).rstrip("/") + "/"
         try:
-            found = self._files.find(self._path(path), detail=True)
+            listing = self._files.find(self._path(path), detail=True)
         except FileNotFoundError:
             return []
         return [
             (name[len(start) :], info["size"])
-            for name, info in found.items()
+            for name, info in listing.items()
             if name.startswith(start)
         ]
 

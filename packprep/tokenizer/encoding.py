@@ -80,13 +80,17 @@ def tokenize(
     if chat is not None or special_text == "reject":
         rejected = _turned_away(texts, chat, plain)
     try:
-        ids, offsets, at = _encoded(engine, texts, rejected, characters, chat is not None)
+        ids, offsets, characters_of_tokens = _encoded(
+            engine, texts, rejected, characters, chat is not None
+        )
     except Exception as error:
         # The search for lone surrogates is deferred until here, because it encodes all non-ASCII
         # text a second time.
         rejected = _with_half_characters(texts) | rejected
         rejected |= _failing(engine, texts, rejected, characters, chat is not None, error)
-        ids, offsets, at = _encoded(engine, texts, rejected, characters, chat is not None)
+        ids, offsets, characters_of_tokens = _encoded(
+            engine, texts, rejected, characters, chat is not None
+        )
     # A model may give a special token for plain text, for example a Unigram model with <pad> in its
     # vocabulary.
     if plain is not None:
@@ -101,12 +105,15 @@ def tokenize(
     # A rejected document keeps its number and has no tokens.
     if rejected:
         lengths = np.diff(offsets)
-        kept = np.ones(len(texts), dtype=bool)
-        kept[list(rejected)] = False
-        of_kept = np.repeat(kept, lengths)
-        ids, at = ids[of_kept], None if at is None else at[of_kept]
-        offsets = offsets_of(np.where(kept, lengths, 0))
-    return Tokens(ids, offsets, [(i, *rejected[i]) for i in sorted(rejected)], at)
+        is_kept = np.ones(len(texts), dtype=bool)
+        is_kept[list(rejected)] = False
+        of_kept = np.repeat(is_kept, lengths)
+        ids, characters_of_tokens = (
+            ids[of_kept],
+            None if characters_of_tokens is None else characters_of_tokens[of_kept],
+        )
+        offsets = offsets_of(np.where(is_kept, lengths, 0))
+    return Tokens(ids, offsets, [(i, *rejected[i]) for i in sorted(rejected)], characters_of_tokens)
 
 
 _Rejected = dict[int, tuple[str, str]]  # index of a document → reason, detail
@@ -149,9 +156,9 @@ def _failing(
         OSError: If the system failed, which is not the text's fault.
     """
 
-    def failure(of: Engine, text: str) -> Exception | None:
+    def failure(one_engine: Engine, text: str) -> Exception | None:
         try:
-            _encoded(of, [text], (), characters, is_chat)
+            _encoded(one_engine, [text], (), characters, is_chat)
         except (MemoryError, OSError):
             raise
         except Exception as error:
@@ -254,8 +261,8 @@ class _PlainText:
         """Return the indices of the forbidden ids in `ids`, int64[k]."""
         # Most vocabularies have the forbidden ids at one end. It is faster to compare the minimum
         # and maximum of `ids` with `ordinary` than to look up each id.
-        first, end = self.ordinary
-        if not len(ids) or ((not first or ids.min() >= first) and ids.max() < end):
+        first_id, end = self.ordinary
+        if not len(ids) or ((not first_id or ids.min() >= first_id) and ids.max() < end):
             return np.zeros(0, np.int64)
         return np.flatnonzero((self.forbidden_in_chat if in_chat else self.forbidden)[ids])
 

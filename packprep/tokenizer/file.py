@@ -99,9 +99,9 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, An
                 f"tokenizer = {name!r}: the folder {path} has no tokenizer.json, and"
                 f" {_TEKKEN.format(str(path))}"
             )
-        found = ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"
+        file_names = ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"
         raise VocabularyError(
-            f"tokenizer = {name!r}: the folder {path} has no tokenizer.json (it has {found})\n"
+            f"tokenizer = {name!r}: the folder {path} has no tokenizer.json (it has {file_names})\n"
             "hint: use the one that was published with the model, or convert the model:"
             f" {_CONVERSION.format(str(path))}"
         )
@@ -245,7 +245,9 @@ def _refuse_unlisted(
         VocabularyError: If the files next to tokenizer.json declare added tokens that it lacks.
     """
     files = {
-        file: hints_in(file, found) for file in _ADDING_FILES if (found := read(file)) is not None
+        file: hints_in(file, file_data)
+        for file in _ADDING_FILES
+        if (file_data := read(file)) is not None
     }
     # Collect all tokens that Transformers would add: added_tokens.json counts only without
     # added_tokens_decoder.
@@ -279,7 +281,7 @@ def _beside(read: Callable[[str], bytes | None]) -> list[dict[str, Any]]:
 
     `read` takes the name of such a file and returns its bytes, or None if the file does not exist.
     """
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for file in HINT_FILES:
         data = read(file)
         if data is None:
@@ -297,8 +299,8 @@ def _beside(read: Callable[[str], bytes | None]) -> list[dict[str, Any]]:
                 roles[role] = named[0]
             elif None in declared:
                 roles[role] = None
-        found.append({"file": file, "digest": digest_of(data), "roles": roles})
-    return found
+        entries.append({"file": file, "digest": digest_of(data), "roles": roles})
+    return entries
 
 
 BYTES_VOCAB_SIZE = 528
@@ -473,17 +475,17 @@ def _parse(data: bytes) -> Mapping[str, Any]:
     return parsed
 
 
-def steps_of(part: Any, key: str) -> Iterator[Any]:
+def steps_of(step: Any, key: str) -> Iterator[Any]:
     """Yield the steps of a normalizer, pre-tokenizer or decoder, with sequences flattened.
 
     `key` is the key under which a Sequence lists its steps, such as "normalizers". Yield nothing if
-    `part` is None.
+    `step` is None.
     """
-    if isinstance(part, dict) and part.get("type") == "Sequence":
-        for inner in part.get(key) or ():
-            yield from steps_of(inner, key)
-    elif part is not None:
-        yield part
+    if isinstance(step, dict) and step.get("type") == "Sequence":
+        for inner_step in step.get(key) or ():
+            yield from steps_of(inner_step, key)
+    elif step is not None:
+        yield step
 
 
 @functools.lru_cache(maxsize=2)
@@ -515,17 +517,19 @@ def read_tokens(data: bytes, name: str) -> TokenTable:
         raise VocabularyError(
             f"tokenizer = {name!r}: `tokenizers` cannot load it ({error})"
         ) from error
-    wrong = [
+    wrong_tokens = [
         f"{entry['content']} is {entry['id']} in the file and"
         f" {tokenizer.token_to_id(entry['content'])} in `tokenizers`"
         for entry in parsed["added_tokens"]
         if tokenizer.token_to_id(entry["content"]) != entry["id"]
     ]
-    if wrong:
+    if wrong_tokens:
         raise VocabularyError(
-            f"tokenizer = {name!r}: the ids of {len(wrong)} added tokens differ from the ids that"
+            f"tokenizer = {name!r}: the ids of {len(wrong_tokens)} added tokens differ from the"
+            " ids that"
             " `tokenizers` uses, so text would get other ids than the model was trained on:"
-            f" {_some(wrong)}. The vocabulary has a hole, or added_tokens is not in the order of"
+            f" {_some(wrong_tokens)}. The vocabulary has a hole, or added_tokens is not in the"
+            " order of"
             " its ids\n"
             "hint: fill the hole with unused tokens, or sort the list"
         )
@@ -713,16 +717,18 @@ def texts_of_ids(data: bytes, ids: Collection[int]) -> dict[int, str]:
     The texts are read from the file, without loading `tokenizers`. When the vocabulary is resolved,
     `read_tokens` checks that the ids in the file are the ids that `tokenizers` uses.
     """
-    wanted, parsed = set(ids), parse_tokenizer_json(data, "tokenizer.json")
+    wanted_ids, parsed = set(ids), parse_tokenizer_json(data, "tokenizer.json")
     vocabulary = parsed["model"].get("vocab") or {}
     listed = (
         vocabulary.items()
         if isinstance(vocabulary, dict)
         else ((e[0], i) for i, e in enumerate(vocabulary))
     )
-    texts = {id: text for text, id in listed if id in wanted}
+    texts = {id: text for text, id in listed if id in wanted_ids}
     return texts | {
-        entry["id"]: entry["content"] for entry in parsed["added_tokens"] if entry["id"] in wanted
+        entry["id"]: entry["content"]
+        for entry in parsed["added_tokens"]
+        if entry["id"] in wanted_ids
     }
 
 

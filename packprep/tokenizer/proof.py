@@ -219,41 +219,47 @@ def nasty_texts(
 
 def _nasty_text(draw: Random, added: Sequence[str], pieces: Sequence[str]) -> str:
     """Return a text of up to 15 random fragments."""
-    of, below, parts = draw.choice, draw.randrange, list[str]()
+    choose, below, parts = draw.choice, draw.randrange, list[str]()
     halved = below(64) == 0
     for _ in range(below(16)):
-        character, kind = of(characters()), below(15)
+        character, kind = choose(characters()), below(15)
         if kind < 3:  # two characters, half of the time with nearby code points
             code = ord(character) + below(32)
             near = (
                 chr(code) if code <= sys.maxunicode and not 0xD800 <= code < 0xE000 else character
             )
-            parts.append(character + of((near, of(characters()))))
+            parts.append(character + choose((near, choose(characters()))))
         elif kind < 5:  # a repetition, mostly short but sometimes long
-            what = of((of(SPACES), of(SYMBOLS), of(WORDS), character, "a", "0", " "))
-            parts.append(what * (1 + below(of((4, 4, 20, 300)))))
+            fragment = choose(
+                (choose(SPACES), choose(SYMBOLS), choose(WORDS), character, "a", "0", " ")
+            )
+            parts.append(fragment * (1 + below(choose((4, 4, 20, 300)))))
         elif kind < 7:
-            word = of((of(WORDS), of(FOLDED), of(WORDS) + of(MARKS)))
+            word = choose((choose(WORDS), choose(FOLDED), choose(WORDS) + choose(MARKS)))
             parts.append(
-                of(("", " ", " ", "\u00a0", of(SYMBOLS))) + word + of(("", "", of(CONTRACTIONS)))
+                choose(("", " ", " ", "\u00a0", choose(SYMBOLS)))
+                + word
+                + choose(("", "", choose(CONTRACTIONS)))
             )
         elif kind < 8:  # an added token: whole, cut, doubled or with neighbours
-            text = of(added)
+            text = choose(added)
             cut = 1 + below(len(text))
             beside = (f" {text}", f"{text} ", f"\n{text}\n", text.upper(), text + text)
-            parts.append(of((text, text[:cut], text[cut:], text[:cut] + text, *beside)))
+            parts.append(choose((text, text[:cut], text[cut:], text[:cut] + text, *beside)))
         elif kind < 10:  # a token of the model: whole, cut or joined to another one
-            text, other = of(pieces), of(pieces)
+            text, other_text = choose(pieces), choose(pieces)
             cut = below(len(text) + 1)
-            parts.append(of((text, text[:cut], text[cut:], text + other, text[:cut] + other)))
+            parts.append(
+                choose((text, text[:cut], text[cut:], text + other_text, text[:cut] + other_text))
+            )
         elif kind < 11:
-            text = character + of(FOLDED) + of(MARKS) + of(MARKS)
-            parts.append(unicodedata.normalize(of(("NFC", "NFD", "NFKC", "NFKD")), text))
+            text = character + choose(FOLDED) + choose(MARKS) + choose(MARKS)
+            parts.append(unicodedata.normalize(choose(("NFC", "NFD", "NFKC", "NFKD")), text))
         else:
             values = (DIGITS, EMOJI, SYMBOLS, SPACES)[kind - 11]
-            parts.append(of(values) + of(values))
+            parts.append(choose(values) + choose(values))
     if halved:
-        parts.insert(len(parts) // 2, of(("\ud800", "\udfff")))
+        parts.insert(len(parts) // 2, choose(("\ud800", "\udfff")))
     return "".join(parts)
 
 
@@ -302,8 +308,8 @@ def prove(engine: Engine, texts: Sequence[str], special_text: str, vocabulary: V
     if _equal(fast, slow):
         return
     for i, text in enumerate(texts):
-        if found := _difference(engine.reference, text, _only(fast, i), _only(slow, i)):
-            raise EngineRefusal(f"it differs from the reference: {found}")
+        if engine_difference := _difference(engine.reference, text, _only(fast, i), _only(slow, i)):
+            raise EngineRefusal(f"it differs from the reference: {engine_difference}")
     assert any(map(_failed, slow.rejected)), "the same of each text, and not of all together"
 
 
@@ -315,16 +321,16 @@ def _proven_for(engine: Engine, special_text: str, vocabulary: Vocabulary) -> tu
     """
     if not engine.library or engine.reference is None:
         return None
-    both = []
+    engine_keys = []
     # The size and the time of a file change when the library is replaced.
-    for own in (engine, engine.reference):
+    for one_engine in (engine, engine.reference):
         files = [
             (path, status.st_size, status.st_mtime_ns)
-            for path in own.library
+            for path in one_engine.library
             for status in (os.stat(path),)
         ]
-        both.append((own.name, own.version, *files))
-    return NASTY_TEXTS, vocabulary.digest, vocabulary.special_ids, special_text, *both
+        engine_keys.append((one_engine.name, one_engine.version, *files))
+    return NASTY_TEXTS, vocabulary.digest, vocabulary.special_ids, special_text, *engine_keys
 
 
 @remembered(bool, _proven_for)
@@ -504,8 +510,8 @@ def chat_difference(
     assert engine.reference is not None
     fast = engine.encode_with_characters([text], chat)
     slow = engine.reference.encode_with_characters([text], chat)
-    for own in (_only(tokens, i), Tokens(*fast[:2], [])):
-        if differs := _difference(engine.reference, text, own, Tokens(*slow[:2], [])):
+    for own_tokens in (_only(tokens, i), Tokens(*fast[:2], [])):
+        if differs := _difference(engine.reference, text, own_tokens, Tokens(*slow[:2], [])):
             return differs
     return _other_characters(text, fast, slow)
 
@@ -523,7 +529,8 @@ def _other_characters(
     begin = max(0, int(slow[2][token, 0]) - _AROUND_CHARACTERS)
     around = _printable(text[begin : begin + 2 * _AROUND_CHARACTERS])
     shown = [
-        f"the characters {own[2][token : token + _AROUND_IDS].tolist()}" for own in (fast, slow)
+        f"the characters {encoded[2][token : token + _AROUND_IDS].tolist()}"
+        for encoded in (fast, slow)
     ]
     return EngineDifference(around, begin, token, *shown)
 
@@ -566,7 +573,7 @@ def _difference(
         return None
     # Without ids on one side, there is no first different token to show.
     if fast.rejected != slow.rejected:
-        made = [
+        outcomes = [
             (
                 f"no ids but a rejection ({tokens.rejected[0][2]})"
                 if tokens.rejected
@@ -574,10 +581,12 @@ def _difference(
             )
             for tokens in (fast, slow)
         ]
-        return EngineDifference(_printable(text[: 2 * _AROUND_CHARACTERS]), 0, 0, made[0], made[1])
+        return EngineDifference(
+            _printable(text[: 2 * _AROUND_CHARACTERS]), 0, 0, outcomes[0], outcomes[1]
+        )
     # If one result is the start of the other, the difference is after the last common token.
-    both = min(len(fast.ids), len(slow.ids))
-    token = int(np.argmax(np.append(fast.ids[:both] != slow.ids[:both], True)))
+    common_length = min(len(fast.ids), len(slow.ids))
+    token = int(np.argmax(np.append(fast.ids[:common_length] != slow.ids[:common_length], True)))
     begins = reference.encode_with_characters([text], False)[2][:, 0]
     character = int(begins[token]) if token < len(begins) else len(text)
     from_character, from_token = max(0, character - _AROUND_CHARACTERS), max(0, token - _AROUND_IDS)

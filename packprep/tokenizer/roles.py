@@ -51,12 +51,12 @@ def may_share(parts: set[str]) -> bool:
     return len(parts) < 2 or ("eos" in parts and parts <= SHARED)
 
 
-def refuse_two_roles(players: Players, own: Collection[str], tokens: TokenTable) -> None:
+def refuse_two_roles(players: Players, own_roles: Collection[str], tokens: TokenTable) -> None:
     """Check that no token has two roles, except eos with pad or bos.
 
     Args:
         players: (key in [specials], id) of each token with a role.
-        own: The roles that [specials] does not set. The message calls their tokens "the
+        own_roles: The roles that [specials] does not set. The message calls their tokens "the
             tokenizer's own".
         tokens: The tokens of the tokenizer.
 
@@ -69,9 +69,9 @@ def refuse_two_roles(players: Players, own: Collection[str], tokens: TokenTable)
     for id, keys in by_id.items():
         if may_share(set(keys)):
             continue
-        if "eos" in keys and "pad" in own:
+        if "eos" in keys and "pad" in own_roles:
             keys = [key for key in keys if key != "pad"]  # pad may be eos, so do not name it.
-        roles = [f"{key} (the tokenizer's own)" if key in own else key for key in keys]
+        roles = [f"{key} (the tokenizer's own)" if key in own_roles else key for key in keys]
         raise VocabularyError(
             f"[specials]: {tokens.texts[id]} (id {id}) would be {' and '.join(roles)}, but a"
             " token can be only one special token (except pad and bos, which may be the eos"
@@ -109,10 +109,11 @@ def refuse_ordinary_sentinels(sentinels: Sequence[int], tokens: TokenTable) -> N
         if len(ranges) > 5
         else " and ".join(filter(None, (", ".join(ranges[:-1]), ranges[-1])))
     )
-    one = len(ordinary) == 1
+    is_single = len(ordinary) == 1
     raise VocabularyError(
-        f"[specials] sentinels: {'id' if one else 'ids'} {ids} {'is an' if one else 'are'}"
-        f" ordinary token{'' if one else 's'} of the vocabulary, which occur in encoded text"
+        f"[specials] sentinels: {'id' if is_single else 'ids'} {ids}"
+        f" {'is an' if is_single else 'are'}"
+        f" ordinary token{'' if is_single else 's'} of the vocabulary, which occur in encoded text"
         f" ({listed((repr(tokens.texts[id]) for id in ordinary), 3)})\n"
         'hint: name special or reserved tokens, or add them: sentinels = "auto" and missing ='
         ' "add"'
@@ -351,11 +352,11 @@ def _resolved(
             f" {tokens.n_ids}, or leave it out"
         )
     if max(tokens.n_ids, specials.vocab_size) > len(tokens.texts) + MOST_HOLES:
-        said = f"[specials] vocab_size = {specials.vocab_size}"
+        reason = f"[specials] vocab_size = {specials.vocab_size}"
         if tokens.n_ids > len(tokens.texts) + MOST_HOLES:
-            said = f"it has the id {tokens.n_ids - 1}"
+            reason = f"it has the id {tokens.n_ids - 1}"
         raise VocabularyError(
-            f"tokenizer = {tokenizer!r} has {len(tokens.texts)} tokens, but {said}, and at most"
+            f"tokenizer = {tokenizer!r} has {len(tokens.texts)} tokens, but {reason}, and at most"
             f" {MOST_HOLES} ids may be without a token\n"
             "hint: give the tokenizer that the model was trained with, and the rows of its"
             " embedding"
@@ -370,21 +371,25 @@ def _resolved(
             )
     # Assign the existing tokens to roles, which also shows which roles lack a token.
     parts = _parts(tokens, specials, needs, hints)
-    own = {role for role in ROLES if getattr(specials, role) is None}
-    refuse_two_roles(parts.players, own, tokens)
+    own_roles = {role for role in ROLES if getattr(specials, role) is None}
+    refuse_two_roles(parts.players, own_roles, tokens)
     refuse_ordinary_sentinels(parts.sentinels, tokens)
     # New tokens get ids after all existing ones, so that no existing id changes.
     first_added = tokens.n_ids
     if parts.missing:
         texts = _texts_to_add(tokenizer, tokens, specials, parts)
         data = extended_tokenizer_json(data, first_added, texts, tokenizer)
-        hints |= {part.key: part.add[0] for part in parts.missing if part.key in hints}
+        hints |= {
+            missing_role.key: missing_role.add[0]
+            for missing_role in parts.missing
+            if missing_role.key in hints
+        }
     # Assign the roles again in the final file. `read_tokens` also compares its ids with
     # `tokenizers`.
     tokens = read_tokens(data, tokenizer)
     parts = _parts(tokens, specials, needs, hints)
     assert not parts.missing, parts.missing
-    refuse_two_roles(parts.players, own, tokens)
+    refuse_two_roles(parts.players, own_roles, tokens)
     smallest = max(tokens.n_ids, BYTES_VOCAB_SIZE if is_bytes else 0)
     vocab_size = specials.vocab_size or smallest
     # If a token has two roles, such as eos and pad, the role that comes first names it.
@@ -472,9 +477,13 @@ def _parts(
         role: getattr(specials, role) for role in ROLES if getattr(specials, role) is not None
     }
     wishes |= {text: mapped.get(text, text) for text in (*needs.mode_tokens, *mapped)}
-    given = {key: id for key, value in wishes.items() if (id := _id_of(value, tokens)) is not None}
+    chosen_ids = {
+        key: id for key, value in wishes.items() if (id := _id_of(value, tokens)) is not None
+    }
     missing = [
-        _not_there(key, value, tokens, hints) for key, value in wishes.items() if key not in given
+        _not_there(key, value, tokens, hints)
+        for key, value in wishes.items()
+        if key not in chosen_ids
     ]
 
     # A sentinel must not be a media token, so media come first.
@@ -483,7 +492,7 @@ def _parts(
     of_media = sorted({id for ids in media.values() for id in ids if id >= 0})
 
     # Sentinels are not taken from tokens that already have another role.
-    taken = {id: key for key, id in given.items()} | dict.fromkeys(of_media, "media")
+    taken = {id: key for key, id in chosen_ids.items()} | dict.fromkeys(of_media, "media")
     sentinels, sentinels_missing, notes = _sentinels(tokens, specials, needs, taken)
     missing += sentinels_missing
     playing: dict[int, set[str]] = {id: {key} for id, key in taken.items()}
@@ -491,13 +500,13 @@ def _parts(
 
     # Look for the roles that [specials] leaves open. Only a role that the recipe needs can lack a
     # token.
-    roles = {role: given[role] for role in ROLES if role in given}
-    found: dict[str, str] = {}
+    roles = {role: chosen_ids[role] for role in ROLES if role in chosen_ids}
+    notes_by_role: dict[str, str] = {}
     open_roles = [role for role in ROLES if role not in wishes]
-    for role, id, how in _found(tokens, hints, open_roles, needs.roles, playing):
+    for role, id, origin in _found(tokens, hints, open_roles, needs.roles, playing):
         roles[role] = id
         if role in needs.roles or role == "pad":
-            found[role] = f"{role}: {tokens.texts[id]} (id {id}), {how}"
+            notes_by_role[role] = f"{role}: {tokens.texts[id]} (id {id}), {origin}"
     lacking = [
         role for role in open_roles if role in needs.roles and role not in roles and role != "pad"
     ]
@@ -515,7 +524,7 @@ def _parts(
             missing.append(Missing("pad", "no token known as such, and no eos to pad with", pad))
     # The order of ROLES decides which role names a token with two roles.
     roles = {role: roles[role] for role in ROLES if role in roles}
-    mode_tokens = {key: id for key, id in given.items() if key not in ROLES}
+    mode_tokens = {key: id for key, id in chosen_ids.items() if key not in ROLES}
     return _Parts(
         roles=roles,
         sentinels=sentinels,
@@ -523,7 +532,7 @@ def _parts(
         media=media,
         missing=tuple(missing),
         notes=tuple(notes),
-        found=found,
+        found=notes_by_role,
         players=(
             *roles.items(),
             *mode_tokens.items(),
@@ -544,20 +553,20 @@ def _media(
     Raises:
         VocabularyError: If the position token of a kind is also a start or end token.
     """
-    found, missing = {}, []
+    ids_by_kind, missing = {}, []
     for kind, values in sorted((specials.media or {}).items()):
         ids = []
         for value in values:
             id = -1 if value == "" else _id_of(value, tokens)
             if id is None:
-                what = f"id {value}" if isinstance(value, int) else repr(value)
-                absent = f"kind {kind!r}: no token {what}"
+                token_in_words = f"id {value}" if isinstance(value, int) else repr(value)
+                absent = f"kind {kind!r}: no token {token_in_words}"
                 missing.append(Missing("media", absent, (value,) if isinstance(value, str) else ()))
             ids.append(-1 if id is None else id)
-        found[kind] = (ids[0], ids[1], ids[2])
+        ids_by_kind[kind] = (ids[0], ids[1], ids[2])
     # The position token marks the slots of a span (P25), so it must not be next to a span.
-    slots = {slot for _, slot, _ in found.values() if slot >= 0}
-    for kind, (begin, _, end) in found.items():
+    slots = {slot for _, slot, _ in ids_by_kind.values() if slot >= 0}
+    for kind, (begin, _, end) in ids_by_kind.items():
         if beside := slots & {begin, end}:
             text = tokens.texts[beside.pop()]
             raise VocabularyError(
@@ -565,7 +574,7 @@ def _media(
                 f" {kind!r}\n"
                 "hint: give one of them another token"
             )
-    return found, missing
+    return ids_by_kind, missing
 
 
 def _id_of(value: str | int, tokens: TokenTable) -> int | None:
@@ -586,8 +595,8 @@ def _names_to_add(tokens: TokenTable, roles: Sequence[str]) -> dict[str, tuple[s
         family for family in WELL_KNOWN_FIM if not any(family[k] in tokens.ids for k in fim)
     ]
     names = {
-        role: [name for name in known if name not in tokens.ids]
-        for role, known in WELL_KNOWN.items()
+        role: [name for name in known_names if name not in tokens.ids]
+        for role, known_names in WELL_KNOWN.items()
     }
     names |= {role: [family[k] for family in free_families] for k, role in enumerate(FIM_ROLES)}
     return {role: tuple(names[role][:1]) for role in roles}
@@ -621,9 +630,13 @@ def _not_found(
             return Missing(role, why, (declared,))
     # Existing tokens of fill-in-the-middle are suggested only as a whole family.
     if role in FIM_ROLES:
-        wanted = [FIM_ROLES.index(other) for other in lacking if other in FIM_ROLES]
+        fim_indices = [
+            FIM_ROLES.index(other_role) for other_role in lacking if other_role in FIM_ROLES
+        ]
         families = [
-            family for family in WELL_KNOWN_FIM if all(family[k] in tokens.added for k in wanted)
+            family
+            for family in WELL_KNOWN_FIM
+            if all(family[k] in tokens.added for k in fim_indices)
         ]
         names = tuple(family[FIM_ROLES.index(role)] for family in families)
     else:
@@ -639,10 +652,10 @@ def _not_found(
 def _not_there(
     key: str, value: str | int, tokens: TokenTable, hints: Mapping[str, str | None]
 ) -> Missing:
-    known = [name for name in WELL_KNOWN.get(key, ()) if _is_special(name, tokens)]
+    known_names = [name for name in WELL_KNOWN.get(key, ()) if _is_special(name, tokens)]
     if key in hints:
-        known = [name for name in (hints[key],) if name is not None and name in tokens.ids]
-    instead = known[0] if known else ""
+        known_names = [name for name in (hints[key],) if name is not None and name in tokens.ids]
+    instead = known_names[0] if known_names else ""
     if isinstance(value, int):
         return Missing(
             key,
@@ -715,7 +728,7 @@ def _sentinels_by_pattern(
             'hint: write a pattern, as "<extra_id_{}>", a list of tokens or ids,'
             ' {first = ID, count = N}, or "auto"'
         )
-    found: list[int] = []
+    sentinel_ids: list[int] = []
     notes: list[str] = []
     k = 0
     # The numbers have no gaps: the search ends at the first text that is not a token.
@@ -729,25 +742,27 @@ def _sentinels_by_pattern(
                 f" {taken[id]}"
             )
         else:
-            found.append(id)
+            sentinel_ids.append(id)
         k += 1
-    short = needs.sentinels - len(found)
+    short = needs.sentinels - len(sentinel_ids)
     if as_many_as_needed:
-        found = found[: needs.sentinels]
-    if short > 0 and (as_many_as_needed or not found):
+        sentinel_ids = sentinel_ids[: needs.sentinels]
+    if short > 0 and (as_many_as_needed or not sentinel_ids):
         why = (
-            f"{len(found) or 'no'} tokens of the pattern {pattern}; the longest segment would use"
+            f"{len(sentinel_ids) or 'no'} tokens of the pattern {pattern}; the longest segment"
+            " would use"
             f" {needs.sentinels}"
         )
         # New sentinels continue the numbering of the existing ones.
-        add = tuple(pattern.replace("{}", str(k + more)) for more in range(short))
-        return tuple(found), [Missing("sentinels", why, add, needs.sentinels)], notes
+        add = tuple(pattern.replace("{}", str(k + offset)) for offset in range(short))
+        return tuple(sentinel_ids), [Missing("sentinels", why, add, needs.sentinels)], notes
     if short > 0:
         notes.append(
-            f"sentinels: {len(found)} tokens of the pattern {pattern}; the longest segment would"
+            f"sentinels: {len(sentinel_ids)} tokens of the pattern {pattern}; the longest segment"
+            " would"
             f" use {needs.sentinels}"
         )
-    return tuple(found), [], notes
+    return tuple(sentinel_ids), [], notes
 
 
 def _found(
@@ -774,26 +789,26 @@ def _found(
         candidates = [(name, "found by name") for name in names if _is_special(name, tokens)]
         if role in hints:
             candidates = [(hints[role] or "", "named by the tokenizer's own files")]
-        for name, how in candidates:
+        for name, origin in candidates:
             id = tokens.ids.get(name)
             if id is None:
                 continue
-            others = playing.get(id, set()) - {role}
-            used = role in needed or (role in SHARED and not others <= SHARED)
-            if used or may_share(others | {role}):
+            other_roles = playing.get(id, set()) - {role}
+            used = role in needed or (role in SHARED and not other_roles <= SHARED)
+            if used or may_share(other_roles | {role}):
                 playing.setdefault(id, set()).add(role)
-                yield role, id, how
+                yield role, id, origin
                 break
     # A family counts if it has all tokens that the recipe needs or, if it needs none, all open
     # ones.
-    wanted = [role for role in FIM_ROLES if role in open_roles]
-    required = [role for role in wanted if role in needed] or wanted
+    fim_roles = [role for role in FIM_ROLES if role in open_roles]
+    required = [role for role in fim_roles if role in needed] or fim_roles
     for family in WELL_KNOWN_FIM:
-        names_of = {role: family[FIM_ROLES.index(role)] for role in wanted}
+        names_of = {role: family[FIM_ROLES.index(role)] for role in fim_roles}
         ids = {
             role: tokens.ids[name] for role, name in names_of.items() if _is_special(name, tokens)
         }
-        there = {role: id for role, id in ids.items() if id not in playing or role in needed}
-        if all(role in there for role in required):
-            yield from ((role, id, "found by name") for role, id in there.items())
+        free_ids = {role: id for role, id in ids.items() if id not in playing or role in needed}
+        if all(role in free_ids for role in required):
+            yield from ((role, id, "found by name") for role, id in free_ids.items())
             return

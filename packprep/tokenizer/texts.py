@@ -71,14 +71,14 @@ class TokenTexts:
         # `tokenizers` also accepts a step without a type. Such a step has no effect here.
         self._steps = [step for step in steps_of(outline.decoder, "decoders") if "type" in step]
         kinds = {step["type"] for step in self._steps}
-        before = [
+        steps_before = [
             *steps_of(outline.normalizer, "normalizers"),
             *steps_of(outline.pre_tokenizer, "pretokenizers"),
         ]
-        self._space_prepended = any(step.get("type") == "Prepend" for step in before)
+        self._space_prepended = any(step.get("type") == "Prepend" for step in steps_before)
         self._space_added = "WordPiece" in kinds or any(
             step.get("prepend_scheme", "never") != "never" or step.get("add_prefix_space")
-            for step in before
+            for step in steps_before
         )
         # The built-in vocabulary defines the characters of all byte-level vocabularies.
         alphabet = (
@@ -119,33 +119,33 @@ class TokenTexts:
 
     def pieces(self, ids: Iterable[int]) -> list[TextPiece]:
         """Split ids into pieces, in order. Every id is in exactly one piece."""
-        found: list[TextPiece] = []
+        text_pieces: list[TextPiece] = []
         run: list[int] = []  # the tokens of an unfinished character
         pending = b""
         for id in map(int, ids):
-            own = self.meaning(id)
-            if isinstance(own, str):
+            meaning = self.meaning(id)
+            if isinstance(meaning, str):
                 # A special token ends an unfinished character, whose tokens are then shown as
                 # bytes.
-                found += map(self._alone, run)
+                text_pieces += map(self._alone, run)
                 run, pending = [], b""
-                found.append(TextPiece(own, [id], SPECIAL))
+                text_pieces.append(TextPiece(meaning, [id], SPECIAL))
                 continue
-            state = _state(pending + own)
+            state = _state(pending + meaning)
             # This token does not continue the character before it, so it is judged by itself.
             if state == "broken" and run:
-                found += map(self._alone, run)
+                text_pieces += map(self._alone, run)
                 run, pending = [], b""
-                state = _state(own)
+                state = _state(meaning)
             if state == "open":
                 run.append(id)
-                pending += own
+                pending += meaning
             elif state == "broken":
-                found.append(self._alone(id))
+                text_pieces.append(self._alone(id))
             else:
-                found.append(TextPiece((pending + own).decode(), [*run, id], TEXT))
+                text_pieces.append(TextPiece((pending + meaning).decode(), [*run, id], TEXT))
                 run, pending = [], b""
-        return found + [self._alone(id) for id in run]
+        return text_pieces + [self._alone(id) for id in run]
 
     def without_added_space(self, text: str) -> str:
         """Return the decoded start of a document without the space that the tokenizer added.
@@ -211,7 +211,7 @@ class ByteTable:
         means = [texts.meaning(id) for id in range(vocab_size)]
         data = [mean.encode() if isinstance(mean, str) else mean for mean in means]
         self.size = vocab_size
-        self._sizes = np.array([len(one) for one in data], np.int32)
+        self._sizes = np.array([len(token_bytes) for token_bytes in data], np.int32)
         self._begins = np.concatenate((np.zeros(1, np.int64), np.cumsum(self._sizes)[:-1]))
         self._bytes = np.frombuffer(b"".join(data), np.uint8)
 
@@ -220,9 +220,9 @@ class ByteTable:
         sizes = self._sizes[ids]
         offsets = np.zeros(len(ids) + 1, np.int64)
         np.cumsum(sizes, out=offsets[1:])
-        at = np.repeat(self._begins[ids] - offsets[:-1], sizes)
-        at += np.arange(len(at))
-        return self._bytes[at], offsets
+        byte_indices = np.repeat(self._begins[ids] - offsets[:-1], sizes)
+        byte_indices += np.arange(len(byte_indices))
+        return self._bytes[byte_indices], offsets
 
 
 def texts_of_dataset(directory: Path, manifest: Manifest) -> TokenTexts:
@@ -238,10 +238,10 @@ def texts_of_dataset(directory: Path, manifest: Manifest) -> TokenTexts:
         raise DatasetError(
             f"{path}: {error.strerror}. Rows cannot be decoded without it\nhint: restore the file"
         ) from None
-    found, digest = digest_of(data), manifest["tokenizer"]["digest"]
-    if found != digest:
+    actual_digest, digest = digest_of(data), manifest["tokenizer"]["digest"]
+    if actual_digest != digest:
         raise DatasetError(
-            f"{path}: its digest is {found}, but the manifest has {digest}\n"
+            f"{path}: its digest is {actual_digest}, but the manifest has {digest}\n"
             "hint: restore the right file"
         )
     roles = manifest["specials"].values()

@@ -354,7 +354,7 @@ def _prefixes_to_read(
     Raises:
         SourceError: If `moved` names files, but only a token store has the fields of the build.
     """
-    names, found = [source["name"] for source in stored["sources"]], list[str]()
+    names, prefixes_found = [source["name"] for source in stored["sources"]], list[str]()
     for i, (name, prefix) in enumerate(zip(names, prefixes, strict=True)):
         only_store = lacks_fields(stored, i)
         if only_store and not prefix.startswith(IN_STORE):
@@ -363,8 +363,8 @@ def _prefixes_to_read(
                 " the fields of removed documents, so its files give other documents\n"
                 f"hint: give the store as --source {name}={IN_STORE}FOLDER"
             )
-        found.append(prefix if only_store or name in moved else at_text(name, prefix))
-    prefixes = found
+        prefixes_found.append(prefix if only_store or name in moved else at_text(name, prefix))
+    prefixes = prefixes_found
     locations = [f"{name} at {prefix}" for name, prefix in zip(names, prefixes, strict=True)]
     progress.say(f"reading the sources {listed(locations, MOST_PLACES)}")
     return prefixes
@@ -438,7 +438,9 @@ def _check_together(
             check_reject_limit(plan, total, faults)
             # The counts of passes need all shards, so one of several array tasks cannot check them.
             if len(results) == plan.shards and all(result.runs for result in results.values()):
-                counts = sum((Counter(one.passes) for one in results.values()), Counter())
+                counts = sum(
+                    (Counter(shard_result.passes) for shard_result in results.values()), Counter()
+                )
                 check_passes(plan, total, counts, faults)
     runs = [(b, runs) for b in sorted(results) if (runs := results[b].runs) is not None]
     check_apart(plan, runs, len(runs) == plan.shards, faults)
@@ -627,15 +629,15 @@ def _check_counts(
                 f" {counted}",
             )
     for source, counted in counts["sources"].items():
-        said = ledger["sources"].get(source)
-        if said is None:
+        ledger_counts = ledger["sources"].get(source)
+        if ledger_counts is None:
             faults.add("P16", name, f"source {source} is missing in the ledger")
             continue
         # The ledger also counts the padding of pad_seq_to_mult, which segments do not contain.
-        slots = said["slots"]["total"] - said["slots"]["padding"]
-        within = [said["slots"].get(kind, 0) for kind in (WEIGHTED, MEDIA)]
-        if [said["segments"], said["slots"]["used"], slots, *within] != [
-            counted[what] for what in ("segments", "tokens", "slots", WEIGHTED, MEDIA)
+        slots = ledger_counts["slots"]["total"] - ledger_counts["slots"]["padding"]
+        within = [ledger_counts["slots"].get(kind, 0) for kind in (WEIGHTED, MEDIA)]
+        if [ledger_counts["segments"], ledger_counts["slots"]["used"], slots, *within] != [
+            counted[unit] for unit in ("segments", "tokens", "slots", WEIGHTED, MEDIA)
         ]:
             faults.add(
                 "P16",
@@ -673,7 +675,9 @@ def _counted(plan: Plan, segments: Segments) -> dict[str, dict[str, dict[str, in
             task = plan.tasks[i] if kind == "tasks" else None
             counts[kind][name] = sums_of(segments, (number == i) & segments.has_tokens, task)
             if kind == "sources":
-                of_kinds = {what: int(slots[number == i].sum()) for what, slots in within.items()}
+                of_kinds = {
+                    slot_kind: int(slots[number == i].sum()) for slot_kind, slots in within.items()
+                }
                 counts[kind][name] |= of_kinds
     return counts
 
@@ -681,8 +685,8 @@ def _counted(plan: Plan, segments: Segments) -> dict[str, dict[str, dict[str, in
 def print_report(report: dict[str, Any]) -> None:
     """Print one line per listed fault, and a line with the verdict."""
 
-    def some(count: int, what: str) -> str:
-        return f"{count:,} {what}{'' if count == 1 else 's'}"
+    def some(count: int, noun: str) -> str:
+        return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
     for fault in report["listed"]:
         put_line(line_of(fault))
@@ -691,24 +695,24 @@ def print_report(report: dict[str, Any]) -> None:
     faults = some(report["faults"], "fault")
     verdict = faults if report["faults"] else "every invariant holds"
     if report["kind"] == LENGTHS:
-        of = (
+        lengths_in_words = (
             f"{some(report['datasets'], 'dataset')}, {some(report['documents'], 'document')}"
             " compared"
         )
-        put_line(f"{report['directory']}: across its row lengths {verdict} ({of})")
+        put_line(f"{report['directory']}: across its row lengths {verdict} ({lengths_in_words})")
         return
-    done = ", ".join(
-        some(report[f"{what}s"], what) for what in ("shard", "row", "segment", "token")
+    counts_in_words = ", ".join(
+        some(report[f"{noun}s"], noun) for noun in ("shard", "row", "segment", "token")
     )
-    done = done if report["shards"] else "no shard was checked"
+    counts_in_words = counts_in_words if report["shards"] else "no shard was checked"
     unit = "document" if report["kind"] == STORE else "segment"
-    again = (
+    replay_in_words = (
         f"; {some(report['replayed'], unit)} rebuilt from their sources"
         if report["replayed"]
         else ""
     )
     if "replay_seed" in report:
-        again += f", selected by --replay-seed {report['replay_seed']}"
+        replay_in_words += f", selected by --replay-seed {report['replay_seed']}"
     if report["epoch"]:
         verdict += f" in epoch {report['epoch']:,}"
-    put_line(f"{report['directory']}: {verdict} ({done}{again})")
+    put_line(f"{report['directory']}: {verdict} ({counts_in_words}{replay_in_words})")

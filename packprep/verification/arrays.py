@@ -114,11 +114,11 @@ def check_layout(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> bool:
 
     Return whether no fault was found.
     """
-    before = faults.total
+    total_before = faults.total
     objectives = [task.objective for task in plan.tasks]
     in_place, columns = in_place_rules(plan.tasks), plan.recipe.output.columns
     full = columns == "full"
-    wanted = {
+    required_arrays = {
         "labels": stores_labels(columns, in_place),
         "segment_ids": full,
         "loss_mask": full or bool(in_place) or "trained_offsets" in arrays,
@@ -126,7 +126,7 @@ def check_layout(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> bool:
         "record_offsets": bool(grouped_sources(plan).any()),
         "block_offsets": any(RULES[objective.attention].in_blocks for objective in objectives),
     }
-    for name, has in wanted.items():
+    for name, has in required_arrays.items():
         if has != (name in arrays):
             faults.add(
                 "P3",
@@ -134,7 +134,7 @@ def check_layout(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> bool:
                 f"array {name!r} is {'missing' if has else 'present'}, but the recipe"
                 f" {'requires it' if has else 'does not use it'}",
             )
-    return faults.total == before
+    return faults.total == total_before
 
 
 def check_arrays(plan: Plan, arrays: Arrays, file: str, faults: Faults, epoch: int = 0) -> bool:
@@ -218,18 +218,18 @@ def _with_block_labels(check: ShardCheck, labels: np.ndarray) -> np.ndarray:
 
 def _check_tasks(check: ShardCheck) -> bool:
     """Check P11: each segment's task, source and file are valid indices. Return whether all are."""
-    before, plan = check.faults.total, check.plan
+    total_before, plan = check.faults.total, check.plan
     n_files = sum(len(source.files) for source in plan.sources)
-    for name, count, what in (
+    for name, count, noun in (
         ("task", len(plan.tasks), "tasks"),
         ("source", len(plan.sources), "sources"),
         ("file", n_files, "files"),
     ):
         values = getattr(check.segments, name)
         for g in np.flatnonzero(values >= count):
-            message = f"segment_{name} is not one of the plan's {count} {what}"
+            message = f"segment_{name} is not one of the plan's {count} {noun}"
             check.add_segment("P11", g, message, value=int(values[g]))
-    return check.faults.total == before
+    return check.faults.total == total_before
 
 
 def _check_headers(check: ShardCheck) -> bool:
@@ -237,10 +237,10 @@ def _check_headers(check: ShardCheck) -> bool:
 
     Return whether no fault was found.
     """
-    before, plan, segments = check.faults.total, check.plan, check.segments
+    total_before, plan, segments = check.faults.total, check.plan, check.segments
 
-    def bad(promise: str, wrong: np.ndarray, name: str, message: str) -> None:
-        for g in np.flatnonzero(wrong):
+    def bad(promise: str, is_wrong: np.ndarray, name: str, message: str) -> None:
+        for g in np.flatnonzero(is_wrong):
             value = _plain(getattr(segments, name)[g])
             check.add_segment(promise, g, f"segment_{name} {message}", value=value)
 
@@ -253,7 +253,7 @@ def _check_headers(check: ShardCheck) -> bool:
     bad("P13", ~is_weight, "loss_weight", "is not a valid weight")
     is_level = (level >= 0) & (level <= 1) & ~np.signbit(level)
     bad("P13", ~is_level, "noise", "is not a valid noise level")
-    if check.faults.total > before:
+    if check.faults.total > total_before:
         return False
     is_clean = ~(check.in_place & segments.has_tokens)
     bad("P13", is_clean & (weight != 1), "loss_weight", "should be 1")
@@ -275,7 +275,7 @@ def _check_headers(check: ShardCheck) -> bool:
     message = "is not the key of its document, pass and start"
     bad("P11", key != segments.key, "key", message)
     bad("P11", ~_may_have_task(check), "task", "is not the task that its key selects")
-    return check.faults.total == before
+    return check.faults.total == total_before
 
 
 def _may_have_task(check: ShardCheck) -> np.ndarray:
@@ -302,10 +302,10 @@ def _file_keys(plan: Plan, files: np.ndarray) -> np.ndarray:
     `segment_key` derives the keys of a file's segments from the key of the file.
     """
     numbers, inverse = np.unique(files, return_inverse=True)
-    first = np.array([source.first_file for source in plan.sources])
+    first_files = np.array([source.first_file for source in plan.sources])
     keys = np.zeros(len(numbers), np.uint64)
     for k, file in enumerate(numbers.tolist()):
-        source = plan.sources[int(np.searchsorted(first, file, "right")) - 1]
+        source = plan.sources[int(np.searchsorted(first_files, file, "right")) - 1]
         keys[k] = text_key(source.seed, source.name, source.files.names[file - source.first_file])
     return keys[inverse]
 
@@ -317,7 +317,7 @@ def _kept(check: ShardCheck) -> np.ndarray:
     documents a fractional `repeat` excludes.
     """
     segments = check.segments
-    kept = np.ones(len(segments), np.bool_)
+    is_kept = np.ones(len(segments), np.bool_)
     for s, source in enumerate(check.plan.sources):
         of_source = np.flatnonzero(segments.source == s)
         for repeat in np.unique(segments.repeat[of_source]).tolist():
@@ -327,8 +327,8 @@ def _kept(check: ShardCheck) -> np.ndarray:
             for file in np.unique(segments.file[of_pass]).tolist():
                 of_file = of_pass[segments.file[of_pass] == file]
                 if source.first_file <= file < source.first_file + len(source.files):
-                    kept[of_file] = kept_by_plan(source, repeat, file, segments.doc[of_file])
-    return kept
+                    is_kept[of_file] = kept_by_plan(source, repeat, file, segments.doc[of_file])
+    return is_kept
 
 
 def _drawn(check: ShardCheck, limits: np.ndarray) -> np.ndarray:
@@ -349,22 +349,24 @@ def _check_form(check: ShardCheck) -> bool:
 
     Return whether no fault was found.
     """
-    before, segments = check.faults.total, check.segments
+    total_before, segments = check.faults.total, check.segments
     documents, roles = check.plan.recipe.documents, check.plan.vocabulary.roles
     slots, bos, eos = segments.slots, segments.bos, segments.eos
     # `eos` is the number of slots that the length formula does not explain. A wrong length makes it
     # impossible.
-    least, most = int(documents.eos_after_segment), int(documents.eos_after_document)
-    wrong = (eos < least) | (eos > most) | (segments.repeated < 0)
-    wrong &= segments.has_tokens
-    for g in np.flatnonzero(wrong):
+    least_eos, most_eos = int(documents.eos_after_segment), int(documents.eos_after_document)
+    is_wrong = (eos < least_eos) | (eos > most_eos) | (segments.repeated < 0)
+    is_wrong &= segments.has_tokens
+    for g in np.flatnonzero(is_wrong):
         message = f"has {slots[g]} slots, {eos[g]} more than its task's length formula without eos"
         check.add_segment("P12", g, message, int(segments.first_slot[g]), int(slots[g]))
-    wrong = (segments.fill > 0) & (eos != most) & segments.has_tokens
-    for g in np.flatnonzero(wrong):
-        message = f"its last block is filled up, but it has {eos[g]} eos before, instead of {most}"
+    is_wrong = (segments.fill > 0) & (eos != most_eos) & segments.has_tokens
+    for g in np.flatnonzero(is_wrong):
+        message = (
+            f"its last block is filled up, but it has {eos[g]} eos before, instead of {most_eos}"
+        )
         check.add_segment("P12", g, message, value=int(segments.fill[g]))
-    if check.faults.total > before:
+    if check.faults.total > total_before:
         return False
     # Check bos, mode token and eos in the original tokens. A segment that stores x_t and x_0 has
     # them in x_0, its second half.
@@ -375,11 +377,11 @@ def _check_form(check: ShardCheck) -> bool:
         ("mode token", mode >= 0, check.first_slots + bos + clean, mode),
         ("eos", eos == 1, check.first_slots + slots - 1 - segments.fill, roles.get("eos", -1)),
     ):
-        which = np.flatnonzero(has)
-        is_label = (check.in_place & ~check.is_twice)[which]
-        stored = _original(check, is_label, slot[which])
-        for i in np.flatnonzero(stored != np.broadcast_to(token, has.shape)[which]):
-            g = which[i]
+        with_token = np.flatnonzero(has)
+        is_label = (check.in_place & ~check.is_twice)[with_token]
+        stored = _original(check, is_label, slot[with_token])
+        for i in np.flatnonzero(stored != np.broadcast_to(token, has.shape)[with_token]):
+            g = with_token[i]
             in_row = int(slot[g] - (clean[g] if name != "eos" else 0)) % check.seq_length
             check.add_segment("P12", g, f"no {name} in its slot", in_row, int(stored[i]))
     _check_fill_tokens(check)
@@ -388,7 +390,7 @@ def _check_form(check: ShardCheck) -> bool:
         message = f"segment_prefix should be {prefix[g]}"
         check.add_segment("P13", g, message, int(segments.first_slot[g]), int(segments.prefix[g]))
     check_sentinels(check)
-    return check.faults.total == before
+    return check.faults.total == total_before
 
 
 def _check_fill_tokens(check: ShardCheck) -> None:
@@ -445,11 +447,15 @@ def _check_repeated(check: ShardCheck) -> None:
     offsets = segments.trained.offsets
     body = segments.bos + check.plan.by_task.mode[segments.task]
     # Ranges ascend, so only the first one can start in repeated tokens.
-    first = np.append(segments.trained.ranges[:, 0], 0)[offsets[:-1]]
-    wrong = (segments.repeated > 0) & (np.diff(offsets) > 0) & (first < body + segments.repeated)
-    for g in np.flatnonzero(wrong)[:MAX_LISTED]:
+    first_trained = np.append(segments.trained.ranges[:, 0], 0)[offsets[:-1]]
+    is_wrong = (
+        (segments.repeated > 0)
+        & (np.diff(offsets) > 0)
+        & (first_trained < body + segments.repeated)
+    )
+    for g in np.flatnonzero(is_wrong)[:MAX_LISTED]:
         message = f"a trained range starts in the {segments.repeated[g]} repeated tokens"
-        check.add_segment("P19", g, message, int(segments.first_slot[g]) + int(first[g]))
+        check.add_segment("P19", g, message, int(segments.first_slot[g]) + int(first_trained[g]))
 
 
 def _check_coverage(check: ShardCheck) -> None:
@@ -469,29 +475,29 @@ def _check_coverage(check: ShardCheck) -> None:
     # A segment starts where the previous one ended, and the first one at token 0.
     expected_start = np.zeros(len(order), np.int64)
     expected_start[1:] = np.where(goes_on, ordered.start + ordered.tokens, 0)[:-1]
-    wrong = ordered.start != expected_start
+    is_wrong = ordered.start != expected_start
     if segments.trained is not None:  # The build omits untrained segments.
-        wrong &= (ordered.start < expected_start) | ~_may_be_limited(check, ordered, goes_on)
+        is_wrong &= (ordered.start < expected_start) | ~_may_be_limited(check, ordered, goes_on)
     # With "decompose", datasets of other row lengths contain the tokens between the segments.
     if documents.long == "decompose":
-        wrong &= ordered.start < expected_start
-    for i in np.flatnonzero(wrong):
+        is_wrong &= ordered.start < expected_start
+    for i in np.flatnonzero(is_wrong):
         message = (
             f"starts with token {ordered.start[i]} of its document, but should start with"
             f" {expected_start[i]}"
         )
         check.add_segment("P15", order[i], message, value=int(ordered.start[i]))
     may_lack_eos = documents.eos_after_segment or not documents.eos_after_document
-    if wrong.any() or may_lack_eos or segments.trained is not None:
+    if is_wrong.any() or may_lack_eos or segments.trained is not None:
         return
     # A truncated document ends without eos, and another dataset may have the end of a decomposed
     # one.
     ends_whole = documents.long not in ("truncate", "decompose")
-    for which, message in (
+    for is_faulty, message in (
         (goes_on & (ordered.eos == 1), "has an eos, but its document continues"),
         (~goes_on & (ordered.eos == 0) & ends_whole, "ends its document, but has no eos"),
     ):
-        for g in order[which]:
+        for g in order[is_faulty]:
             slot = int(segments.first_slot[g] + segments.slots[g] - 1)
             token = int(check.arrays["tokens"][segments.row[g], slot])
             check.add_segment("P12", g, message, slot, token)
@@ -516,8 +522,8 @@ def _may_be_limited(check: ShardCheck, ordered: Segments, goes_on: np.ndarray) -
     # One segment with another task shows that its whole document is unsupervised.
     document = np.zeros(len(ordered), np.int64)
     document[1:] = np.cumsum(~goes_on[:-1])
-    others = np.bincount(document, ~fits, len(ordered))
-    return others[document] == 0
+    misfit_counts = np.bincount(document, ~fits, len(ordered))
+    return misfit_counts[document] == 0
 
 
 def _plain(value: np.generic) -> float | int | str:
@@ -530,7 +536,7 @@ def check_parts(check: ShardCheck) -> bool:
 
     Return whether no fault was found.
     """
-    before, segments, arrays = check.faults.total, check.segments, check.arrays
+    total_before, segments, arrays = check.faults.total, check.segments, check.arrays
     if segments.media is not None and not (
         check.plan.vocabulary.media and len(segments.media.slot)
     ):
@@ -556,9 +562,9 @@ def check_parts(check: ShardCheck) -> bool:
     _check_trained(check)
     _check_blocks(check)
     _check_records(check)
-    if check.faults.total == before:
+    if check.faults.total == total_before:
         _check_fill(check)
-    return check.faults.total == before
+    return check.faults.total == total_before
 
 
 def _check_trained(check: ShardCheck) -> None:
@@ -603,26 +609,26 @@ def _check_records(check: ShardCheck) -> None:
 
     Segments of removed documents and of sources without group_by have no records.
     """
-    records, segments, before = check.segments.records, check.segments, check.faults.total
+    records, segments, total_before = check.segments.records, check.segments, check.faults.total
     if records is None:
         return
     is_grouped = grouped_sources(check.plan)
     # The segments of a document follow one another in this order.
     order = np.lexsort((segments.start, segments.doc, segments.repeat, segments.file))
     columns = [column[order] for column in (segments.file, segments.repeat, segments.doc)]
-    first, last = np.ones((2, len(order)), np.bool_)
-    first[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
-    last[:-1] = first[1:]
-    counts, wanted = np.diff(records.offsets), np.zeros(len(segments), np.bool_)
-    wanted[order[first]] = True
-    wanted &= is_grouped[segments.source] & segments.has_tokens
-    for g in np.flatnonzero((counts > 0) != wanted)[:MAX_LISTED]:
-        is_missing = "no records, but is the first segment of" if wanted[g] else "records of"
+    is_first, is_last = np.ones((2, len(order)), np.bool_)
+    is_first[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    is_last[:-1] = is_first[1:]
+    counts, is_wanted = np.diff(records.offsets), np.zeros(len(segments), np.bool_)
+    is_wanted[order[is_first]] = True
+    is_wanted &= is_grouped[segments.source] & segments.has_tokens
+    for g in np.flatnonzero((counts > 0) != is_wanted)[:MAX_LISTED]:
+        is_missing = "no records, but is the first segment of" if is_wanted[g] else "records of"
         check.add_segment("P21", g, f"has {is_missing} a document", value=int(counts[g]))
     # The records must reach the end of the document's last segment.
     ends = np.zeros(len(segments), np.int64)
-    ends[order[first]] = (segments.start + segments.tokens)[order[last]]
-    if check.faults.total == before and counts.any():
+    ends[order[is_first]] = (segments.start + segments.tokens)[order[is_last]]
+    if check.faults.total == total_before and counts.any():
         _check_bounds_of_records(check, records, ends)
 
 
@@ -651,13 +657,13 @@ def _check_bounds_of_records(check: ShardCheck, records: Records, ends: np.ndarr
     may_be_longer = plan.recipe.documents.long in ("truncate", "decompose")
     is_wrong = end < ends[begins] if may_be_longer else end != ends[begins]
     wrong_start = records.start != np.where(is_first, 0, after)
-    for message, wrong in (
+    for message, wrong_segments in (
         ("has a record of a negative length", owner[tokens < 0]),
         ("has a record that does not follow the record before it", owner[wrong_start]),
         ("has other records than its document", begins[is_wrong]),
         ("is not at the first of its records", begins[position != segments.doc[begins]]),
     ):
-        for g in np.unique(wrong)[:MAX_LISTED]:
+        for g in np.unique(wrong_segments)[:MAX_LISTED]:
             check.add_segment("P21", g, message)
 
 
@@ -670,13 +676,13 @@ def blocks_of_segments(plan: Plan, segments: Segments) -> Blocks:
     answers, parts = None, []
     if segments.trained is not None:
         answers = answers_of_ranges(segments.trained.segment, segments.trained.ranges)
-    before = _before_body(plan, segments)
+    slots_before = _before_body(plan, segments)
     for t, task in enumerate(plan.tasks):
         chosen = np.flatnonzero(segments.task == t)
         if RULES[task.objective.attention].in_blocks and levels_by_block(task.parameters):
             of_task = None if answers is None else answers.of_segments(chosen)
             half = segments.slots[chosen] // 2
-            parts.append((chosen, blocks_of(task.parameters, half, before[chosen], of_task)))
+            parts.append((chosen, blocks_of(task.parameters, half, slots_before[chosen], of_task)))
     return joined_blocks(len(segments), parts)
 
 
@@ -719,8 +725,8 @@ def _check_fill(check: ShardCheck) -> None:
     if not len(filled):
         return
     fill, task, half = segments.fill[filled], segments.task[filled], segments.slots[filled] // 2
-    of_tasks = [each.parameters if each.parameters.get("eos_fill") == "block" else {}
-                for each in tasks]  # fmt: skip
+    of_tasks = [one_task.parameters if one_task.parameters.get("eos_fill") == "block" else {}
+                for one_task in tasks]  # fmt: skip
     length = np.array([parameters.get("block_length", 0) for parameters in of_tasks])[task]
     counts_from_segment = np.array(
         [parameters.get("block_origin") == "segment" for parameters in of_tasks]
@@ -731,10 +737,10 @@ def _check_fill(check: ShardCheck) -> None:
         answers = answers_of_ranges(segments.trained.segment, segments.trained.ranges)
         begin[answers.segment], end[answers.segment] = answers.begin, answers.end
     begin, end = begin[filled], end[filled]
-    before = _before_body(check.plan, segments)[filled]
+    slots_before = _before_body(check.plan, segments)[filled]
     # Blocks count from the answer, or from the segment if only bos and mode token precede the
     # answer (P20).
-    origin = np.where(counts_from_segment | (begin <= before), 0, begin)
+    origin = np.where(counts_from_segment | (begin <= slots_before), 0, begin)
     # With blocks per answer, the filled block must also have a slot of the answer.
     answer_slots = np.where(counts_from_segment, 0, 1)
     for message, is_wrong in (
@@ -780,15 +786,15 @@ def check_noise(check: ShardCheck) -> NoisedTasks:
         target = target_of(task, of_task, first_slots, tokens, loss_mask, trainable)
         # Removed segments keep the slots of bos and mode token, so their candidates start after
         # these.
-        before = _before_body(check.plan, of_task)
-        candidates = target.segments._replace(at=first_slots + before)
-        target = target._replace(segments=candidates, before=before)
+        slots_before = _before_body(check.plan, of_task)
+        candidates = target.segments._replace(at=first_slots + slots_before)
+        target = target._replace(segments=candidates, before=slots_before)
         noised = draw_noise(t, task, target, check.epoch)
-        for name, again in (("noise", noised.level), ("loss_weight", noised.weight)):
+        for name, recomputed in (("noise", noised.level), ("loss_weight", noised.weight)):
             values = getattr(segments, name)[chosen]
-            differs = (values != again) & segments.has_tokens[chosen]
+            differs = (values != recomputed) & segments.has_tokens[chosen]
             for i in np.flatnonzero(differs)[:MAX_LISTED]:
-                message = f"segment_{name} should be {again[i]}"
+                message = f"segment_{name} should be {recomputed[i]}"
                 check.add_segment("P18", chosen[i], message, value=float(values[i]))
         if noised.blocks is not None:
             blocks.append((chosen, task, noised.blocks))
@@ -796,8 +802,8 @@ def check_noise(check: ShardCheck) -> NoisedTasks:
                 _compare_blocks(check, chosen, noised.blocks)
     # Next-token segments are not noised, so they are compared with themselves.
     is_noised = fill_slots(check.first_slots, segments.slots, in_place, False, size)
-    for name, again in (("tokens", tokens), ("loss_mask", loss_mask)):
-        drawn = np.where(is_noised, again, check.flat(name))
+    for name, recomputed in (("tokens", tokens), ("loss_mask", loss_mask)):
+        drawn = np.where(is_noised, recomputed, check.flat(name))
         check.add_differences("P18", name, drawn, f"recomputed {name} is {{}}")
     return blocks
 
@@ -807,11 +813,11 @@ def _compare_blocks(check: ShardCheck, chosen: np.ndarray, noised: NoisedBlocks)
     stored = check.segments.blocks
     assert stored is not None
     bounds = zip(stored.offsets[chosen].tolist(), stored.offsets[chosen + 1].tolist(), strict=True)
-    which = np.concatenate([np.arange(begin, end) for begin, end in bounds])
-    for name, again in (("noise", noised.level), ("loss_weight", noised.weight)):
-        values = getattr(stored, name)[which]
-        for i in np.flatnonzero(values != again)[:MAX_LISTED]:
-            message = f"block {which[i]}: block_{name} should be {again[i]}"
+    block_indices = np.concatenate([np.arange(begin, end) for begin, end in bounds])
+    for name, recomputed in (("noise", noised.level), ("loss_weight", noised.weight)):
+        values = getattr(stored, name)[block_indices]
+        for i in np.flatnonzero(values != recomputed)[:MAX_LISTED]:
+            message = f"block {block_indices[i]}: block_{name} should be {recomputed[i]}"
             check.add("P18", message, value=float(values[i]))
 
 
@@ -899,10 +905,12 @@ def arrays_in_epoch(dataset: Dataset, shard: Shard, epoch: int) -> Arrays:
         name: [shard.arrays[f"segment_{name}"][:0]] for name in HEADER
     }
     at_once = max(1, SLOTS_AT_ONCE // shard.seq_length)
-    for first in range(0, shard.rows, at_once):
-        places = [(shard, row) for row in range(first, min(first + at_once, shard.rows))]
+    for first_row in range(0, shard.rows, at_once):
+        places = [(shard, row) for row in range(first_row, min(first_row + at_once, shard.rows))]
         segments = RowSegments(dataset.facts, places)
-        rows = {name: values[first : first + len(places)] for name, values in columns.items()}
+        rows = {
+            name: values[first_row : first_row + len(places)] for name, values in columns.items()
+        }
         for name, values in rows.items():
             fill(segments, name, values)
         dataset.redraw(segments, rows, [epoch] * len(places))

@@ -73,9 +73,9 @@ class Locations(NamedTuple):
     use: np.ndarray
     position: np.ndarray
 
-    def at(self, which: np.ndarray) -> "Locations":
+    def at(self, selection: np.ndarray) -> "Locations":
         """Return the locations that a mask or an array of indices selects."""
-        return Locations(*(column[which] for column in self))
+        return Locations(*(column[selection] for column in self))
 
 
 class Runs(NamedTuple):
@@ -174,32 +174,32 @@ def read_rejects(
         (s.name, f.name): s.first_file + i for s in plan.sources for i, f in enumerate(s.files)
     }
     uses = {source.name: source.uses for source in plan.sources}
-    found = []
+    rejects = []
     try:
         # A wrong record is reported and skipped, so that all other records are still compared.
         for i, line in enumerate(read_file(directory / name).splitlines(keepends=True)):
             record = decode(line, name)
-            wrong = ""
+            problem = ""
             if record.keys() != _RECORD.keys() or any(
                 type(record[key]) is not kind for key, kind in _RECORD.items()
             ):
-                wrong = "does not have the keys and values of a reject"
+                problem = "does not have the keys and values of a reject"
             elif (record["source"], record["file"]) not in numbers:
-                wrong = "names an unknown source or file"
+                problem = "names an unknown source or file"
             elif not (
                 0 <= record["repeat"] < uses[record["source"]] and 0 <= record["position"] < _END
             ):
-                wrong = "names an unknown pass or position"
+                problem = "names an unknown pass or position"
             elif record["reason"] not in REASONS:
-                wrong = f"has the unknown reason {record['reason']!r:.40}"
-            if wrong:
-                faults.add("P21", name, f"record {i} {wrong}")
+                problem = f"has the unknown reason {record['reason']!r:.40}"
+            if problem:
+                faults.add("P21", name, f"record {i} {problem}")
             elif reason in (None, record["reason"]):
                 file = numbers[record["source"], record["file"]]
-                found.append((file, record["repeat"], record["position"]))
+                rejects.append((file, record["repeat"], record["position"]))
     except (OSError, DatasetError, AttributeError):
         return None
-    return _sorted(*np.array(found, np.int64).reshape(-1, 3).T)
+    return _sorted(*np.array(rejects, np.int64).reshape(-1, 3).T)
 
 
 def check_documents(
@@ -290,25 +290,27 @@ def _check_counts(
         counts = receipt["ledger"]["sources"][source.name]["documents"]
         n_documents = int((owner[documents.file] == s).sum())
         joined = int((owner[records.file] == s).sum()) - n_documents
-        for ledger_count, segment_count, what in (
+        for ledger_count, segment_count, noun in (
             (counts["used"], n_documents, "used documents"),
             (counts.get(JOINED, 0), joined, "joined records"),
         ):
             if ledger_count != segment_count:
                 message = (
-                    f"source {source.name}: the ledger counts {ledger_count} {what}, but the"
+                    f"source {source.name}: the ledger counts {ledger_count} {noun}, but the"
                     f" segments have {segment_count}"
                 )
                 faults.add("P21", receipt_name(shard), message)
 
 
-def check_apart(plan: Plan, runs: Sequence[tuple[int, Runs]], whole: bool, faults: Faults) -> None:
+def check_apart(
+    plan: Plan, runs: Sequence[tuple[int, Runs]], is_whole: bool, faults: Faults
+) -> None:
     """Check P21 across shards: their parts of files do not overlap, and every table row is read.
 
     Args:
         plan: The dataset's plan.
         runs: (number of a shard, the result of `check_documents` for it).
-        whole: Whether `runs` has all shards. Otherwise missing table rows are not checked.
+        is_whole: Whether `runs` has all shards. Otherwise missing table rows are not checked.
         faults: Receives the faults.
     """
     columns = [
@@ -317,19 +319,19 @@ def check_apart(plan: Plan, runs: Sequence[tuple[int, Runs]], whole: bool, fault
     shards = np.repeat([b for b, _ in runs], [len(of_shard.file) for _, of_shard in runs])
     # In this order, a part that overlaps an earlier part of its file starts before that part ends.
     order = np.lexsort((columns[2], columns[1], columns[0]))
-    file, use, first, last = (column[order] for column in columns)
+    file, use, first_position, last_position = (column[order] for column in columns)
     same = np.zeros(len(file), np.bool_)
     same[1:] = (file[1:] == file[:-1]) & (use[1:] == use[:-1])
     # The first part of a file may start at position 0, so −1 is before it.
-    before = np.where(same, np.roll(last, 1), -1)
+    previous_last = np.where(same, np.roll(last_position, 1), -1)
     # Row numbers have no gaps, so missing rows show. A pass that excludes documents has gaps on
     # purpose.
     tables = np.array([_is_table(plan, int(f)) for f in file], np.bool_)
     keeps_all = np.array(
         [_keeps_all(plan, int(f), int(u)) for f, u in zip(file, use, strict=True)], np.bool_
     )
-    for i in np.flatnonzero(first <= before)[:MAX_LISTED]:
-        location = in_words(plan, Locations(file, use, first), i)
+    for i in np.flatnonzero(first_position <= previous_last)[:MAX_LISTED]:
+        location = in_words(plan, Locations(file, use, first_position), i)
         neighbour = shard_name(int(shards[order[i - 1]]))
         faults.add(
             "P21",
@@ -337,9 +339,11 @@ def check_apart(plan: Plan, runs: Sequence[tuple[int, Runs]], whole: bool, fault
             f"{location} is also in {neighbour}",
         )
     for i in (
-        np.flatnonzero(tables & keeps_all & (first > before + 1))[:MAX_LISTED] if whole else ()
+        np.flatnonzero(tables & keeps_all & (first_position > previous_last + 1))[:MAX_LISTED]
+        if is_whole
+        else ()
     ):
-        location = in_words(plan, Locations(file, use, first - 1), i)
+        location = in_words(plan, Locations(file, use, first_position - 1), i)
         faults.add(
             "P21",
             shard_name(int(shards[order[i]])),
@@ -385,12 +389,13 @@ def check_passes(
             continue
         passes = total["sources"][source.name]["documents"].get(PASSES, {})
         for use in range(source.uses):
-            wanted = sum(count for number, count in passes.items() if int(number) > use)
-            found = counts.get((source.name, use), 0)
-            if found != wanted:
+            wanted_documents = sum(count for number, count in passes.items() if int(number) > use)
+            document_count = counts.get((source.name, use), 0)
+            if document_count != wanted_documents:
                 message = (
-                    f"source {source.name}: pass {use} has {found} documents, but the ledger has"
-                    f" {wanted} with more than {use} passes"
+                    f"source {source.name}: pass {use} has {document_count} documents, but the"
+                    " ledger has"
+                    f" {wanted_documents} with more than {use} passes"
                 )
                 faults.add("P21", MANIFEST_NAME, message)
 
@@ -400,7 +405,7 @@ def check_read(
     shard: int,
     arrays: Arrays,
     rejects: Locations,
-    made: Made,
+    shard_data: Made,
     faults: Faults,
 ) -> None:
     """Check P21 with a rebuilt shard: it uses and rejects the same documents as the stored shard.
@@ -410,37 +415,39 @@ def check_read(
         shard: Number of the shard.
         arrays: The stored arrays.
         rejects: The documents in the stored rejects.
-        made: The rebuilt shard.
+        shard_data: The rebuilt shard.
         faults: Receives the faults.
     """
-    documents = made.documents
-    used = np.unique(made.segments.document[made.segments.has_tokens])
-    again = _records_of(documents, used)
-    turned_away = _sorted(*made.documents.rejected.places)
+    documents = shard_data.documents
+    used = np.unique(shard_data.segments.document[shard_data.segments.has_tokens])
+    rebuilt_records = _records_of(documents, used)
+    turned_away = _sorted(*shard_data.documents.rejected.places)
     # Every document that was read must be used or rejected, or the build itself has a bug.
-    count = sum(made.documents.read.values())
-    if count != len(again.file) + len(turned_away.file):
+    count = sum(shard_data.documents.read.values())
+    if count != len(rebuilt_records.file) + len(turned_away.file):
         faults.add(
             "P21",
             shard_name(shard),
-            f"{count} documents were read, but {len(again.file)} are used and"
+            f"{count} documents were read, but {len(rebuilt_records.file)} are used and"
             f" {len(turned_away.file)} rejected: this is a bug in packprep; please report it",
         )
-    for file, stored, made_again, what in (
-        (shard_name(shard), used_records(plan, arrays), again, "in its segments"),
+    for file, stored, made_again, role_in_words in (
+        (shard_name(shard), used_records(plan, arrays), rebuilt_records, "in its segments"),
         (rejects_name(shard), rejects, turned_away, "in the rejects"),
     ):
         # A document that is on both sides has an equal neighbour. All others are differences.
-        both = _sorted(
+        stored_and_rebuilt = _sorted(
             *(np.concatenate(columns) for columns in zip(stored, made_again, strict=True))
         )
-        alone = ~_repeated(both)
-        alone[:-1] &= ~_repeated(both)[1:]
-        odd = both.at(alone)
+        alone = ~_repeated(stored_and_rebuilt)
+        alone[:-1] &= ~_repeated(stored_and_rebuilt)[1:]
+        odd = stored_and_rebuilt.at(alone)
         is_stored = _inside(odd, _Extents(*stored, stored.position + 1))
         for i in range(min(len(odd.file), MAX_LISTED)):
             message = (
-                f"is {what}, but should not be" if is_stored[i] else f"should be {what}, but is not"
+                f"is {role_in_words}, but should not be"
+                if is_stored[i]
+                else f"should be {role_in_words}, but is not"
             )
             faults.add("P21", file, f"{in_words(plan, odd, i)} {message}")
 
@@ -505,23 +512,29 @@ def _extents(plan: Plan, shard: int) -> Iterator[_Extents]:
 
     They are divided among several `_Extents`, because a plan may list millions of ranges.
     """
-    found: list[np.ndarray] = []
+    tables: list[np.ndarray] = []
 
     def taken() -> _Extents:
-        table = np.concatenate([np.zeros((4, 0), np.int64), *found], axis=1)
-        found.clear()
+        table = np.concatenate([np.zeros((4, 0), np.int64), *tables], axis=1)
+        tables.clear()
         return _Extents(*table[:, np.lexsort(table[2::-1])])
 
     for source in plan.sources:
         locations = source.places(shard, plan.shards)
         # The shard may take only a part of its first and last split.
         for location in {*locations[:1], *locations[-1:]}:
-            own = source.taken(shard, plan.shards, [location])
-            found.append(_in_part(part for of_piece in own for part in source.slices_of(*of_piece)))
-        inner = locations[1:-1]
-        for i in range(0, len(inner), _AT_ONCE):
-            found.append(_whole(source, inner[i : i + _AT_ONCE]))
-            if sum(table.shape[1] for table in found) >= _AT_ONCE:
+            taken_ranges = source.taken(shard, plan.shards, [location])
+            tables.append(
+                _in_part(
+                    work_range
+                    for of_piece in taken_ranges
+                    for work_range in source.slices_of(*of_piece)
+                )
+            )
+        whole_pieces = locations[1:-1]
+        for i in range(0, len(whole_pieces), _AT_ONCE):
+            tables.append(_whole(source, whole_pieces[i : i + _AT_ONCE]))
+            if sum(table.shape[1] for table in tables) >= _AT_ONCE:
                 yield taken()
     yield taken()
 
@@ -534,15 +547,16 @@ def _whole(source: PlannedSource, locations: range) -> np.ndarray:
     returned. The shard must read these splits completely.
     """
     pieces, uses = source.at_places(locations)
-    found = source.pieces.at(pieces)
-    file, uses, part, size = (
-        np.repeat(column, found.files) for column in (found.file, uses, found.part, found.bytes)
+    columns = source.pieces.at(pieces)
+    file, uses, piece_number, size = (
+        np.repeat(column, columns.files)
+        for column in (columns.file, uses, columns.part, columns.bytes)
     )
-    file += ranks(found.files)
+    file += ranks(columns.files)
     # Line files are read by bytes, and a text file is one document at position 0. Other positions
     # are unknown.
     format, end = _formats(source)[file], np.full(len(file), _END)
-    begin = np.where(format == _LINES, part * PIECE_BYTES, 0)
+    begin = np.where(format == _LINES, piece_number * PIECE_BYTES, 0)
     end[format == _LINES] = (begin + size)[format == _LINES]
     end[format == _TEXT] = 1
     return np.stack([file + source.first_file, uses, begin, end])[:, begin < end]
@@ -553,18 +567,23 @@ def _in_part(slices: Iterable[Slice]) -> np.ndarray:
 
     The four rows are file, pass, first position and end position. Empty ranges are omitted.
     """
-    found = []
-    for part in slices:
+    extents = []
+    for work_range in slices:
         begin, end = 0, _END
-        position = position_of(part.format, part.compression)
+        position = position_of(work_range.format, work_range.compression)
         if position == "whole":
-            begin, end = part.range(1)
+            begin, end = work_range.range(1)
         elif position == "byte":
-            first = part.piece * part.piece_bytes
-            begin, end = (first + at for at in part.range(min(part.piece_bytes, part.size - first)))
+            first_byte = work_range.piece * work_range.piece_bytes
+            begin, end = (
+                first_byte + bound
+                for bound in work_range.range(
+                    min(work_range.piece_bytes, work_range.size - first_byte)
+                )
+            )
         if begin < end:
-            found.append((part.file, part.use, begin, end))
-    return np.array(found, np.int64).reshape(-1, 4).T
+            extents.append((work_range.file, work_range.use, begin, end))
+    return np.array(extents, np.int64).reshape(-1, 4).T
 
 
 _OTHER, _LINES, _TEXT = range(3)
@@ -575,9 +594,9 @@ def _formats(source: PlannedSource) -> np.ndarray:
 
     _LINES means that splits are byte ranges, and _TEXT that the file is one document.
     """
-    known = {"byte": _LINES, "whole": _TEXT}
+    kinds_by_position = {"byte": _LINES, "whole": _TEXT}
     return np.array(
-        [known.get(position_of(*kind), _OTHER) for kind in source.files.kinds], np.int64
+        [kinds_by_position.get(position_of(*kind), _OTHER) for kind in source.files.kinds], np.int64
     )[source.files.kind]
 
 
@@ -596,12 +615,14 @@ def _inside(locations: Locations, extents: _Extents) -> np.ndarray:
     keys = _uses_of_files(extents.file, extents.use)
     # Most locations are in other files than these extents, so they are left out first.
     near = np.flatnonzero(np.isin(_uses_of_files(locations.file, locations.use), keys))
-    for file, use, which in _groups(locations.at(near)):
-        first, end = np.searchsorted(keys, _uses_of_files(file, np.array([use, use + 1])))
-        position = locations.position[near[which]]
+    for file, use, location_slice in _groups(locations.at(near)):
+        first_extent, end = np.searchsorted(keys, _uses_of_files(file, np.array([use, use + 1])))
+        position = locations.position[near[location_slice]]
         # The last extent that begins at this position or before it.
-        last = np.searchsorted(extents.begin[first:end], position, "right") - 1
-        inside[near[which]] = (last >= 0) & (position < extents.end[first:end][last])
+        last_extent = np.searchsorted(extents.begin[first_extent:end], position, "right") - 1
+        inside[near[location_slice]] = (last_extent >= 0) & (
+            position < extents.end[first_extent:end][last_extent]
+        )
     return inside
 
 
@@ -647,9 +668,9 @@ def _check_kept(plan: Plan, shard: int, every: Locations, faults: Faults) -> Non
     # The last pass keeps the fewest documents. If it keeps all of them, every pass does.
     if all(keeps_all(source, source.uses - 1) for source in plan.sources):
         return
-    for file, use, which in _groups(every):
-        is_kept = kept_by_plan(_source_of(plan, file), use, file, every.position[which])
-        for i in np.flatnonzero(~is_kept)[:MAX_LISTED] + which.start:
+    for file, use, location_slice in _groups(every):
+        is_kept = kept_by_plan(_source_of(plan, file), use, file, every.position[location_slice])
+        for i in np.flatnonzero(~is_kept)[:MAX_LISTED] + location_slice.start:
             faults.add(
                 "P21",
                 shard_name(shard),
@@ -665,16 +686,18 @@ def _check_texts(
     Files that `sample` or a fractional `repeat` excludes are skipped.
     """
     is_text = np.concatenate([_formats(source) == _TEXT for source in plan.sources])
-    wanted = Locations(*extents[:3]).at(is_text[extents.file])
-    there = every.at(every.position == 0)
-    lacking = wanted.at(~np.isin(_uses_of_files(*wanted[:2]), _uses_of_files(*there[:2])))
+    wanted_files = Locations(*extents[:3]).at(is_text[extents.file])
+    files_at_start = every.at(every.position == 0)
+    lacking = wanted_files.at(
+        ~np.isin(_uses_of_files(*wanted_files[:2]), _uses_of_files(*files_at_start[:2]))
+    )
     start = np.zeros(1, np.int64)
     # A file may be missing from several passes, but `sample` gives the same answer for each pass.
-    files, which = np.unique(lacking.file, return_inverse=True)
+    files, file_indices = np.unique(lacking.file, return_inverse=True)
     sampled = np.array(
         [in_sample(_source_of(plan, file), file, start)[0] for file in files.tolist()], np.bool_
     )
-    lacking, found = lacking.at(sampled[which]), 0
+    lacking, fault_count = lacking.at(sampled[file_indices]), 0
     for i in range(len(lacking.file)):
         file, use = int(lacking.file[i]), int(lacking.use[i])
         if kept_by_plan(_source_of(plan, file), use, file, start)[0]:
@@ -683,8 +706,8 @@ def _check_texts(
                 shard_name(shard),
                 f"{in_words(plan, lacking, i)} is not in a segment and not in the rejects",
             )
-            found += 1
-        if found == MAX_LISTED:
+            fault_count += 1
+        if fault_count == MAX_LISTED:
             return
 
 
@@ -704,11 +727,11 @@ def _runs(
             the shard reads in this pass.
         faults: Receives the faults.
     """
-    found = []
-    for file, use, own in _groups(every):
+    runs_found = []
+    for file, use, location_slice in _groups(every):
         if position_of(*_format(plan, file)) in ("whole", "byte"):
             continue
-        position = every.position[own]
+        position = every.position[location_slice]
         count = parts[_uses_of_files(file, use)]
         gaps = np.flatnonzero(np.diff(position) > 1)
         # Between `count` parts are at most count − 1 gaps. A further gap means that a row is
@@ -723,15 +746,15 @@ def _runs(
             )
             faults.add("P21", shard_name(shard), message)
         elif count == 1:
-            found.append((file, use, position[0], position[-1]))
+            runs_found.append((file, use, position[0], position[-1]))
         # Documents without a gap between them are treated as one part.
         elif len(gaps) < count:
             begins = np.concatenate(([0], gaps + 1))
             ends = np.append(gaps, len(position) - 1)
-            found += [
+            runs_found += [
                 (file, use, position[b], position[e]) for b, e in zip(begins, ends, strict=True)
             ]
-    return Runs(*np.array(found, np.int64).reshape(-1, 4).T)
+    return Runs(*np.array(runs_found, np.int64).reshape(-1, 4).T)
 
 
 def _runs_of_lines(plan: Plan, every: Locations, extents: Sequence[_Extents]) -> Runs:
@@ -740,15 +763,15 @@ def _runs_of_lines(plan: Plan, every: Locations, extents: Sequence[_Extents]) ->
     A shard reads the last document of an extent completely. The plan does not determine where this
     document ends, so the end of each part comes from the documents.
     """
-    found = []
-    for file, use, own in _groups(every):
+    runs_found = []
+    for file, use, location_slice in _groups(every):
         is_grouped = _source_of(plan, file).grouping is not None
         if not is_grouped or position_of(*_format(plan, file)) != "byte":
             continue
-        begins = [each.begin[(each.file == file) & (each.use == use)] for each in extents]
-        position = every.position[own]
+        begins = [extent.begin[(extent.file == file) & (extent.use == use)] for extent in extents]
+        position = every.position[location_slice]
         # A document belongs to the last extent that begins before it or at it.
         number = np.searchsorted(np.sort(np.concatenate(begins)), position, "right")
-        for part in np.split(position, np.flatnonzero(np.diff(number)) + 1):
-            found.append((file, use, part[0], part[-1]))
-    return Runs(*np.array(found, np.int64).reshape(-1, 4).T)
+        for run_positions in np.split(position, np.flatnonzero(np.diff(number)) + 1):
+            runs_found.append((file, use, run_positions[0], run_positions[-1]))
+    return Runs(*np.array(runs_found, np.int64).reshape(-1, 4).T)

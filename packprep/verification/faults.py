@@ -54,10 +54,10 @@ class Faults:
         key = f"{promise} {file}"
         self.counts[key] = self.counts.get(key, 0) + number
 
-    def join(self, other: "Faults") -> None:
-        """Add all faults of `other`."""
-        self.listed += other.listed
-        for key, count in other.counts.items():
+    def join(self, other_faults: "Faults") -> None:
+        """Add all faults of `other_faults`."""
+        self.listed += other_faults.listed
+        for key, count in other_faults.counts.items():
             self.counts[key] = self.counts.get(key, 0) + count
 
     @property

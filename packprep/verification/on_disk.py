@@ -67,24 +67,24 @@ def check_foundations(directory: Path, manifest: Manifest, faults: Faults) -> bo
 
     The other checks compute their expected values from these files.
     """
-    before = faults.total
+    total_before = faults.total
     named = [(manifest[key]["file"], manifest[key]["digest"]) for key in ("plan", "tokenizer")]
     if "removed" in manifest:
         named.append((REMOVED_NAME, manifest["removed"]["digest"]))
     for name, digest in named:
         try:
-            found = digest_of_file(directory / name)
+            actual_digest = digest_of_file(directory / name)
         except OSError as error:
             faults.add("P1", name, f"cannot be read: {error.strerror}")
             continue
-        if found != digest:
+        if actual_digest != digest:
             faults.add(
                 "P1",
                 name,
-                f"its digest is {found}, so no shard can be checked",
+                f"its digest is {actual_digest}, so no shard can be checked",
                 value=digest,
             )
-    return faults.total == before
+    return faults.total == total_before
 
 
 def check_manifest(directory: Path, plan: Plan, manifest: Manifest, faults: Faults) -> None:
@@ -104,8 +104,8 @@ def check_manifest(directory: Path, plan: Plan, manifest: Manifest, faults: Faul
     files = [[(file.name, file.size) for file in source.files] for source in plan.sources]
     tokenizer, template = plan.stored["tokenizer"]["digest"], plan.stored["chat_template"]
     # The fingerprint covers everything that determines the rows.
-    own = fingerprint(plan.recipe, files, tokenizer, template, plan.removed_digest)
-    if own != plan.stored["fingerprint"]:
+    own_fingerprint = fingerprint(plan.recipe, files, tokenizer, template, plan.removed_digest)
+    if own_fingerprint != plan.stored["fingerprint"]:
         faults.add(
             "P2",
             PLAN_NAME,
@@ -122,8 +122,8 @@ def check_manifest(directory: Path, plan: Plan, manifest: Manifest, faults: Faul
     for source in plan.sources:
         for file, (format, compression) in zip(source.files, source.formats, strict=True):
             # Except in tables, the size of a file determines its number of splits.
-            told = FORMATS[format].position != "number"
-            if told and file.pieces != count_pieces("", format, compression, file.size):
+            has_fixed_pieces = FORMATS[format].position != "number"
+            if has_fixed_pieces and file.pieces != count_pieces("", format, compression, file.size):
                 faults.add(
                     "P2", PLAN_NAME, f"{file.name} has another number of splits", value=file.pieces
                 )
@@ -155,7 +155,7 @@ def check_replaced(
         shards |= {int(b): entry for b, entry in entries[i]["shards"].items() if b.isdecimal()}
         own_fingerprint, plan_digest = plan_replaced(stored, plan, i)
         # The stored digests must belong to the manifest as it was before this removal.
-        before = {
+        plan_before = {
             **{key: value for key, value in manifest.items() if key != "removed"},
             "fingerprint": own_fingerprint,
             "plan": {**manifest["plan"], "digest": plan_digest},
@@ -163,13 +163,13 @@ def check_replaced(
             "ledger": entries[i]["ledger"],
         }
         if digest := entries[i].get("removed"):
-            before["removed"] = named_removal(
+            plan_before["removed"] = named_removal(
                 {"removed": {"digest": digest, "replaces": entries[:i]}}
             )
         expected = {
             "fingerprint": own_fingerprint,
             "plan": plan_digest,
-            "digest": own_digest(as_stored(before, LATER)),
+            "digest": own_digest(as_stored(plan_before, LATER)),
         }
         for key, value in expected.items():
             if entries[i][key] != value:
@@ -258,14 +258,14 @@ def check_shard_files(
     is_there = _check_file(directory, shard_name(shard), entry, faults)
     name = receipt_name(shard)
     try:
-        found = read_receipt(LocalFolder(directory), shard)
+        receipt_and_data = read_receipt(LocalFolder(directory), shard)
     except PlanError as error:
         faults.add("P1", name, str(error))
         return is_there, None
-    if found is None:
+    if receipt_and_data is None:
         faults.add("P1", name, "is missing or not a receipt")
         return is_there, None
-    receipt, data = found
+    receipt, data = receipt_and_data
     # A changed receipt would cause many other faults, so only its digest is reported.
     if digest_of(data) != entry["receipt_digest"]:
         faults.add(
@@ -302,8 +302,8 @@ def check_shard_files(
             "P2", name, "rejects or text_digests do not have the keys and values of a receipt"
         )
         return is_there, None
-    for wrong in imbalances(receipt["ledger"]):
-        faults.add("P16", name, wrong)
+    for imbalance in imbalances(receipt["ledger"]):
+        faults.add("P16", name, imbalance)
     _check_rejects(directory, shard, receipt, faults)
     return is_there, receipt
 
@@ -382,10 +382,15 @@ def sound_ledgers(
     ledgers: list[dict[str, Any]] = []
     for b in shards:
         with contextlib.suppress(PlanError):
-            found = read_receipt(out, b)
-            if found and digest_of(found[1]) == manifest["shards"][b]["receipt_digest"]:
+            receipt_and_data = read_receipt(out, b)
+            if (
+                receipt_and_data
+                and digest_of(receipt_and_data[1]) == manifest["shards"][b]["receipt_digest"]
+            ):
                 ledgers += (
-                    [found[0]["ledger"]] if is_ledger(found[0]["ledger"], sources, tasks) else []
+                    [receipt_and_data[0]["ledger"]]
+                    if is_ledger(receipt_and_data[0]["ledger"], sources, tasks)
+                    else []
                 )
     return ledgers
 
@@ -394,8 +399,8 @@ def check_sum(manifest: Manifest, total: Ledger, faults: Faults) -> None:
     """Check P16: the manifest's ledger is the sum of the receipts' ledgers, and balances."""
     if total != manifest["ledger"]:
         faults.add("P16", MANIFEST_NAME, "the ledger is not the sum of the receipts' ledgers")
-    for wrong in imbalances(total, is_total=True):
-        faults.add("P16", MANIFEST_NAME, wrong)
+    for imbalance in imbalances(total, is_total=True):
+        faults.add("P16", MANIFEST_NAME, imbalance)
 
 
 TOLERANCE = 4e-9
@@ -419,13 +424,13 @@ def check_plan_follows(plan: Plan, faults: Faults) -> None:
         return
     stored = json_value({key: plan.stored[key] for key in expected})
     stored["sources"] = [
-        {key: source[key] for key in wanted}
-        for source, wanted in zip(stored["sources"], expected["sources"], strict=True)
+        {key: source[key] for key in expected_entry}
+        for source, expected_entry in zip(stored["sources"], expected["sources"], strict=True)
     ]
     # The last digits of resolved numbers depend on the math library, so near values count as equal.
-    for task, wanted in zip(stored["tasks"], expected["tasks"], strict=True):
-        if _is_near(task["resolved"], wanted["resolved"]):
-            wanted["resolved"] = task["resolved"]
+    for task, expected_entry in zip(stored["tasks"], expected["tasks"], strict=True):
+        if _is_near(task["resolved"], expected_entry["resolved"]):
+            expected_entry["resolved"] = task["resolved"]
     for message in changed_keys(expected, stored, "{} is {} when recomputed, but {} in the plan"):
         faults.add("P22", PLAN_NAME, message)
 
@@ -481,7 +486,7 @@ def _vocabulary(plan: Plan) -> Vocabulary:
         PlanError: If the new tokenizer.json differs from the stored one.
     """
     recipe, stored = plan.recipe, plan.vocabulary
-    found = resolve_again(
+    resolved = resolve_again(
         stored.tokenizer_json,
         len(stored.added_tokens),
         plan.stored["beside_tokenizer"] or [],
@@ -489,9 +494,9 @@ def _vocabulary(plan: Plan) -> Vocabulary:
         recipe.specials,
         Needs(*needs_of(recipe)),
     )
-    if found.digest != stored.digest:
+    if resolved.digest != stored.digest:
         raise PlanError("tokenizer.json differs from the tokenizer with its added_tokens")
-    return found
+    return resolved
 
 
 def _check_ratios(source: PlannedSource) -> None:
@@ -501,10 +506,17 @@ def _check_ratios(source: PlannedSource) -> None:
         PlanError: If a ratio is out of range, or no file of the source has the ratio's format.
     """
     formats = {format_name(*kind) for kind in source.files.kinds}
-    most = highest_ratio(source)
-    held = max((max(held, default=0) for held in source.files.piece_bytes.values()), default=0)
+    greatest_ratio = highest_ratio(source)
+    greatest_bytes = max(
+        (max(piece_bytes, default=0) for piece_bytes in source.files.piece_bytes.values()),
+        default=0,
+    )
     for name, ratio in source.ratios.items():
-        if name not in formats or not 1 <= ratio <= most or held * ratio >= 1 << 62:
+        if (
+            name not in formats
+            or not 1 <= ratio <= greatest_ratio
+            or greatest_bytes * ratio >= 1 << 62
+        ):
             raise PlanError(
                 f"source {source.name!r} has the ratio {ratio} for {name}, which is not possible"
             )
@@ -548,22 +560,26 @@ def check_inputs(plan: Plan, faults: Faults) -> list[Files | None]:
             if source.in_store:
                 found_files[-1] = files_in(source.store, source.name, source.index)
                 continue
-            _, found = find_below(source.source, source.index, source.prefix, planned["patterns"])
-            here, there = (
-                dict(zip(files.names, files.sizes.tolist(), strict=True))
-                for files in (found, source.files)
+            _, files_found = find_below(
+                source.source, source.index, source.prefix, planned["patterns"]
             )
-            for name in sorted(here.keys() ^ there.keys()):
-                which = (
+            found_sizes, planned_sizes = (
+                dict(zip(files.names, files.sizes.tolist(), strict=True))
+                for files in (files_found, source.files)
+            )
+            for name in sorted(found_sizes.keys() ^ planned_sizes.keys()):
+                message = (
                     "its patterns find {!r}, which is not in the plan"
-                    if name in here
+                    if name in found_sizes
                     else "its patterns do not find {!r}"
                 )
-                faults.add("P22", PLAN_NAME, f"source {source.name}: {which.format(name)}")
-            own = _check_pieces(
-                source, [name for name, size in there.items() if here.get(name) == size], faults
+                faults.add("P22", PLAN_NAME, f"source {source.name}: {message.format(name)}")
+            own_files = _check_pieces(
+                source,
+                [name for name, size in planned_sizes.items() if found_sizes.get(name) == size],
+                faults,
             )
-            found_files[-1] = own if here == there else None
+            found_files[-1] = own_files if found_sizes == planned_sizes else None
         except PackprepError as error:
             faults.add("P22", PLAN_NAME, f"source {source.name}: {error}")
     return found_files
@@ -575,9 +591,9 @@ def _check_pieces(source: PlannedSource, names: Sequence[str], faults: Faults) -
     For tables, also check that each split has as many text bytes as in the plan. `names` must
     contain only files that have the same size as in the plan.
     """
-    at = {name: i for i, name in enumerate(source.files.names)}
-    sizes = source.files.sizes[[at[name] for name in names]]
-    own = Files(
+    index_of_file = {name: i for i, name in enumerate(source.files.names)}
+    sizes = source.files.sizes[[index_of_file[name] for name in names]]
+    own_files = Files(
         source.index,
         names,
         sizes,
@@ -585,16 +601,16 @@ def _check_pieces(source: PlannedSource, names: Sequence[str], faults: Faults) -
         source.prefix,
         text_key=source.source.text_key,
     )
-    for k, (name, pieces) in enumerate(zip(names, own.pieces.tolist(), strict=True)):
-        i = at[name]
+    for k, (name, pieces) in enumerate(zip(names, own_files.pieces.tolist(), strict=True)):
+        i = index_of_file[name]
         message = f"source {source.name}: {name!r} has {pieces} splits"
         if pieces != source.files.pieces[i]:
             faults.add("P22", PLAN_NAME, message, value=int(source.files.pieces[i]))
-        elif position_of(*own.formats[k]) == "number" and list(own.piece_bytes.get(k, ())) != list(
-            source.files.piece_bytes.get(i, ())
-        ):
+        elif position_of(*own_files.formats[k]) == "number" and list(
+            own_files.piece_bytes.get(k, ())
+        ) != list(source.files.piece_bytes.get(i, ())):
             faults.add("P22", PLAN_NAME, f"{message}, but their contents differ from the plan")
-    return own
+    return own_files
 
 
 def check_estimates(plan: Plan, files: Sequence[Files | None], faults: Faults) -> None:
@@ -608,16 +624,18 @@ def check_estimates(plan: Plan, files: Sequence[Files | None], faults: Faults) -
         files: The result of `check_inputs`.
         faults: Receives the faults.
     """
-    for source, planned, own in zip(plan.sources, plan.stored["sources"], files, strict=True):
-        if own is None:  # P17 or P22 already reports the files that differ from the plan.
+    for source, planned, own_files in zip(plan.sources, plan.stored["sources"], files, strict=True):
+        if own_files is None:  # P17 or P22 already reports the files that differ from the plan.
             continue
         messages: list[list[str]] = []
         words = "{} is {} in the calibration sample, but {} in the plan"
         try:
-            for again in _sampled_again(plan, source, planned, own):
-                held = {i: list(of_file) for i, of_file in source.files.piece_bytes.items()}
-                stored = {key: held if key == "piece_bytes" else planned[key] for key in again}
-                messages.append(changed_keys(again, stored, words, f"sources[{source.index}]"))
+            for estimates in _sampled_again(plan, source, planned, own_files):
+                piece_bytes = {i: list(of_file) for i, of_file in source.files.piece_bytes.items()}
+                stored = {
+                    key: piece_bytes if key == "piece_bytes" else planned[key] for key in estimates
+                }
+                messages.append(changed_keys(estimates, stored, words, f"sources[{source.index}]"))
                 if not messages[-1]:
                     break
         except PackprepError as error:
@@ -641,7 +659,7 @@ def _sampled_again(
     result from a store if it was planned from the text.
     """
     resolved = {**UNSAMPLED, "repeat": source.repeat, "prefix": planned["prefix"]}
-    again = PlannedSource(
+    source_again = PlannedSource(
         source.source,
         source.index,
         source.prefix,
@@ -654,11 +672,11 @@ def _sampled_again(
         stream=source.stream,
     )
 
-    def found(estimates: Estimates, known: list[dict[str, Any]]) -> dict[str, Any]:
-        held = {i: list(of_file) for i, of_file in again.files.piece_bytes.items()}
+    def found(estimates: Estimates, known_estimates: list[dict[str, Any]]) -> dict[str, Any]:
+        piece_bytes = {i: list(of_file) for i, of_file in source_again.files.piece_bytes.items()}
         return {
-            **stored_estimates(estimates, again, planned["text_bytes"], known),
-            "piece_bytes": held,
+            **stored_estimates(estimates, source_again, planned["text_bytes"], known_estimates),
+            "piece_bytes": piece_bytes,
         }
 
     in_store = planned["prefix"].startswith(IN_STORE)
@@ -666,20 +684,20 @@ def _sampled_again(
     is_other = source.passes is not None and source.in_store != in_store
     if source.in_store:
         if not is_other:
-            yield found(estimates_in(source.store, again), [])
+            yield found(estimates_in(source.store, source_again), [])
         return
     if in_store:
         with contextlib.suppress(PackprepError):
             yield found(
-                estimates_in(open_store(planned["prefix"].removeprefix(IN_STORE)), again), []
+                estimates_in(open_store(planned["prefix"].removeprefix(IN_STORE)), source_again), []
             )
     if is_other:
         return
-    for at_url in (False, True) if in_store else (again.planned_at_url,):
-        again.planned_at_url = at_url
+    for at_url in (False, True) if in_store else (source_again.planned_at_url,):
+        source_again.planned_at_url = at_url
         settings, template = plan.recipe.documents, plan.stored["chat_template"]
         yield found(
-            *sampled(again, plan.engine, plan.vocabulary, settings, template, plan.is_store)
+            *sampled(source_again, plan.engine, plan.vocabulary, settings, template, plan.is_store)
         )
 
 
@@ -703,39 +721,46 @@ def check_recipe(plan: Plan, recipe: Recipe, moved: Mapping[str, str], faults: F
         recipe = of_store(recipe)
     else:
         recipe = next(
-            (one for one in recipe.by_length() if one.seq_length == plan.recipe.seq_length), recipe
+            (
+                one_recipe
+                for one_recipe in recipe.by_length()
+                if one_recipe.seq_length == plan.recipe.seq_length
+            ),
+            recipe,
         )
     moved_stores = {name: place for name, place in moved.items() if place.startswith(IN_STORE)}
     recipe, stores = in_stores(recipe, moved_stores, plan.is_store)
     words = "{} is {} in the given recipe, but {} in the stored one"
     # Both recipes get all defaults, so that only differences in meaning remain.
-    now, stored = (
+    recipe_now, stored = (
         json_value(without_places(whole_recipe(r)))
         for r in (normalised(recipe), plan.stored["recipe"])
     )
     # A resumed build may change this limit. The manifest has the current value.
     stored["documents"]["max_bad_fraction"] = plan.max_bad_fraction
-    found = changed_keys(now, stored, words)
+    messages = changed_keys(recipe_now, stored, words)
     for source in recipe.sources:
         planned = next((s for s in plan.stored["sources"] if s["name"] == source.name), None)
         if planned is None:
             continue
         patterns = patterns_of(source, recipe.base, stores)
         if planned["patterns"] not in (None, patterns):
-            found.append(
+            messages.append(
                 f"the patterns of source {source.name} are {patterns} in the given recipe, but"
                 f" {planned['patterns']} in the plan"
             )
         if source.name in stores and planned["store"] not in (None, *stores[source.name].digests):
-            found.append(other_store(source.name, stores[source.name], planned["store"]))
+            messages.append(other_store(source.name, stores[source.name], planned["store"]))
     # A path may lead to another tokenizer now, so the content is compared.
     vocabulary = resolve_vocabulary(
         recipe.tokenizer, recipe.base, recipe.specials, Needs(*needs_of(recipe))
     )
     if vocabulary.digest != plan.vocabulary.digest:
-        found.append(f"the tokenizer of the given recipe has another digest, {vocabulary.digest}")
+        messages.append(
+            f"the tokenizer of the given recipe has another digest, {vocabulary.digest}"
+        )
     if plan.stored["beside_tokenizer"] not in (None, json_value(vocabulary.beside)):
-        found.append("the given recipe has other files next to its tokenizer")
+        messages.append("the given recipe has other files next to its tokenizer")
     # A chat template comes from the recipe, from the tokenizer's folder, or from a token store.
     template, documents = None, recipe.documents
     if documents.loss_spans == "use":
@@ -744,6 +769,6 @@ def check_recipe(plan: Plan, recipe: Recipe, moved: Mapping[str, str], faults: F
         )
     template = template_of(template, stores)
     if template != plan.stored["chat_template"]:
-        found.append("the given recipe has another chat template")
-    for message in found:
+        messages.append("the given recipe has another chat template")
+    for message in messages:
         faults.add("P22", PLAN_NAME, message)

@@ -62,24 +62,26 @@ def replay_shard(shard: ShardToReplay, rejects: Locations | None) -> int | None:
     """
     plan, number, faults = shard.plan, shard.number, shard.faults
     faults_before = faults.total
-    made = make_shard(plan, number, shard.decoders, epoch=shard.epoch)
-    if _note_changed_sources(shard, made.documents.text_digests):
+    rebuilt_data = make_shard(plan, number, shard.decoders, epoch=shard.epoch)
+    if _note_changed_sources(shard, rebuilt_data.documents.text_digests):
         return None
     if shard.receipt is not None:
-        check_receipt(number, shard.receipt, made, faults)
+        check_receipt(number, shard.receipt, rebuilt_data, faults)
     if rejects is not None:
-        check_read(plan, number, shard.arrays, rejects, made, faults)
-    _compare_arrays(shard, made.arrays)
+        check_read(plan, number, shard.arrays, rejects, rebuilt_data, faults)
+    _compare_arrays(shard, rebuilt_data.arrays)
     if faults.total == faults_before:  # `restore` needs valid arrays.
-        _check_inverse(shard, made)
-    return len(made.segments)
+        _check_inverse(shard, rebuilt_data)
+    return len(rebuilt_data.segments)
 
 
-def check_receipt(number: int, receipt: Receipt, made: Made | StoreShard, faults: Faults) -> None:
+def check_receipt(
+    number: int, receipt: Receipt, rebuilt_data: Made | StoreShard, faults: Faults
+) -> None:
     """Check P17: the rebuilt shard has the ledger and the rejects of the stored receipt."""
-    if receipt["ledger"] != made.ledger:
+    if receipt["ledger"] != rebuilt_data.ledger:
         faults.add("P17", receipt_name(number), "the ledger differs from the rebuilt shard")
-    rejects = encode_rejects(made)
+    rejects = encode_rejects(rebuilt_data)
     if (receipt["rejects"] or {}).get("digest") != (digest_of(rejects) if rejects else None):
         faults.add("P17", rejects_name(number), "the rejects differ from the rebuilt shard")
 
@@ -110,9 +112,9 @@ def _compare_arrays(shard: ShardToReplay, rebuilt_arrays: Arrays) -> None:
             shard.add(message, row, slot, stored[index].item())
 
 
-def _check_inverse(shard: ShardToReplay, made: Made) -> None:
+def _check_inverse(shard: ShardToReplay, rebuilt_data: Made) -> None:
     """Check P17: `restore` finds the tokens of the rebuilt documents in the stored segments."""
-    segments, documents = made.segments, made.documents
+    segments, documents = rebuilt_data.segments, rebuilt_data.documents
     # The rebuilt shard knows these columns exactly. A stored shard only lets them be computed.
     exact = stored_segments(shard.plan, shard.arrays).replace(
         bos=segments.bos,
@@ -193,6 +195,6 @@ def _note_changed_sources(shard: ShardToReplay, digests: Mapping[str, str]) -> b
     return is_changed
 
 
-def _are_alike(before: Any, now: str) -> bool:
+def _are_alike(digest_before: Any, digest_now: str) -> bool:
     """Return whether both digests are of text, or both are of tokens in a token store."""
-    return str(before).startswith(OF_TOKENS) == now.startswith(OF_TOKENS)
+    return str(digest_before).startswith(OF_TOKENS) == digest_now.startswith(OF_TOKENS)

@@ -165,31 +165,31 @@ def _segment_is_good(rows, segments, row, g, pad, vocab_size):
 
 
 @kernel(inline=True)
-def _note(found, code, row, slot, value):
+def _note(faults_found, code, row, slot, value):
     """Count a fault, and list it while the list has space."""
-    count = found.counts[code]
-    if count < found.where.shape[1]:
-        found.where[code, count, 0] = row
-        found.where[code, count, 1] = slot
-        found.where[code, count, 2] = value
-    found.counts[code] += 1
+    count = faults_found.counts[code]
+    if count < faults_found.where.shape[1]:
+        faults_found.where[code, count, 0] = row
+        faults_found.where[code, count, 1] = slot
+        faults_found.where[code, count, 2] = value
+    faults_found.counts[code] += 1
 
 
 @kernel(inline=True)
-def _note_padding_slot(rows, row, t, pad, found):
+def _note_padding_slot(rows, row, t, pad, faults_found):
     """Record the faults of one slot of padding."""
     if rows.segment_ids[row, t] != 0:
-        _note(found, 0, row, t, np.int64(rows.segment_ids[row, t]))
+        _note(faults_found, 0, row, t, np.int64(rows.segment_ids[row, t]))
     if np.int64(rows.tokens[row, t]) != pad:
-        _note(found, 1, row, t, np.int64(rows.tokens[row, t]))
+        _note(faults_found, 1, row, t, np.int64(rows.tokens[row, t]))
     if rows.labels.shape[0] > 0 and np.int64(rows.labels[row, t]) != pad:
-        _note(found, 2, row, t, np.int64(rows.labels[row, t]))
+        _note(faults_found, 2, row, t, np.int64(rows.labels[row, t]))
     if rows.loss_mask[row, t] != 0:
-        _note(found, 3, row, t, np.int64(rows.loss_mask[row, t]))
+        _note(faults_found, 3, row, t, np.int64(rows.loss_mask[row, t]))
 
 
 @kernel(inline=True)
-def _note_label(rows, row, t, expected, vocab_size, found):
+def _note_label(rows, row, t, expected, vocab_size, faults_found):
     """Record the faults of one slot's label.
 
     `expected` is the token id that the label must have. If it is _NO_RULE, the label may differ
@@ -197,17 +197,17 @@ def _note_label(rows, row, t, expected, vocab_size, found):
     """
     token, label = np.int64(rows.tokens[row, t]), np.int64(rows.labels[row, t])
     if label < 0 or label >= vocab_size:
-        _note(found, 5, row, t, label)
+        _note(faults_found, 5, row, t, label)
     if expected != _NO_RULE:
         if label != expected:
-            _note(found, 7, row, t, label)
+            _note(faults_found, 7, row, t, label)
     elif token != label and rows.loss_mask[row, t] == 0:
-        _note(found, 8, row, t, token)
+        _note(faults_found, 8, row, t, token)
 
 
 @kernel
-def _check_slots(rows, segments, pad, vocab_size, found):
-    """Check all slots, and record faults in `found`."""
+def _check_slots(rows, segments, pad, vocab_size, faults_found):
+    """Check all slots, and record faults in `faults_found`."""
     tokens, loss_mask, trainable = rows.tokens, rows.loss_mask, rows.trainable
     length, with_labels = tokens.shape[1], rows.labels.shape[0] > 0
     for r in range(tokens.shape[0]):
@@ -220,7 +220,7 @@ def _check_slots(rows, segments, pad, vocab_size, found):
             if _padding_is_good(rows, r, t, begin, pad):
                 t = begin
             while t < begin:
-                _note_padding_slot(rows, r, t, pad, found)
+                _note_padding_slot(rows, r, t, pad, faults_found)
                 t += 1
             if is_end:
                 break
@@ -234,21 +234,21 @@ def _check_slots(rows, segments, pad, vocab_size, found):
             while t < end:
                 token = np.int64(tokens[r, t])
                 if np.int64(rows.segment_ids[r, t]) != number:
-                    _note(found, 0, r, t, np.int64(rows.segment_ids[r, t]))
+                    _note(faults_found, 0, r, t, np.int64(rows.segment_ids[r, t]))
                 if token < 0 or token >= vocab_size:
-                    _note(found, 4, r, t, token)
+                    _note(faults_found, 4, r, t, token)
                 if next_token:
                     # The next slot has the target, so its flag in `trainable` decides (P9).
                     trained = first_trained <= t < end - 1 and (
                         trainable.shape[0] == 0 or trainable[r, t + 1] != 0
                     )
                     if loss_mask[r, t] != (1 if trained else 0):
-                        _note(found, 6, r, t, np.int64(loss_mask[r, t]))
+                        _note(faults_found, 6, r, t, np.int64(loss_mask[r, t]))
                 if with_labels:
                     expected = _NO_RULE
                     if next_token:
                         expected = np.int64(tokens[r, t + 1]) if t < end - 1 else np.int64(pad)
-                    _note_label(rows, r, t, expected, vocab_size, found)
+                    _note_label(rows, r, t, expected, vocab_size, faults_found)
                 t += 1
 
 
@@ -300,14 +300,14 @@ def check_slots(check: ShardCheck) -> None:
     columns = segments.first_slot, segments.slots, seen_before(segments), ~check.in_place
     bounds = Bounds(*map(read_only, (check.arrays["row_offsets"], *columns)))
     # A kernel cannot add messages, so it fills a table with the first faults of each code.
-    found = Found(np.zeros((_CODES, MAX_LISTED, 3), np.int64), np.zeros(_CODES, np.int64))
-    _check_slots(rows, bounds, roles["pad"], check.plan.vocabulary.vocab_size, found)
+    faults_found = Found(np.zeros((_CODES, MAX_LISTED, 3), np.int64), np.zeros(_CODES, np.int64))
+    _check_slots(rows, bounds, roles["pad"], check.plan.vocabulary.vocab_size, faults_found)
     for code, (promise, message) in _SLOT_FAULTS.items():
-        for row, slot, value in found.where[code, : found.counts[code]].tolist():
+        for row, slot, value in faults_found.where[code, : faults_found.counts[code]].tolist():
             check.add(promise, message, row, slot, value)
         # A damaged shard may have a fault in each slot, so the other faults are only counted.
-        if found.counts[code] > MAX_LISTED:
-            check.faults.count(promise, check.file, int(found.counts[code]) - MAX_LISTED)
+        if faults_found.counts[code] > MAX_LISTED:
+            check.faults.count(promise, check.file, int(faults_found.counts[code]) - MAX_LISTED)
 
 
 def check_removed(check: ShardCheck) -> None:
@@ -378,14 +378,14 @@ def check_sides(check: ShardCheck) -> None:
         return
     rows = len(check.arrays["row_offsets"]) - 1
     parts = segments.prefix, segments.slots - segments.prefix
-    for name, most, part in zip(("encoder", "decoder"), sides, parts, strict=True):
-        for g in np.flatnonzero(part < 1)[:MAX_LISTED]:
+    for name, most_slots, side_slots in zip(("encoder", "decoder"), sides, parts, strict=True):
+        for g in np.flatnonzero(side_slots < 1)[:MAX_LISTED]:
             row, message = int(segments.row[g]), f"segment {g} has no {name} slot"
-            check.add("P24", message, row, value=int(part[g]))
+            check.add("P24", message, row, value=int(side_slots[g]))
         used = np.zeros(rows, np.int64)
-        np.add.at(used, segments.row, part)
-        for row in np.flatnonzero(used > most)[:MAX_LISTED]:
-            message = f"segments have more than the {most} {name} slots"
+        np.add.at(used, segments.row, side_slots)
+        for row in np.flatnonzero(used > most_slots)[:MAX_LISTED]:
+            message = f"segments have more than the {most_slots} {name} slots"
             check.add("P24", message, int(row), value=int(used[row]))
 
 

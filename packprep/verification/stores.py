@@ -24,20 +24,20 @@ def check_store_shard(
     directory: Path,
     number: int,
     receipt: Receipt | None,
-    whole: bool,
+    is_whole: bool,
     decoders: Decoders,
     faults: Faults,
 ) -> int | None:
     """Check the arrays and the ledger of a token store's shard: P3, P4, P8, P16, P21 and P23.
 
-    With `whole`, also rebuild the shard from its sources, and compare it (P17).
+    With `is_whole`, also rebuild the shard from its sources, and compare it (P17).
 
     Args:
         plan: The store's plan.
         directory: Directory of the store.
         number: Number of the shard.
         receipt: The shard's receipt, or None if it is invalid.
-        whole: Whether to rebuild the shard from its sources and compare it.
+        is_whole: Whether to rebuild the shard from its sources and compare it.
         decoders: Decoders for the source files.
         faults: Receives the faults.
 
@@ -54,19 +54,19 @@ def check_store_shard(
         return 0
     if receipt is not None:
         _check_counts(plan, arrays, receipt, number, faults)
-    if not whole:
+    if not is_whole:
         return 0
     try:
-        made = make_store_shard(plan, number, decoders)
+        rebuilt_shard = make_store_shard(plan, number, decoders)
     except SourceError as error:
         faults.add("P17", file, f"cannot be rebuilt: {error}")
         return 0
-    before = {} if receipt is None else receipt["text_digests"]
+    digests_before = {} if receipt is None else receipt["text_digests"]
     # A changed source explains all other differences, so only the source is reported.
     changed = [
         name
-        for name, digest in made.documents.text_digests.items()
-        if before.get(name, digest) != digest
+        for name, digest in rebuilt_shard.documents.text_digests.items()
+        if digests_before.get(name, digest) != digest
     ]
     for name in changed:
         faults.add(
@@ -77,13 +77,16 @@ def check_store_shard(
     if changed:
         return None
     # An array that one side does not have is compared with an empty array.
-    for name in {**arrays, **made.arrays}:
-        stored, again = (of.get(name, np.zeros(0, "u1")).view("u1") for of in (arrays, made.arrays))
-        if not np.array_equal(stored, again):
+    for name in {**arrays, **rebuilt_shard.arrays}:
+        stored, rebuilt_array = (
+            arrays_of_side.get(name, np.zeros(0, "u1")).view("u1")
+            for arrays_of_side in (arrays, rebuilt_shard.arrays)
+        )
+        if not np.array_equal(stored, rebuilt_array):
             faults.add("P17", file, f"array {name!r} differs when rebuilt")
     if receipt is not None:
-        check_receipt(number, receipt, made, faults)
-    return len(made.arrays["position"])
+        check_receipt(number, receipt, rebuilt_shard, faults)
+    return len(rebuilt_shard.arrays["position"])
 
 
 def _is_sound(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> bool:
@@ -182,8 +185,11 @@ def _check_counts(
         )
     read = _by_source(plan, arrays, np.ones(len(arrays["position"])))
     for name, has in tokens.items():
-        said = receipt["ledger"]["sources"][name]
-        if (said["tokens"]["used"], said["documents"]["read"]) != (has, read[name]):
+        ledger_counts = receipt["ledger"]["sources"][name]
+        if (ledger_counts["tokens"]["used"], ledger_counts["documents"]["read"]) != (
+            has,
+            read[name],
+        ):
             message = (
                 f"source {name}: the arrays have {has} tokens of {read[name]} documents, but the"
                 " ledger differs"
@@ -199,9 +205,11 @@ def _removed(plan: Plan, arrays: Arrays) -> np.ndarray:
 
 def _by_source(plan: Plan, arrays: Arrays, counts: np.ndarray) -> dict[str, int]:
     """Return source name → sum of the counts of its documents. `counts` is [documents]."""
-    first = np.array([source.first_file for source in plan.sources], np.int64)
-    of_part = np.searchsorted(first, arrays["part_file"].astype(np.int64), "right") - 1
-    sums = np.bincount(np.repeat(of_part, np.diff(arrays["part_offsets"])), counts, len(first))
+    first_files = np.array([source.first_file for source in plan.sources], np.int64)
+    of_part = np.searchsorted(first_files, arrays["part_file"].astype(np.int64), "right") - 1
+    sums = np.bincount(
+        np.repeat(of_part, np.diff(arrays["part_offsets"])), counts, len(first_files)
+    )
     return dict(
         zip((source.name for source in plan.sources), sums.astype(np.int64).tolist(), strict=True)
     )

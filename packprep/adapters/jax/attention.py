@@ -67,8 +67,8 @@ def dense_mask(
         mask = dense_mask(batch["segment_ids"], batch["prefix_ends"])
         jax.nn.dot_product_attention(query, key, value, mask=mask)
     """
-    given = {"block_lengths": block_lengths, "block_starts": block_starts}
-    blocks = {name: column for name, column in given.items() if column is not None}
+    block_columns = {"block_lengths": block_lengths, "block_starts": block_starts}
+    blocks = {name: column for name, column in block_columns.items() if column is not None}
     if (position_ids is None) != (len(blocks) != 1):
         raise ArgumentError(
             "the blocks of block diffusion need position_ids and either block_lengths or"
@@ -91,8 +91,10 @@ def dense_mask(
         columns = {"position_ids": position_ids, **blocks}
         columns = with_block_ends(columns, keys, _runs, jnp.where)
         ranges = RULES["block_diffusion"].keys(keys, *_runs(segment_ids), columns, jnp.where)
-        own, clean = [(begin[..., None] <= keys) & (keys < end[..., None]) for begin, end in ranges]
-        allowed = jnp.where(in_blocks(columns)[..., None], own | clean, allowed)
+        own_block, clean = [
+            (begin[..., None] <= keys) & (keys < end[..., None]) for begin, end in ranges
+        ]
+        allowed = jnp.where(in_blocks(columns)[..., None], own_block | clean, allowed)
     return (allowed & (segment_ids[..., :, None] == segment_ids[..., None, :]))[..., None, :, :]
 
 
@@ -169,9 +171,9 @@ def block_masks(
     meet = (queries.min(axis=1)[:, None] <= keys[:, -1]) & (
         keys[:, 0] <= queries.max(axis=1)[:, None]
     )
-    some = meet & (begin < reach.max(axis=1)[:, None])
+    has_pairs = meet & (begin < reach.max(axis=1)[:, None])
     every = begin + block <= reach.min(axis=1)[:, None]
-    return jnp.where(some, jnp.where(every, _FULL, _PARTIAL), _EMPTY).astype(jnp.int8)
+    return jnp.where(has_pairs, jnp.where(every, _FULL, _PARTIAL), _EMPTY).astype(jnp.int8)
 
 
 def _next_to_load(needed: jax.Array, width: int) -> jax.Array:

@@ -136,11 +136,13 @@ class Loader:
 
     def __next__(self) -> dict[str, Any]:
         rows, epochs = self._position.next_rows()
-        anew = epochs if self._redraw else None
+        redrawn_epochs = epochs if self._redraw else None
         n_rows = self._sizes[self.dataset.row_length(rows)]
         names = self._form.names
         columns = tuple(dict.fromkeys(names.values()))
-        batch = read(self.dataset, rows, anew, n_rows, columns, self._form, self._accelerate)
+        batch = read(
+            self.dataset, rows, redrawn_epochs, n_rows, columns, self._form, self._accelerate
+        )
         arrays = global_arrays(self.sharding, batch, columns, n_rows * self.world_size)
         # This comes last, because a batch that could not be read is not delivered.
         self._position.count_delivered()
@@ -308,9 +310,14 @@ def loader(
     named = _named(dataset, weighted, columns, names, attention or "causal", max_segments)
     named |= IN_PLACE_NAMES if in_place else {}
     form = _Form(named, max_segments, prefix_bidirectional, noised_alone, names == "seqio")
-    given: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "epochs": epochs, "samples": samples}
+    iteration_options: dict[str, Any] = {
+        "seed": seed,
+        "shuffle": shuffle,
+        "epochs": epochs,
+        "samples": samples,
+    }
     options = {
-        **given,
+        **iteration_options,
         "redraw": redraw,
         "accelerate": accelerate,
         "balance": balance,
@@ -339,17 +346,17 @@ def _named(
         max_segments: As in `loader`.
     """
     if columns is not None:
-        own = list(columns)
+        column_names = list(columns)
     else:
-        own = [] if names in NAMES else list(COLUMNS)
+        column_names = [] if names in NAMES else list(COLUMNS)
         if names not in NAMES and (weighted or any(map(is_in_place, tasks_of(dataset)))):
-            own.append("loss_weights")
+            column_names.append("loss_weights")
         if attention != "causal":
-            own.append("prefix_ends")
+            column_names.append("prefix_ends")
         if attention == "dense":
-            own += columns_of_blocks(dataset)
-    own += LAYOUT_COLUMNS if max_segments is not None else ()
-    return {**NAMES.get(names, {}), **{name: name for name in own}}
+            column_names += columns_of_blocks(dataset)
+    column_names += LAYOUT_COLUMNS if max_segments is not None else ()
+    return {**NAMES.get(names, {}), **{name: name for name in column_names}}
 
 
 # What the model and the trainer can do
@@ -538,12 +545,12 @@ def _noised_alone(batch: Mapping[str, np.ndarray], pad_id: int) -> dict[str, np.
     )
     row, slot = np.nonzero((ids > 0) & (slots < (begin + end) // 2))
     # An old start b becomes b // 2, so the halves of a row stay in order and never overlap.
-    at = slot - (begin[row, slot] + 1) // 2
+    half_slots = slot - (begin[row, slot] + 1) // 2
     halves = {}
     for name, values in batch.items():
         halves[name] = aligned((n_rows, length // 2), values.dtype)
         halves[name][:] = padding_value(name, pad_id)
-        halves[name][row, at] = values[row, slot]
+        halves[name][row, half_slots] = values[row, slot]
     return halves
 
 
@@ -586,7 +593,7 @@ def _layouts(
         ArgumentError: If a row has more segments than `max_segments`.
     """
     n_rows, length = segment_ids.shape
-    made = {
+    layout_columns = {
         name: aligned((n_rows, max_segments + (name != "seqlens")), np.dtype(np.int32))
         for name in LAYOUT_COLUMNS
     }
@@ -594,7 +601,7 @@ def _layouts(
     counts = segment_ids.max(axis=1, initial=0)
     check_segments(counts + (segment_ids[:, -1] == 0), max_segments, rows)
     seqlens, offsets = thd(segment_ids, max_segments)
-    made["seqlens"][:], made["offsets"][:] = seqlens, offsets
+    layout_columns["seqlens"][:], layout_columns["offsets"][:] = seqlens, offsets
     for i, n in enumerate(counts.tolist()):
         real = np.append(0, np.cumsum(seqlens[i, :n]))
         end = int(offsets[i, n - 1] + seqlens[i, n - 1]) if n else 0
@@ -603,11 +610,11 @@ def _layouts(
         physical = pad_cu_seqlens(
             np.append(offsets[i, :n], end), max_segments + 1, length, "segment"
         )
-        made["cu_seqlens_padded"][i] = physical
-        made["cu_seqlens"][i] = pad_cu_seqlens(
+        layout_columns["cu_seqlens_padded"][i] = physical
+        layout_columns["cu_seqlens"][i] = pad_cu_seqlens(
             real, max_segments + 1, real[-1] + length - end, "segment"
         )
-    return made
+    return layout_columns
 
 
 # Global arrays
@@ -643,10 +650,10 @@ def data_rank(sharding: Any, shape: tuple[int, int]) -> tuple[int, int]:
         ) from error
     n_rows = shape[0]
     # Devices may be replicas with the same rows, so rows are marked and not counted.
-    held = np.zeros(n_rows, bool)
+    has_row = np.zeros(n_rows, bool)
     for rows, *_ in indices:
-        held[rows] = True
-    rows = np.flatnonzero(held)
+        has_row[rows] = True
+    rows = np.flatnonzero(has_row)
     if len(rows) == 0:
         raise ArgumentError(
             "the sharding has no device of this process\n"

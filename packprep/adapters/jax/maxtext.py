@@ -60,7 +60,9 @@ def check_maxtext(
         ArgumentError: If MaxText's loss would ignore weights, or if its loss or mask cannot train a
             task. The message names the task.
     """
-    tasks = [task for each in datasets_of(dataset) for task in drawn_tasks(each.manifest)]
+    tasks = [
+        task for one_dataset in datasets_of(dataset) for task in drawn_tasks(one_dataset.manifest)
+    ]
     in_place = [task for task in tasks if is_in_place(task)]
     if loss_weights == "refuse":
         if weighted:
@@ -88,14 +90,15 @@ def check_maxtext(
                 "hint: build without shift, or use names='packprep'"
             )
     if len(in_place) < len(tasks):
-        other = next(task["name"] for task in tasks if not is_in_place(task))
+        next_token_task = next(task["name"] for task in tasks if not is_in_place(task))
         raise ArgumentError(
-            f"task {in_place[0]['name']!r} predicts the same position and task {other!r} does"
+            f"task {in_place[0]['name']!r} predicts the same position and task {next_token_task!r}"
+            " does"
             " not, but MaxText trains with one objective\n"
             "hint: build a dataset for each"
             + (
                 ", without the documents of one and two tokens, by documents.min_tokens = 3"
-                * (other == "too_short")
+                * (next_token_task == "too_short")
             )
         )
     if attention is None:
@@ -123,18 +126,21 @@ def _check_blocks(dataset: Dataset | Mixture, tasks: Sequence[StoredTask]) -> No
             " one causal_block_size\n"
             "hint: build a dataset for each"
         )
-    for each in datasets_of(dataset):
-        if "block_starts" in block_columns(each.manifest):
+    for one_dataset in datasets_of(dataset):
+        if "block_starts" in block_columns(one_dataset.manifest):
             raise ArgumentError(
-                f"blocks of {each.directory} start at the answers of conversations, but MaxText"
+                f"blocks of {one_dataset.directory} start at the answers of conversations, but"
+                " MaxText"
                 " counts blocks from the start of the row\n"
                 'hint: build with block_origin = "segment"'
             )
-        multiple = each.manifest["recipe"].get("packing", {}).get("pad_seq_to_mult", 1)
-        if any(RULES[task["attention"]].in_blocks for task in each.tasks) and multiple % (2 * size):
+        multiple = one_dataset.manifest["recipe"].get("packing", {}).get("pad_seq_to_mult", 1)
+        if any(RULES[task["attention"]].in_blocks for task in one_dataset.tasks) and multiple % (
+            2 * size
+        ):
             raise ArgumentError(
                 f"MaxText counts blocks of {size} tokens from the start of the row, but segments"
-                f" of {each.directory} start at multiples of {multiple}\n"
+                f" of {one_dataset.directory} start at multiples of {multiple}\n"
                 f"hint: build with packing.pad_seq_to_mult = {2 * size}, two blocks since x_t and"
                 " x_0 are stored"
             )

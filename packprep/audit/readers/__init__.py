@@ -88,8 +88,13 @@ def _files_in_words(path: Path, reader: Reader) -> Iterator[str]:
     """Yield sentences about the files of a folder that are read, and about those that are not."""
     if not path.is_dir() or not reader.suffixes or (path / tables.STATE).exists():
         return
-    known = {suffix for one in READERS.values() for group in one.suffixes for suffix in group}
-    files = sorted(p for p in path.iterdir() if p.suffix.lower() in known and p.is_file())
+    known_suffixes = {
+        suffix
+        for one_reader in READERS.values()
+        for group in one_reader.suffixes
+        for suffix in group
+    }
+    files = sorted(p for p in path.iterdir() if p.suffix.lower() in known_suffixes and p.is_file())
     groups = ([p for p in files if p.suffix.lower() in group] for group in reader.suffixes)
     read = next((group for group in groups if group), [])
     if reader is READERS["megatron"]:
@@ -105,6 +110,6 @@ def _files_in_words(path: Path, reader: Reader) -> Iterator[str]:
 
 def _names(files: Sequence[Path]) -> str:
     """Return the names of the first files, and the number of the others."""
-    others = len(files) - _MOST_NAMES
+    more_files = len(files) - _MOST_NAMES
     names = ", ".join(file.name for file in files[:_MOST_NAMES])
-    return names + (f" and {others:,} more" if others > 0 else "")
+    return names + (f" and {more_files:,} more" if more_files > 0 else "")

@@ -75,13 +75,13 @@ class StoredRows(NamedTuple):
 
 
 def stored_rows(
-    path: Path, first: int, columns: Mapping[str, tuple[np.ndarray, np.ndarray]], ids: str
+    path: Path, first_row: int, columns: Mapping[str, tuple[np.ndarray, np.ndarray]], ids: str
 ) -> StoredRows:
     """Return consecutive rows of a file.
 
     Args:
         path: The file.
-        first: Number of the first row in the file.
+        first_row: Number of the first row in the file.
         columns: Name in COLUMNS → (values of all rows, int64[rows] number of values of each row).
         ids: Name of the column of token ids.
 
@@ -90,18 +90,19 @@ def stored_rows(
     """
     lengths = columns[ids][1]
     values, lists = {}, {}
-    for name, (joined, own) in columns.items():
+    for name, (joined, own_lengths) in columns.items():
         if name in PER_DOCUMENT:
-            lists[name] = joined, offsets_of(own)
+            lists[name] = joined, offsets_of(own_lengths)
             continue
-        if (own != lengths).any():
-            row = int(np.argmax(own != lengths))
+        if (own_lengths != lengths).any():
+            row = int(np.argmax(own_lengths != lengths))
             raise SourceError(
-                f"{path}: row {first + row}: {name} has {own[row]} entries for {lengths[row]}"
+                f"{path}: row {first_row + row}: {name} has {own_lengths[row]} entries for"
+                f" {lengths[row]}"
                 " tokens\nhint: write the dataset again"
             )
         values[name] = joined
-    return StoredRows(path, first, offsets_of(lengths), values, lists)
+    return StoredRows(path, first_row, offsets_of(lengths), values, lists)
 
 
 def joined_values(of_rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -201,8 +202,8 @@ def _form(stored: Iterator[StoredRows], names: Sequence[str]) -> Form:
                 changes |= len(_starts_by_mask(rows.offsets, mask)) > _filled(rows, mask)
         if positions is not None:
             # Each row starts at position 0, so only the other positions show a restart.
-            inner = np.delete(positions, rows.offsets[:-1][np.diff(rows.offsets) > 0])
-            restarts |= bool((inner == 0).any())
+            inner_positions = np.delete(positions, rows.offsets[:-1][np.diff(rows.offsets) > 0])
+            restarts |= bool((inner_positions == 0).any())
         # Reading stops when further rows cannot change the form.
         is_open = mask is not None or (positions is not None and not restarts)
         if numbered or (not is_open and len(lengths) > 1):
@@ -241,23 +242,23 @@ def _origins(form: Form, names: Sequence[str]) -> dict[str, str]:
         ATTENTION: "attention_mask that changes",
         POSITIONS: "position_ids that restart",
     }
-    found = {}
+    origins = {}
     if form.boundaries is not None:
-        found["document_starts"] = starts.get(form.boundaries, form.boundaries)
+        origins["document_starts"] = starts.get(form.boundaries, form.boundaries)
     if LABELS in names:
-        found["labels"] = LABELS
+        origins["labels"] = LABELS
     if form.trained:
-        found["trained"] = ", ".join(form.trained)
+        origins["trained"] = ", ".join(form.trained)
     if POSITIONS in names:
-        found["positions"] = POSITIONS
+        origins["positions"] = POSITIONS
     padding = [name for name in (ATTENTION, SEGMENTS, LENGTHS) if name in names]
     if form.trailing_zeros:
         padding.append("position_ids that end with zeros")
     if padding:
-        found["attended"] = ", ".join(padding)
+        origins["attended"] = ", ".join(padding)
     if SEGMENTS in names or form.numbered:
-        found["segments"] = SEGMENTS if SEGMENTS in names else ATTENTION
-    return found
+        origins["segments"] = SEGMENTS if SEGMENTS in names else ATTENTION
+    return origins
 
 
 def _packed(form: Form, rows: StoredRows) -> PackedRows:
@@ -368,9 +369,9 @@ def _trailing_zeros(positions: np.ndarray, offsets: np.ndarray, least: int) -> n
     """
     is_padding = np.zeros(len(positions), np.bool_)
     # Index −1 is the result of the search if no position before a row's end differs from 0.
-    others = np.append(np.flatnonzero(positions), -1)
-    last = others[np.searchsorted(others[:-1], offsets[1:]) - 1]
-    begins = np.maximum(last + 1, offsets[:-1])
+    nonzero_indices = np.append(np.flatnonzero(positions), -1)
+    last_nonzero = nonzero_indices[np.searchsorted(nonzero_indices[:-1], offsets[1:]) - 1]
+    begins = np.maximum(last_nonzero + 1, offsets[:-1])
     for begin, end in zip(begins.tolist(), offsets[1:].tolist(), strict=True):
         if end - begin >= least:
             is_padding[begin:end] = True

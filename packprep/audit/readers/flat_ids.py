@@ -84,9 +84,10 @@ def open_npy(path: Path, choices: Choices) -> PackedData:
     # Either all files are streams, or all have rows of one length.
     lengths = {shape[1] if shape else None: file for file, shape in shapes.items()}
     if len(lengths) > 1:
-        (one, first), (other, second), *_ = lengths.items()
+        (one_length, first_file), (other_length, second_file), *_ = lengths.items()
         raise SourceError(
-            f"{path}: {first} has rows of {one} ids, but {second} has {other or 'no rows'}\n"
+            f"{path}: {first_file} has rows of {one_length} ids, but {second_file} has"
+            f" {other_length or 'no rows'}\n"
             "hint: audit files of one length at a time"
         )
     return PackedData(
@@ -123,26 +124,26 @@ def _array_in(file: Path, choices: Choices) -> IdArray:
     """
     size = file.stat().st_size
     stream = IdStream(choices.dtype or "auto", _LARGEST_U2, None)
-    part = Slice(str(file), 0, size, "token_stream", "", 0, 0, 1, 1, 1, stream=stream)
+    whole_file = Slice(str(file), 0, size, "token_stream", "", 0, 0, 1, 1, 1, stream=stream)
     try:
         with open_source(str(file), size) as opened:
-            return array_of(part, opened)
+            return array_of(whole_file, opened)
     except SourceError as error:
-        what, _, advice = str(error).partition("\n")
+        message, _, advice = str(error).partition("\n")
         if "token_dtype" in advice:
             advice = "hint: give --token-dtype with the dtype of the ids, such as uint32"
-        raise SourceError(f"{what}\n{advice}") from None
+        raise SourceError(f"{message}\n{advice}") from None
 
 
 def _stream_batches(files: list[Path], choices: Choices) -> Iterator[PackedRows]:
     for file in files:
         array = _array_in(file, choices)
         with open_source(str(file), file.stat().st_size) as opened:
-            for first in range(0, array.ids, choices.batch_tokens):
-                count = min(choices.batch_tokens, array.ids - first)
-                at = array.begin + first * array.dtype.itemsize
-                ids = array_at(opened, str(file), at, array.dtype, count)
-                yield PackedRows(ids, np.array([0, count], np.int64), continued=first > 0)
+            for first_id in range(0, array.ids, choices.batch_tokens):
+                count = min(choices.batch_tokens, array.ids - first_id)
+                file_offset = array.begin + first_id * array.dtype.itemsize
+                ids = array_at(opened, str(file), file_offset, array.dtype, count)
+                yield PackedRows(ids, np.array([0, count], np.int64), continued=first_id > 0)
 
 
 def _row_batches(files: list[Path], choices: Choices) -> Iterator[PackedRows]:
@@ -150,8 +151,8 @@ def _row_batches(files: list[Path], choices: Choices) -> Iterator[PackedRows]:
         (rows, length), dtype, begin = numpy_header(str(file), _begin_of(file))
         at_once = max(choices.batch_tokens // max(length, 1), 1)
         with open_source(str(file), file.stat().st_size) as opened:
-            for first in range(0, rows, at_once):
-                count = min(at_once, rows - first)
-                at = begin + first * length * dtype.itemsize
-                ids = array_at(opened, str(file), at, dtype, count * length)
+            for first_row in range(0, rows, at_once):
+                count = min(at_once, rows - first_row)
+                file_offset = begin + first_row * length * dtype.itemsize
+                ids = array_at(opened, str(file), file_offset, dtype, count * length)
                 yield PackedRows(ids, np.arange(count + 1, dtype=np.int64) * length)

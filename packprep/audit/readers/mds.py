@@ -85,10 +85,12 @@ def open_folder(path: Path, choices: Choices) -> PackedData:
     }
     ids = next((name for name in IDS if name in encodings), None)
     if ids is None:
-        held = ", ".join(f"{name} ({text})" for name, text in zip(names, stored_as, strict=True))
+        columns_in_words = ", ".join(
+            f"{name} ({text})" for name, text in zip(names, stored_as, strict=True)
+        )
         raise SourceError(
             f"{path}: no column 'tokens' or 'input_ids' with arrays or bytes; the columns are"
-            f" {held}\nhint: give a dataset that is already tokenized"
+            f" {columns_in_words}\nhint: give a dataset that is already tokenized"
         )
     ignored = [name for name in names if name in COLUMNS and name not in encodings]
     notes = tuple(f"The column {name} was not read, because it has no array." for name in ignored)
@@ -152,7 +154,7 @@ def _shards(folder: Path) -> list[Shard]:
                 list(map(str, encodings)),
                 [None if size is None else int(size) for size in sizes],
             )
-            files = [str(one["basename"]) for one in data]
+            files = [str(shard_entry["basename"]) for shard_entry in data]
             shards.append(Shard(files, int(entry["samples"]), entry.get("compression"), columns))
         if not shards:
             raise ValueError("it lists no shards")
@@ -183,8 +185,8 @@ def _encoding(text: str, size: int | None, dtype: np.dtype) -> Encoding | None:
     names = [np.dtype(code).name for code in _DTYPES.values()]
     if kind != "ndarray" or args and args[0] not in names:
         return None
-    own = np.dtype(args[0]).newbyteorder("<") if args else None
-    return Encoding(size, kind, own, len(args) < 2)
+    number_type = np.dtype(args[0]).newbyteorder("<") if args else None
+    return Encoding(size, kind, number_type, len(args) < 2)
 
 
 def _rows(reader: _Reader, shard: Shard) -> Iterator[StoredRows]:
@@ -200,19 +202,19 @@ def _rows(reader: _Reader, shard: Shard) -> Iterator[StoredRows]:
             )
         # The JSON of the columns is skipped, because index.json has it too.
         _read(file, path, int(offsets[0]) - head)
-        first, tokens = 0, 0
-        found: dict[str, list[np.ndarray]] = {name: [] for name in reader.encodings}
+        first_row, tokens = 0, 0
+        values_by_column: dict[str, list[np.ndarray]] = {name: [] for name in reader.encodings}
         for row, n_bytes in enumerate(np.diff(offsets).tolist()):
             sample = _sample(reader, path, row, _read(file, path, n_bytes))
             for name, value in sample.items():
-                found[name].append(value)
+                values_by_column[name].append(value)
             tokens += len(sample[reader.ids])
             if tokens >= reader.batch_tokens:
-                yield _stored(reader, path, first, found)
-                first, tokens = row + 1, 0
-                found = {name: [] for name in reader.encodings}
-        if found[reader.ids]:
-            yield _stored(reader, path, first, found)
+                yield _stored(reader, path, first_row, values_by_column)
+                first_row, tokens = row + 1, 0
+                values_by_column = {name: [] for name in reader.encodings}
+        if values_by_column[reader.ids]:
+            yield _stored(reader, path, first_row, values_by_column)
 
 
 def _path_of(folder: Path, shard: Shard) -> Path:
@@ -266,40 +268,42 @@ def _read(file: BinaryIO, path: Path, n_bytes: int) -> bytes:
 
 def _sample(reader: _Reader, path: Path, row: int, data: bytes) -> dict[str, np.ndarray]:
     """Return the values of the columns to read in a sample."""
-    own = [size for size in reader.sizes if size is None]
+    stored_sizes = [size for size in reader.sizes if size is None]
     try:
         # A sample starts with the sizes of its columns that have no fixed size.
-        given = iter(np.frombuffer(data, "<u4", len(own)).tolist())
-        at, found = 4 * len(own), {}
+        sizes_in_sample = iter(np.frombuffer(data, "<u4", len(stored_sizes)).tolist())
+        offset, values_by_column = 4 * len(stored_sizes), {}
         for name, size in zip(reader.names, reader.sizes, strict=True):
-            n_bytes = next(given) if size is None else size
+            n_bytes = next(sizes_in_sample) if size is None else size
             if name in reader.encodings:
-                found[name] = _value(reader.encodings[name], data[at : at + n_bytes])
-            at += n_bytes
-        if at != len(data):
-            raise ValueError(f"{len(data)} bytes instead of {at}")
+                values_by_column[name] = _value(
+                    reader.encodings[name], data[offset : offset + n_bytes]
+                )
+            offset += n_bytes
+        if offset != len(data):
+            raise ValueError(f"{len(data)} bytes instead of {offset}")
     except (ValueError, KeyError, IndexError, StopIteration) as error:
         raise SourceError(
             f"{path}: row {row}: damaged: {error}\nhint: fetch the file again"
         ) from error
-    return found
+    return values_by_column
 
 
 def _value(encoding: Encoding, data: bytes) -> np.ndarray:
-    dtype, at = encoding.dtype, 0
+    dtype, offset = encoding.dtype, 0
     if dtype is None:
-        dtype, at = np.dtype(_DTYPES[data[0]]), 1
+        dtype, offset = np.dtype(_DTYPES[data[0]]), 1
     if encoding.has_shape:
-        dimensions, power = data[at] >> 2, data[at] & 3
+        dimensions, power = data[offset] >> 2, data[offset] & 3
         if dimensions != 1:
             raise ValueError(f"an array with {dimensions} dimensions")
         # The length of a single dimension follows from the number of bytes.
-        at += 1 + (1 << power)
-    return np.frombuffer(data, dtype, offset=at)
+        offset += 1 + (1 << power)
+    return np.frombuffer(data, dtype, offset=offset)
 
 
 def _stored(
-    reader: _Reader, path: Path, first: int, found: dict[str, list[np.ndarray]]
+    reader: _Reader, path: Path, first_row: int, values_by_column: dict[str, list[np.ndarray]]
 ) -> StoredRows:
-    columns = {name: joined_values(of_rows) for name, of_rows in found.items()}
-    return stored_rows(path, first, columns, reader.ids)
+    columns = {name: joined_values(of_rows) for name, of_rows in values_by_column.items()}
+    return stored_rows(path, first_row, columns, reader.ids)

@@ -13,12 +13,16 @@ from packprep.sources.formats.compressed import Decoders
 def pairs_at(path: Path) -> list[Path]:
     """Return the .bin files of pairs: of a prefix, of one of both files, or in a folder."""
     if path.is_dir():
-        found = [p.with_suffix(".bin") for p in sorted(path.iterdir()) if p.suffix == ".idx"]
+        bin_files = [p.with_suffix(".bin") for p in sorted(path.iterdir()) if p.suffix == ".idx"]
     elif path.suffix in (".bin", ".idx"):
-        found = [path.with_suffix(".bin")]
+        bin_files = [path.with_suffix(".bin")]
     else:
-        found = [path.with_name(f"{path.name}.bin")]
-    return [one for one in found if one.exists() and one.with_suffix(".idx").exists()]
+        bin_files = [path.with_name(f"{path.name}.bin")]
+    return [
+        bin_file
+        for bin_file in bin_files
+        if bin_file.exists() and bin_file.with_suffix(".idx").exists()
+    ]
 
 
 def recognizes(path: Path) -> bool:
@@ -53,10 +57,10 @@ def _batches(files: list[Path], choices: Choices) -> Iterator[PackedRows]:
     for file in files:
         path, size = str(file), _size(file)
         # One split per pair, whose documents come in batches.
-        part = Slice(path, 0, size, "megatron", "", 0, 0, 1, 1, 1, piece_bytes=max(size, 1))
+        whole_file = Slice(path, 0, size, "megatron", "", 0, 0, 1, 1, 1, piece_bytes=max(size, 1))
         if not megatron.pieces(path, size, "", True, max(size, 1)):
             continue
-        for batch in megatron.read(part, "", None, batch_bytes, decoders, None):
+        for batch in megatron.read(whole_file, "", None, batch_bytes, decoders, None):
             if batch.rejects:
                 raise SourceError(
                     f"{path}: document {batch.rejects[0].position} has more than"

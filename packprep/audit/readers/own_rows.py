@@ -59,8 +59,8 @@ def _impossible(dataset: Dataset, manifest: Manifest) -> dict[str, str]:
     if any(dataset.facts.in_place) or encoder_length(manifest):
         reason = "the objective does not predict the next token. `packprep verify` checks it"
         kinds = ("wrong_labels", "crossing_labels", "trained_padding", "untrained_documents")
-        others = ("broken_positions", "unreset_positions", "inner_eos", "empty_documents")
-        reasons |= dict.fromkeys((*kinds, *others), reason)
+        position_kinds = ("broken_positions", "unreset_positions", "inner_eos", "empty_documents")
+        reasons |= dict.fromkeys((*kinds, *position_kinds), reason)
     total = add_ledgers(manifest["ledger"]["sources"].values())
     if not manifest["recipe"].get("documents", {}).get("append_eos", True):
         reasons["no_eos"] = "the recipe appends no eos"
@@ -73,9 +73,9 @@ def _batches(dataset: Dataset, choices: Choices) -> Iterator[PackedRows]:
     length = dataset.facts.seq_length
     at_once = max(choices.batch_tokens // length, 1)
     names = ("tokens", "labels", "segment_ids", "position_ids", "loss_mask")
-    for first in range(0, len(dataset), at_once):
-        count = min(at_once, len(dataset) - first)
-        batch = dataset.batch(range(first, first + count), columns=names)
+    for first_row in range(0, len(dataset), at_once):
+        count = min(at_once, len(dataset) - first_row)
+        batch = dataset.batch(range(first_row, first_row + count), columns=names)
         columns = {name: batch[name].reshape(-1) for name in names}
         yield PackedRows(
             columns["tokens"],

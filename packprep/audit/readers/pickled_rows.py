@@ -33,28 +33,28 @@ _FRAME, _MARK, _APPENDS, _APPEND = b"\x95(ea"
 
 
 @kernel
-def numbers_at(data, at, decoded):
+def numbers_at(data, offset, decoded):
     """Decode the operations of a list of numbers, up to the first other operation.
 
     A float becomes 1 if it is not 0, because only masks may be floats.
 
     Args:
         data: uint8[n], bytes of a pickle.
-        at: Index of the first operation.
+        offset: Index of the first operation.
         decoded: int64[m], receives the numbers.
 
     Returns:
         The index of the next operation, the number of numbers, and how many of them are floats.
     """
     count, floats = 0, 0
-    while count < decoded.shape[0] and at < data.shape[0]:
-        code = data[at]
+    while count < decoded.shape[0] and offset < data.shape[0]:
+        code = data[offset]
         # These operations may be between two numbers, and have no value.
-        if code == _FRAME and at + 9 <= data.shape[0]:
-            at += 9
+        if code == _FRAME and offset + 9 <= data.shape[0]:
+            offset += 9
             continue
         if code in (_MARK, _APPENDS, _APPEND):
-            at += 1
+            offset += 1
             continue
         size = 0
         if code == _BYTE:
@@ -68,28 +68,28 @@ def numbers_at(data, at, decoded):
         elif code != _TRUE and code != _FALSE:
             break
         # The last number may not be complete yet.
-        if at + 1 + size > data.shape[0]:
+        if offset + 1 + size > data.shape[0]:
             break
         value = np.int64(0)
         if code == _FLOAT:
             floats += 1
             # A float is 0 if all bits except the sign are 0.
-            value = np.int64(data[at + 1] & 127)  # without the sign, since -0.0 is 0
+            value = np.int64(data[offset + 1] & 127)  # without the sign, since -0.0 is 0
             for i in range(2, 9):
-                value |= np.int64(data[at + i])
+                value |= np.int64(data[offset + i])
             value = np.int64(value != 0)
         elif size == 0:
             value = np.int64(code == _TRUE)
         else:
             # Integers are little-endian. Only integers of four bytes have a sign.
             for i in range(size):
-                value |= np.int64(data[at + 1 + i]) << np.int64(8 * i)
+                value |= np.int64(data[offset + 1 + i]) << np.int64(8 * i)
             if size == 4 and value >= 1 << 31:
                 value -= 1 << 32
         decoded[count] = value
         count += 1
-        at += 1 + size
-    return at, count, floats
+        offset += 1 + size
+    return offset, count, floats
 
 
 def recognizes(path: Path) -> bool:
@@ -110,22 +110,22 @@ def open_rows(path: Path, choices: Choices) -> PackedData:
     """
 
     def stored() -> Iterator[StoredRows]:
-        first, tokens, rows = 0, 0, []
+        first_row, tokens, rows = 0, 0, []
         for row in _rows(path):
             rows.append(row)
             tokens += len(row["input_ids"])
             if tokens >= choices.batch_tokens:
-                yield _stored(path, first, rows)
-                first, tokens, rows = first + len(rows), 0, []
+                yield _stored(path, first_row, rows)
+                first_row, tokens, rows = first_row + len(rows), 0, []
         if rows:
-            yield _stored(path, first, rows)
+            yield _stored(path, first_row, rows)
 
     return packed_data("packed .npy of NeMo and Megatron-Bridge", stored, _NAMES)
 
 
-def _stored(path: Path, first: int, rows: list[dict[str, np.ndarray]]) -> StoredRows:
+def _stored(path: Path, first_row: int, rows: list[dict[str, np.ndarray]]) -> StoredRows:
     columns = {name: joined_values([row[name] for row in rows]) for name in _NAMES}
-    return stored_rows(path, first, columns, "input_ids")
+    return stored_rows(path, first_row, columns, "input_ids")
 
 
 def _rows(path: Path) -> Iterator[dict[str, np.ndarray]]:
@@ -237,12 +237,12 @@ class _Operations:
         if len(self._data) - self._at < 2 * _LONGEST:
             self._fill()
         data = read_only(np.frombuffer(self._data, np.uint8))
-        at, count, floats = numbers_at(data, self._at, self._decoded)
+        next_offset, count, floats = numbers_at(data, self._at, self._decoded)
         if not count:
             raise ValueError("it ends too early")
-        self._at = int(at)
-        found = self._decoded[:count]
-        return found.astype(np.float64) if floats else found.copy()
+        self._at = int(next_offset)
+        numbers = self._decoded[:count]
+        return numbers.astype(np.float64) if floats else numbers.copy()
 
     def _take(self, count: int) -> bytes:
         if len(self._data) - self._at < count:

@@ -78,10 +78,10 @@ def open_table(path: Path, choices: Choices) -> PackedData:
     def stored() -> Iterator[StoredRows]:
         for file in files:
             _check_schema(file, table.schema_of(str(file)), kinds)
-            first = 0
+            first_row = 0
             for batch in table.record_batches(str(file), list(kinds), choices.batch_tokens):
-                yield _stored(file, first, dict(zip(kinds, batch.columns, strict=True)))
-                first += batch.num_rows
+                yield _stored(file, first_row, dict(zip(kinds, batch.columns, strict=True)))
+                first_row += batch.num_rows
 
     saved = folder.is_dir() and (folder / STATE).exists()
     title = "Hugging Face folder" if saved else table.title
@@ -97,8 +97,8 @@ def _files(folder: Path) -> list[Path]:
     except OSError:
         return []
     for suffixes in (PARQUET, ARROW):
-        if found := [path for path in paths if path.suffix.lower() in suffixes]:
-            return found
+        if split_files := [path for path in paths if path.suffix.lower() in suffixes]:
+            return split_files
     return []
 
 
@@ -112,9 +112,9 @@ def _splits(folder: Path) -> list[Path]:
 
 def _kinds(file: Path, schema: pa.Schema) -> dict[str, pa.DataType]:
     """Return column → type of its values, for the columns to read. The token ids come first."""
-    found: dict[str, pa.DataType] = {}
+    types_by_column: dict[str, pa.DataType] = {}
     for name in COLUMNS:
-        if name not in schema.names or name in IDS and found:
+        if name not in schema.names or name in IDS and types_by_column:
             continue
         if len(schema.get_all_field_indices(name)) > 1:
             raise SourceError(f"{file}: several columns named {name!r}\nhint: write only one")
@@ -125,20 +125,20 @@ def _kinds(file: Path, schema: pa.Schema) -> dict[str, pa.DataType]:
             or pa.types.is_fixed_size_list(kind)
         ):
             continue
-        whole = pa.types.is_integer(kind.value_type)
+        is_integer = pa.types.is_integer(kind.value_type)
         # Masks may be bools or floats. Ids and lengths must be integers.
         flag = name not in (*IDS, *PER_DOCUMENT) and (
             pa.types.is_boolean(kind.value_type) or pa.types.is_floating(kind.value_type)
         )
-        if whole or flag:
-            found[name] = kind.value_type
-    if not found or next(iter(found)) not in IDS:
+        if is_integer or flag:
+            types_by_column[name] = kind.value_type
+    if not types_by_column or next(iter(types_by_column)) not in IDS:
         names = ", ".join(map(repr, schema.names[:50])) or "none"
         raise SourceError(
             f"{file}: no column 'input_ids' or 'tokens' with lists of integers; the columns are"
             f" {names}\nhint: give a dataset that is already tokenized"
         )
-    return found
+    return types_by_column
 
 
 def _check_schema(file: Path, schema: pa.Schema, kinds: Mapping[str, pa.DataType]) -> None:
@@ -147,37 +147,37 @@ def _check_schema(file: Path, schema: pa.Schema, kinds: Mapping[str, pa.DataType
     Raises:
         SourceError: If it has not.
     """
-    found = _kinds(file, schema)
-    if list(found) != list(kinds):
+    file_columns = _kinds(file, schema)
+    if list(file_columns) != list(kinds):
         raise SourceError(
-            f"{file}: the columns are {', '.join(found)}, but the first file has"
+            f"{file}: the columns are {', '.join(file_columns)}, but the first file has"
             f" {', '.join(kinds)}\nhint: audit the files with the same columns together"
         )
 
 
-def _stored(file: Path, first: int, columns: Mapping[str, pa.Array]) -> StoredRows:
+def _stored(file: Path, first_row: int, columns: Mapping[str, pa.Array]) -> StoredRows:
     values = {}
     for name, column in columns.items():
-        _check_nulls(file, first, name, column)
+        _check_nulls(file, first_row, name, column)
         values[name] = column.flatten().to_numpy(zero_copy_only=False), list_lengths(column)
-    return stored_rows(file, first, values, next(iter(columns)))
+    return stored_rows(file, first_row, values, next(iter(columns)))
 
 
-def _check_nulls(file: Path, first: int, name: str, column: pa.Array) -> None:
+def _check_nulls(file: Path, first_row: int, name: str, column: pa.Array) -> None:
     """Check that neither a row of a column nor a value in a row is null.
 
     Raises:
         SourceError: If one is.
     """
     if column.null_count == 0:
-        inner = column.flatten()
-        if inner.null_count == 0:
+        inner_values = column.flatten()
+        if inner_values.null_count == 0:
             return
-        value = int(np.argmax(inner.is_null().to_numpy(zero_copy_only=False)))
+        value = int(np.argmax(inner_values.is_null().to_numpy(zero_copy_only=False)))
         row = int(np.searchsorted(offsets_of(list_lengths(column)), value, "right")) - 1
     else:
         row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
     raise SourceError(
-        f"{file}: row {first + row}: {name} is null or contains a null\n"
+        f"{file}: row {first_row + row}: {name} is null or contains a null\n"
         "hint: write the dataset again without nulls"
     )

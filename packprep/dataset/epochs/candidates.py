@@ -29,18 +29,19 @@ class Candidates(NamedTuple):
     row: np.ndarray  # int64: the segment's row
 
 
-def runs(kept: np.ndarray, dropped: np.ndarray) -> np.ndarray:
+def runs(kept_lengths: np.ndarray, dropped: np.ndarray) -> np.ndarray:
     """Return flags in alternating runs: kept[0] times True, dropped[0] times False, and so on.
 
     Args:
-        kept: Lengths of runs of True, int[k].
+        kept_lengths: Lengths of runs of True, int[k].
         dropped: Lengths of runs of False, int[k].
 
     Returns:
         bool[Σ kept + Σ dropped].
     """
     return np.repeat(
-        np.tile(np.array([True, False]), len(kept)), np.stack((kept, dropped), axis=1).reshape(-1)
+        np.tile(np.array([True, False]), len(kept_lengths)),
+        np.stack((kept_lengths, dropped), axis=1).reshape(-1),
     )
 
 
@@ -97,19 +98,19 @@ def below(
     return below
 
 
-def within(count: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def within(count: np.ndarray, candidate_indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Convert indices among all candidates to (segment, index in the segment).
 
     Args:
         count: Number of candidates of each segment, int64[m].
-        which: Indices among the candidates of all segments, int64[k].
+        candidate_indices: Indices among the candidates of all segments, int64[k].
 
     Returns:
         The segment of each candidate, and the candidate's index in its segment, int64[k] each.
     """
     ends = np.cumsum(count)
-    segment = np.searchsorted(ends, which, "right")
-    return segment, which - (ends - count)[segment]
+    segment = np.searchsorted(ends, candidate_indices, "right")
+    return segment, candidate_indices - (ends - count)[segment]
 
 
 class Window(NamedTuple):
@@ -173,9 +174,9 @@ def chunks(segments: Candidates, width: int = 1) -> Iterator[tuple[slice, Candid
     marks = np.searchsorted(ends, np.arange(size, int(ends[-1]) + size, size), "left") + 1
     bounds = np.unique(np.concatenate(([0], np.minimum(marks, len(ends)), [len(ends)])))
     for begin, end in pairwise(bounds.tolist()):
-        part = slice(begin, end)
-        columns = Candidates(*(column[part] for column in segments))
-        yield part, columns, window_of(columns)
+        segment_slice = slice(begin, end)
+        columns = Candidates(*(column[segment_slice] for column in segments))
+        yield segment_slice, columns, window_of(columns)
 
 
 def put(slots: np.ndarray, where: np.ndarray, value: int) -> None:

@@ -125,10 +125,10 @@ def levels(
 
 def _strata(segments: Candidates, task: int, epoch: int) -> np.ndarray:
     """Return the stratified numbers u of `levels`, in [0, 1), float64[m]."""
-    _, first, row_sizes = np.unique(segments.row, return_index=True, return_counts=True)
-    shift = randomness.uniforms(segments.key[first], STRATUM, 4 * task, epoch)
-    order_key = randomness.bits64(segments.key[first], STRATUM, task + (1 << 16), epoch)
-    number = np.arange(len(segments.row)) - np.repeat(first, row_sizes)
+    _, first_in_row, row_sizes = np.unique(segments.row, return_index=True, return_counts=True)
+    shift = randomness.uniforms(segments.key[first_in_row], STRATUM, 4 * task, epoch)
+    order_key = randomness.bits64(segments.key[first_in_row], STRATUM, task + (1 << 16), epoch)
+    number = np.arange(len(segments.row)) - np.repeat(first_in_row, row_sizes)
     m = np.repeat(row_sizes, row_sizes)
     place = randomness.permute(number, m, np.repeat(order_key, row_sizes))
     return (np.repeat(shift, row_sizes) + quantised(place / m)) % 1.0
@@ -161,16 +161,20 @@ def mask(
     """
     limit, tokens = thresholds(probability), target.tokens
     noised_share = None if ratio is None else np.ones(len(limit))
-    for part, segments, window in chunks(target.segments):
+    for segment_slice, segments, window in chunks(target.segments):
         allowed = None if target.trainable is None else window.candidates(target.trainable) != 0
         # A mask token of the text is not noised, because it has no original token to predict.
         if window.holds(tokens, ids.mask):
             unmasked = window.candidates(tokens) != ids.mask
             allowed = unmasked if allowed is None else allowed & unmasked
         if ratio is not None and noised_share is not None:
-            noised, noised_share[part] = _fewest(segments, ratio[part], allowed, epoch)
+            noised, noised_share[segment_slice] = _fewest(
+                segments, ratio[segment_slice], allowed, epoch
+            )
         else:
-            noised = below(segments.key, segments.count, limit[part], segments.count, epoch)
+            noised = below(
+                segments.key, segments.count, limit[segment_slice], segments.count, epoch
+            )
             if allowed is not None:
                 noised &= allowed
         noised_slots = window.laid_out(noised)
@@ -202,22 +206,22 @@ def _fewest(
     noised, share = np.zeros(len(words), np.bool_), np.ones(len(ratio))
     begin = 0
     for i, (count, wished) in enumerate(zip(segments.count.tolist(), ratio.tolist(), strict=True)):
-        own: slice | np.ndarray = slice(begin, begin + count)
+        own_candidates: slice | np.ndarray = slice(begin, begin + count)
         if allowed is not None:
-            own = begin + np.flatnonzero(allowed[own])
+            own_candidates = begin + np.flatnonzero(allowed[own_candidates])
         begin += count
-        word = words[own]
+        word = words[own_candidates]
         if not len(word):
             continue
-        wanted = max(int(len(word) * wished), 1)
-        share[i] = wanted / len(word)
+        wanted_count = max(int(len(word) * wished), 1)
+        share[i] = wanted_count / len(word)
         # Several words may equal the limit. The last of them are left out to get the exact number.
-        limit = np.partition(word, wanted - 1)[wanted - 1]
+        limit = np.partition(word, wanted_count - 1)[wanted_count - 1]
         chosen = word <= limit
-        surplus = int(np.count_nonzero(chosen)) - wanted
+        surplus = int(np.count_nonzero(chosen)) - wanted_count
         if surplus:
             chosen[np.flatnonzero(word == limit)[-surplus:]] = False
-        noised[own] = chosen
+        noised[own_candidates] = chosen
     return noised, share
 
 
@@ -267,8 +271,10 @@ def flip(
         epoch: The epoch.
     """
     ordinary, rank, tokens = ids.ordinary, ids.rank, target.tokens
-    for part, segments, window in chunks(target.segments, 4):  # A word takes 4 bytes.
-        flipped = below(segments.key, segments.count, threshold[part], segments.count, epoch)
+    for segment_slice, segments, window in chunks(target.segments, 4):  # A word takes 4 bytes.
+        flipped = below(
+            segments.key, segments.count, threshold[segment_slice], segments.count, epoch
+        )
         allowed = (
             np.ones(len(flipped), np.bool_)
             if target.trainable is None
@@ -282,31 +288,33 @@ def flip(
         # Ordinary tokens have one alternative less than special ones, because their own token is
         # excluded.
         old_rank = rank[tokens[slot]]
-        others = len(ordinary) - (old_rank >= 0)
-        number = _others(segments, np.flatnonzero(flipped), others, epoch)
+        other_ids = len(ordinary) - (old_rank >= 0)
+        number = _others(segments, np.flatnonzero(flipped), other_ids, epoch)
         # Numbers from the old token's rank on are moved up by one, which skips the old token.
         tokens[slot] = ordinary[number + ((old_rank >= 0) & (number >= old_rank))]
 
 
-def _others(segments: Candidates, which: np.ndarray, bound: np.ndarray, epoch: int) -> np.ndarray:
-    """Draw for each candidate in `which` a random integer below its `bound`, int64[k].
+def _others(
+    segments: Candidates, candidate_indices: np.ndarray, bound: np.ndarray, epoch: int
+) -> np.ndarray:
+    """Draw for each candidate in `candidate_indices` a random integer below its `bound`, int64[k].
 
-    `which` has indices among the candidates of all segments. `randomness.integers` would return the
-    same integers for the purpose REPLACEMENT and each candidate's index in its segment. This
-    function is faster, because it computes all random words of a segment at once, and four random
-    words come from one Philox block. Only rejected draws call `randomness.integers`.
+    `candidate_indices` has indices among the candidates of all segments. `randomness.integers`
+    would return the same integers for the purpose REPLACEMENT and each candidate's index in its
+    segment. This function is faster, because it computes all random words of a segment at once, and
+    four random words come from one Philox block. Only rejected draws call `randomness.integers`.
     """
-    words = words_of(segments.key, segments.count, REPLACEMENT, "<u4", epoch)[which]
+    words = words_of(segments.key, segments.count, REPLACEMENT, "<u4", epoch)[candidate_indices]
     bound = bound.astype(np.uint64)
     # The high half of word · bound is below `bound`. A small low half rejects the draw, so that all
     # numbers are equally likely.
     product = words * bound
     chosen = (product >> np.uint64(32)).astype(np.int64)
-    again = np.flatnonzero((product & np.uint64(0xFFFFFFFF)) < np.uint64(1 << 32) % bound)
-    if len(again):
-        segment, place = within(segments.count, which[again])
-        chosen[again] = randomness.integers(
-            segments.key[segment], REPLACEMENT, place, bound[again], epoch
+    rejected = np.flatnonzero((product & np.uint64(0xFFFFFFFF)) < np.uint64(1 << 32) % bound)
+    if len(rejected):
+        segment, place = within(segments.count, candidate_indices[rejected])
+        chosen[rejected] = randomness.integers(
+            segments.key[segment], REPLACEMENT, place, bound[rejected], epoch
         )
     return chosen
 
@@ -425,12 +433,16 @@ def noise_blocks(
     limit, offsets = thresholds(range_level), range_offsets(blocks)
     # Words and ids take 4 bytes.
     width = 4 if schedule.uniform or schedule.half_life else 1
-    for part, segments, window in chunks(target.segments, width):
-        own = slice(int(offsets[:-1][part][0]), int(offsets[1:][part][-1]))
+    for segment_slice, segments, window in chunks(target.segments, width):
+        own_blocks = slice(int(offsets[:-1][segment_slice][0]), int(offsets[1:][segment_slice][-1]))
         if schedule.half_life:
-            noised = _soonest(segments, lengths[own], range_level[own], schedule, epoch)
+            noised = _soonest(
+                segments, lengths[own_blocks], range_level[own_blocks], schedule, epoch
+            )
         else:
-            noised = below(segments.key, segments.count, limit[own], lengths[own], epoch)
+            noised = below(
+                segments.key, segments.count, limit[own_blocks], lengths[own_blocks], epoch
+            )
         # The odd epoch of a complementary pair noises the candidates that the even epoch left.
         if schedule.inverse:
             noised = ~noised
@@ -478,8 +490,8 @@ def _soonest(
     block_lengths = np.where(level > 0, lengths, 0)
     for place in range(1, int(block_lengths.max(initial=0))):
         longer = block_lengths > place
-        here = begin[longer] + place
-        scale[here] = scale[here - 1] * slower[longer]
+        reached = begin[longer] + place
+        scale[reached] = scale[reached - 1] * slower[longer]
     # In this order, each range has its candidates sorted by time.
     order = np.lexsort((time * scale, owners(lengths)))
     soonest = np.empty(len(time), np.bool_)
@@ -721,8 +733,8 @@ class NoiseSchedule:
         if not self.flips:
             return ""
         limits: Any = resolved.get("flip_thresholds")
-        good = isinstance(limits, list) and len(limits) == FLIP_STEPS
-        if good and all(type(limit) is int and 0 <= limit <= ONE for limit in limits):
+        is_valid = isinstance(limits, list) and len(limits) == FLIP_STEPS
+        if is_valid and all(type(limit) is int and 0 <= limit <= ONE for limit in limits):
             return ""
         return f"flip_thresholds are not {FLIP_STEPS} thresholds up to {ONE}"
 

@@ -320,7 +320,7 @@ def _ids(manifest: Manifest, tasks: list[NoisedTask]) -> noise.NoiseIds:
 
 
 def _read_parameters(
-    known: noise.NoiseSchedule | TokenLayout, task: StoredTask, made_with: Any
+    known_objective: noise.NoiseSchedule | TokenLayout, task: StoredTask, made_with: Any
 ) -> dict[str, Any]:
     """Return a stored task's parameters, checked and converted to their types.
 
@@ -332,25 +332,27 @@ def _read_parameters(
             is not an object.
     """
     place = f"redraw: task {task['name']!r} in the manifest"
-    if unknown := task["parameters"].keys() - {parameter.name for parameter in known.parameters}:
+    if unknown := task["parameters"].keys() - {
+        parameter.name for parameter in known_objective.parameters
+    }:
         raise DatasetError(f"{place}: {unknown_key(min(unknown), made_with)}")
     parameters = {}
-    for parameter in known.parameters:
+    for parameter in known_objective.parameters:
         name = parameter.name
         value = task["parameters"].get(name, parameter.default if parameter.later else None)
         try:
             # The manifest may come from anyone, so values are checked as in a recipe.
             parameters[name] = parameter.accept(value, place)
             is_usable = (
-                not isinstance(known, noise.NoiseSchedule)
+                not isinstance(known_objective, noise.NoiseSchedule)
                 or name != "noise_range"
-                or parameters[name][0] >= known.least
+                or parameters[name][0] >= known_objective.least
             )
         except RecipeError:
             is_usable = False
         if not is_usable:
             raise DatasetError(
-                f"{place}: {name} is {value!r:.100}, which {known.name} cannot use\n"
+                f"{place}: {name} is {value!r:.100}, which {known_objective.name} cannot use\n"
                 "hint: run `packprep verify` for details"
             )
     if not isinstance(task.get("resolved", {}), dict):
@@ -479,18 +481,18 @@ def _resample_rows(
         all_segments if is_whole else RowSegments(facts, [all_segments.places[i] for i in rows])
     )
     # Write directly into a column's array if it has the right rows, memory order and dtype.
-    made: dict[str, np.ndarray] = {}
+    resampled: dict[str, np.ndarray] = {}
     for name in ("tokens", "loss_mask"):
         values, dtype = columns.get(name), own_dtype(name, facts.token_dtype)
         if values is None or not (is_whole and values.flags.c_contiguous and values.dtype == dtype):
             values = np.empty((len(rows), facts.seq_length), dtype)
-        made[name] = values
+        resampled[name] = values
     weights = _draw_rows(
         resampling,
         segments,
         epochs[rows],
-        made["tokens"],
-        made["loss_mask"],
+        resampled["tokens"],
+        resampled["loss_mask"],
         "loss_weights" in columns,
         kernels,
     )
@@ -503,19 +505,19 @@ def _resample_rows(
             prefix[np.isin(all_segments.row, rows)] = segments.column("prefix")
         if "labels" in columns:
             labels = columns["labels"][rows]
-            made["labels"] = _next_tokens(resampling, segments, made["tokens"], labels)
+            resampled["labels"] = _next_tokens(resampling, segments, resampled["tokens"], labels)
         if "prefix_ends" in columns:
             prefix_ends = segments.prefix_ends(not columns.keys().isdisjoint(BLOCK_COLUMNS))
-            made["prefix_ends"] = prefix_ends.reshape(made["tokens"].shape)
-    loss_mask = made["loss_mask"]
+            resampled["prefix_ends"] = prefix_ends.reshape(resampled["tokens"].shape)
+    loss_mask = resampled["loss_mask"]
     # Resampling makes a new mask, so `with_loss_on` applies again.
     if facts.loss_on is not None:
         np.multiply(loss_mask, segments.kept().reshape(loss_mask.shape), out=loss_mask)
     if weights is not None:
-        made["loss_weights"] = weights * loss_mask
+        resampled["loss_weights"] = weights * loss_mask
     for name in resampling.written:
-        if name in columns and made[name] is not columns[name]:
-            columns[name][slice(None) if is_whole else rows] = made[name]
+        if name in columns and resampled[name] is not columns[name]:
+            columns[name][slice(None) if is_whole else rows] = resampled[name]
 
 
 def _draw_rows(
@@ -596,26 +598,26 @@ def _noise_all(rows: _Rows, in_place: np.ndarray, weighted: bool) -> np.ndarray 
     resampling, segments, tokens = rows.resampling, rows.segments, rows.tokens
     weight, level = (segments.column(name).copy() for name in ("loss_weight", "noise"))
     noised_blocks = []
-    for t, epoch, which in rows.groups(in_place):
+    for t, epoch, indices in rows.groups(in_place):
         task = resampling.by_task[t]
         assert isinstance(task, NoisedTask)
-        target = _target(rows, task, which)
+        target = _target(rows, task, indices)
         if task.schedule.flips:
             _check_labels(segments, tokens, len(resampling.ids.rank))
         draw = _kernels().draw_of(task.schedule.name) if rows.kernels else task.schedule.draw
         noised = draw(t, task.parameters, task.resolved, resampling.ids, target, epoch)
         # A removed segment keeps its stored level and weight (P23).
-        drawn = rows.header.tokens[which] > 0
-        weight[which[drawn]], level[which[drawn]] = noised.weight[drawn], noised.level[drawn]
+        drawn = rows.header.tokens[indices] > 0
+        weight[indices[drawn]], level[indices[drawn]] = noised.weight[drawn], noised.level[drawn]
         if noised.blocks is not None:
-            noised_blocks.append((which, int(task.parameters["shift"]), noised.blocks))
+            noised_blocks.append((indices, int(task.parameters["shift"]), noised.blocks))
     segments.changed |= {"loss_weight": weight, "noise": level}
     if not weighted:
         return None
     # Spread the weights of segments, blocks and trained ranges over slots.
     weights = segments.at_slots(weight, 0)
-    for which, shift, by_block in noised_blocks:
-        put_by_block(weights, segments.at[which], by_block.blocks, by_block.weight, shift)
+    for indices, shift, by_block in noised_blocks:
+        put_by_block(weights, segments.at[indices], by_block.blocks, by_block.weight, shift)
     if (range_weights := segments.range_weights()) is not None:
         weights *= range_weights
     return weights.reshape(tokens.shape)
@@ -632,19 +634,19 @@ def _move_all(rows: _Rows) -> None:
     moves = resampling.moved[segments.column("task")] & (header.tokens > 0) & ~_supervised(rows)
     prefix, flat_tokens = segments.column("prefix").copy(), rows.tokens.reshape(-1)
     move = _kernels().move if rows.kernels else _move
-    for t, epoch, which in rows.groups(moves):
+    for t, epoch, indices in rows.groups(moves):
         task = resampling.by_task[t]
         assert isinstance(task, MovedTask)
-        before, n = header.before[which], header.tokens[which]
-        body_slots = segments.slots[which] - before
-        check = partial(_check_slots, segments, which)
+        slots_before, n = header.before[indices], header.tokens[indices]
+        body_slots = segments.slots[indices] - slots_before
+        check = partial(_check_slots, segments, indices)
         # The slots follow from n and the key, so a wrong header is refused before slots are
         # computed.
         check((n < task.layout.least) | (n > body_slots))
-        bodies = Stretches(header.key[which], n, segments.at[which] + before)
+        bodies = Stretches(header.key[indices], n, segments.at[indices] + slots_before)
         body_prefix = move(task, resampling.special, bodies, body_slots, epoch, flat_tokens, check)
         if body_prefix is not None:
-            prefix[which] = before + body_prefix
+            prefix[indices] = slots_before + body_prefix
     # Segments with another prefix need a new loss_mask.
     is_changed = prefix != segments.column("prefix")
     if is_changed.any():
@@ -703,20 +705,20 @@ def _move(
 
 def _check_slots(
     segments: RowSegments,
-    which: np.ndarray,
-    wrong: np.ndarray,
+    indices: np.ndarray,
+    is_wrong: np.ndarray,
     missing: str = "the positions that its tokens need",
 ) -> None:
     """Raise an error if a segment does not have its tokens in the expected slots.
 
-    `which` has the indices of k segments, and `wrong`, bool[k], is True for faulty segments. The
-    message names the first faulty segment, and says that it does not have `missing`.
+    `indices` has the indices of k segments, and `is_wrong`, bool[k], is True for faulty segments.
+    The message names the first faulty segment, and says that it does not have `missing`.
 
     Raises:
-        DatasetError: If an element of `wrong` is True.
+        DatasetError: If an element of `is_wrong` is True.
     """
-    if wrong.any():
-        g = which[np.argmax(wrong)]
+    if is_wrong.any():
+        g = indices[np.argmax(is_wrong)]
         first_slot = int(segments.at[g]) % segments.facts.seq_length
         task = segments.column("task")[g]
         raise segments.fault(
@@ -797,7 +799,7 @@ def _trainable(segments: RowSegments) -> np.ndarray | None:
     return fill_slots(begins, lengths, np.ones(len(ranges), np.uint8), 0, segments.size)
 
 
-def _has_eos(rows: _Rows, which: np.ndarray, half: np.ndarray) -> np.ndarray:
+def _has_eos(rows: _Rows, indices: np.ndarray, half: np.ndarray) -> np.ndarray:
     """Return which segments end with an eos that the build added, bool[k].
 
     Such a segment has more slots than tokens. With trained ranges, the other slots may also be a
@@ -806,41 +808,41 @@ def _has_eos(rows: _Rows, which: np.ndarray, half: np.ndarray) -> np.ndarray:
 
     Args:
         rows: The rows.
-        which: The indices of the segments, int64[k].
+        indices: The indices of the segments, int64[k].
         half: Slots of one copy of each segment, int64[k].
     """
     header, special = rows.header, rows.resampling.special
-    has_more = half - header.before[which] > header.tokens[which]
-    last = rows.tokens.reshape(-1)[rows.segments.at[which] + half - 1]
-    ends_in_eos: np.ndarray = has_more & (last == special.eos) & rows.resampling.append_eos
+    has_more = half - header.before[indices] > header.tokens[indices]
+    last_tokens = rows.tokens.reshape(-1)[rows.segments.at[indices] + half - 1]
+    ends_in_eos: np.ndarray = has_more & (last_tokens == special.eos) & rows.resampling.append_eos
     return ends_in_eos
 
 
-def _target(rows: _Rows, task: NoisedTask, which: np.ndarray) -> noise.Target:
-    """Return the `noise.Target` for segments of one task. `which` has the indices of the segments.
+def _target(rows: _Rows, task: NoisedTask, indices: np.ndarray) -> noise.Target:
+    """Return the `noise.Target` for the segments `indices`, all of one task.
 
     The candidates of a segment are its body and eos, or only its body if noise_eos is false, as in
     rendering. A segment without tokens has no candidates. It is still part of the target, because
     stratified levels depend on the number of segments in a row.
     """
     segments, header = rows.segments, rows.header
-    half = segments.slots[which] // task.copies
-    before = header.before[which]
-    count = half - before
+    half = segments.slots[indices] // task.copies
+    slots_before = header.before[indices]
+    count = half - slots_before
     # Shards with ranges may also have repeated system messages, so eos is recognised by its id.
     if not task.parameters["noise_eos"]:
         if rows.trainable is None:
-            count = np.minimum(count, header.tokens[which])
+            count = np.minimum(count, header.tokens[indices])
         else:
-            count -= _has_eos(rows, which, half)
+            count -= _has_eos(rows, indices, half)
     if (count < 0).any():
         raise DatasetError(
             "redraw: a segment has fewer positions than its bos and mode token\n"
             "hint: run `packprep verify` to find it"
         )
-    count = np.where(header.tokens[which] > 0, count, 0)
+    count = np.where(header.tokens[indices] > 0, count, 0)
     candidates = noise.Candidates(
-        header.key[which], segments.at[which] + before, count, segments.row[which]
+        header.key[indices], segments.at[indices] + slots_before, count, segments.row[indices]
     )
     flat = rows.tokens.reshape(-1), rows.loss_mask.reshape(-1)
-    return noise.Target(candidates, before, half, rows.trainable, *flat)
+    return noise.Target(candidates, slots_before, half, rows.trainable, *flat)

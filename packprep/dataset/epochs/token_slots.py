@@ -168,7 +168,7 @@ def span_slots(
     ids: SpecialIds,
     segments: Stretches,
     epoch: int,
-    known: np.ndarray,
+    known_ids: np.ndarray,
 ) -> Placed:
     """Return the slots of tokens and sentinels in span_corruption segments.
 
@@ -179,7 +179,7 @@ def span_slots(
         ids: The special ids.
         segments: The bodies of the segments.
         epoch: The epoch.
-        known: Not used.
+        known_ids: Not used.
 
     Returns:
         The slots of the tokens and sentinels. The prefix of each body is the inputs: the text with
@@ -215,9 +215,9 @@ def span_slots(
     return Placed(token, special, id, inputs + noise_tokens + noise_runs, inputs)
 
 
-def _consecutive(first: np.ndarray, length: np.ndarray) -> np.ndarray:
+def _consecutive(first_numbers: np.ndarray, length: np.ndarray) -> np.ndarray:
     """Return first[i], …, first[i] + length[i] − 1 for each i, joined, int64[Σ length]."""
-    numbers = np.repeat(first - starts_of(length), length)
+    numbers = np.repeat(first_numbers - starts_of(length), length)
     numbers += np.arange(len(numbers))
     return numbers
 
@@ -258,9 +258,9 @@ def _part_lengths(
     """
     draws = parts - 1
     segment, i = owners(draws), ranks(draws)
-    last = (total - parts + 1)[segment] + i
+    last_cut = (total - parts + 1)[segment] + i
     # Draw a number below each bound. Few numbers are rejected, and `integers` draws these again.
-    bound = last.astype(np.uint64)
+    bound = last_cut.astype(np.uint64)
     product = words_of(key, draws, purpose, "<u4", epoch).astype(np.uint64) * bound
     low = product & np.uint64(0xFFFFFFFF)
     cut = (product >> np.uint64(32)).astype(np.int64)
@@ -268,26 +268,26 @@ def _part_lengths(
     rejected = rejected[low[rejected] < (np.uint64(1 << 32) % bound[rejected])]
     if len(rejected):
         cut[rejected] = randomness.integers(
-            key[segment[rejected]], purpose, i[rejected], last[rejected], epoch
+            key[segment[rejected]], purpose, i[rejected], last_cut[rejected], epoch
         )
     # Use one numbering for the cut points of all segments. Find draws of a cut point that an
     # earlier draw has taken.
     size, begin = int(total.sum()), starts_of(total)
-    cut, last = begin[segment] + 1 + cut, begin[segment] + last
+    cut, last_cut = begin[segment] + 1 + cut, begin[segment] + last_cut
     order, earliest = np.arange(len(cut)), np.empty(size + 1, np.int64)
     earliest[cut[::-1]] = order[::-1]
     is_taken = earliest[cut] != order
-    # Such a draw takes its j (`last`) instead. A later draw may have drawn the same number, so that
-    # its cut point is now taken, too.
+    # Such a draw takes its j (`last_cut`) instead. A later draw may have drawn the same number, so
+    # that its cut point is now taken, too.
     newly_taken, is_moved_to = is_taken, np.zeros(size + 1, np.bool_)
     while newly_taken.any():
-        is_moved_to[last[newly_taken]] = True
+        is_moved_to[last_cut[newly_taken]] = True
         newly_taken = is_moved_to[cut] & ~is_taken
         is_taken = is_taken | newly_taken
     # The lengths are the distances between neighbouring cut points, including 0 and the total.
     is_bound = np.zeros(size + 1, np.bool_)
     is_bound[begin] = is_bound[size] = True
-    is_bound[np.where(is_taken, last, cut)] = True
+    is_bound[np.where(is_taken, last_cut, cut)] = True
     return np.diff(np.flatnonzero(is_bound))
 
 
@@ -372,7 +372,7 @@ def pivot_slots(
     ids: SpecialIds,
     segments: Stretches,
     epoch: int,
-    known: np.ndarray,
+    known_ids: np.ndarray,
 ) -> Placed:
     """Return the slots of tokens and special tokens in prefix_lm segments.
 
@@ -385,7 +385,7 @@ def pivot_slots(
         ids: The special ids.
         segments: The bodies of the segments.
         epoch: The epoch.
-        known: Not used.
+        known_ids: Not used.
 
     Returns:
         The slots and prefixes.
@@ -447,7 +447,7 @@ def cut_slots(
     ids: SpecialIds,
     segments: Stretches,
     epoch: int,
-    known: np.ndarray,
+    known_ids: np.ndarray,
 ) -> Placed:
     """Return the slots of tokens and special tokens in fill_in_the_middle segments.
 
@@ -461,7 +461,7 @@ def cut_slots(
         ids: The special ids.
         segments: The bodies of the segments.
         epoch: The epoch.
-        known: The stored flat rows in epoch 0, the segments' tokens in later epochs.
+        known_ids: The stored flat rows in epoch 0, the segments' tokens in later epochs.
 
     Returns:
         The slots, without prefixes.
@@ -478,11 +478,12 @@ def cut_slots(
         if epoch:
             first_token = starts_of(segments.n)[rearranged]
             begin, end = (
-                _moved_back(known, first_token, cut, bodies.n, ids.continues) for cut in middles[:2]
+                _moved_back(known_ids, first_token, cut, bodies.n, ids.continues)
+                for cut in middles[:2]
             )
             middles = middles._replace(begin=begin, end=end)
         else:
-            middles, fits = _found_middles(ids, bodies, middles, known)
+            middles, fits = _found_middles(ids, bodies, middles, known_ids)
     # The lengths of prefix, middle and suffix. A segment that is not rearranged has only a prefix.
     begin, end, _ = middles
     lengths = np.zeros((len(segments.n), 3), np.int64)
@@ -529,10 +530,10 @@ def _moved_back(
     segment. `first_token` has the index of each segment's first token in `tokens`, int64[m].
     """
     cut = cut.copy()
-    which = np.flatnonzero((cut > 0) & (cut < n))
-    while len(which := which[continues[tokens[first_token[which] + cut[which]]] != 0]):
-        cut[which] -= 1
-        which = which[cut[which] > 0]
+    moving = np.flatnonzero((cut > 0) & (cut < n))
+    while len(moving := moving[continues[tokens[first_token[moving] + cut[moving]]] != 0]):
+        cut[moving] -= 1
+        moving = moving[cut[moving] > 0]
     return cut
 
 

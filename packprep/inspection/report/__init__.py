@@ -164,15 +164,15 @@ def _page(
             notes.append(
                 f"{counted(len(looked) - len(sound), 'shard')} of the {len(looked)} examined: {why}"
             )
-        described, first = _rows(manifest, data, looked, sound, rows, notes)
-        anew = _anew(data, described, first, sound, notes)
-        made, newest = _made(local, manifest, data, notes)
+        described, first_row = _rows(manifest, data, looked, sound, rows, notes)
+        resampled = _anew(data, described, first_row, sound, notes)
+        origin_in_words, newest = _made(local, manifest, data, notes)
     total = first_rows(manifest)[-1]
     # The page has these rows as data, and its script draws them.
     shown = {
         "rows": described,
-        "first": first,
-        "anew": anew,
+        "first": first_row,
+        "anew": resampled,
         "length": manifest["seq_length"],
         "total": total,
         "tasks": [task["name"] for task in manifest["tasks"]],
@@ -191,13 +191,13 @@ def _page(
         _sample_says(described, total),
         (
             ""
-            if anew is None
+            if resampled is None
             else (
-                f"Row {first:,} as stored, and as a loader with redraw resamples it in epoch"
+                f"Row {first_row:,} as stored, and as a loader with redraw resamples it in epoch"
                 f" {EPOCH}."
             )
         ),
-        made,
+        origin_in_words,
         newest,
     )
     return written, {**says, "faults": faults}
@@ -281,7 +281,7 @@ def _figures(
     """
     by_task: list[Mapping[int, Sequence[int]]] = []
     figures = None if isinstance(plan, PackprepError) else Figures(manifest, plan)
-    best, most, begins = -1, 0, first_rows(manifest)
+    best, most_tasks, begins = -1, 0, first_rows(manifest)
     for b in sound:
         with local.fetched(shard_name(b)):
             try:
@@ -289,10 +289,10 @@ def _figures(
                 if figures is not None:
                     figures.add(shard, MOST_SLOTS // len(sound))
                 if shard.segments and b in _with_rows(sound):
-                    found = segments_of(shard, manifest)
-                    tasks, row, count = rows_with_tasks(found.row, found.task, begins[b])
+                    segments = segments_of(shard, manifest)
+                    tasks, row, count = rows_with_tasks(segments.row, segments.task, begins[b])
                     by_task.append(tasks)
-                    best, most = (row, count) if count > most else (best, most)
+                    best, most_tasks = (row, count) if count > most_tasks else (best, most_tasks)
             except DatasetError as error:
                 notes.append(f"A shard changed since it was verified: {local.named(str(error))}")
     return figures, (by_task, best)
@@ -307,11 +307,11 @@ def _rows(
     data: OpenedDataset | PackprepError,
     looked: Sequence[int],
     sound: Sequence[int],
-    found: Rows,
+    rows_of_tasks: Rows,
     notes: list[str],
 ) -> tuple[list[dict[str, Any]], int]:
     """Return descriptions of the rows to show, and the number of the row to show first."""
-    by_task, best = found
+    by_task, best = rows_of_tasks
     begins = first_rows(manifest)
     shown = sorted({*_with_rows(sound), *_with_rows([b for b in looked if b not in sound])})
     chosen = chosen_rows(
@@ -331,19 +331,19 @@ def _rows(
 def _anew(
     data: OpenedDataset | PackprepError,
     rows: Sequence[dict[str, Any]],
-    first: int,
+    first_row: int,
     sound: Sequence[int],
     notes: list[str],
 ) -> dict[str, Any] | None:
-    """Return the row with number `first`, resampled for EPOCH.
+    """Return the row with number `first_row`, resampled for EPOCH.
 
     Return None if its shard has a fault, or if resampling does not change the row.
     """
     for shown in rows:
         if (
-            shown["row"] == first
+            shown["row"] == first_row
             and isinstance(data, OpenedDataset)
-            and data.location(first)[0] in sound
+            and data.location(first_row)[0] in sound
         ):
             try:
                 return None if "unreadable" in shown else row_anew(data, shown, EPOCH)
@@ -366,13 +366,14 @@ def _verdict(
             "text": f"This dataset could not be verified: {verification}",
         }
     # The text must not claim more than was checked.
-    part = "All" if len(looked) == shards else f"{len(looked)} of {shards:,}"
-    which = f"{part} shards" if shards > 1 else "Its one shard"
+    checked_part = "All" if len(looked) == shards else f"{len(looked)} of {shards:,}"
+    shards_in_words = f"{checked_part} shards" if shards > 1 else "Its one shard"
     counts = ", ".join(
-        counted(verification[f"{what}s"], what) for what in ("row", "segment", "token")
+        counted(verification[f"{noun}s"], noun) for noun in ("row", "segment", "token")
     )
     did = (
-        f"{which} recomputed ({counts}), and all of the dataset's own files. From the sources,"
+        f"{shards_in_words} recomputed ({counts}), and all of the dataset's own files. From the"
+        " sources,"
         " only the segments shown below were rebuilt. packprep verify --replay rebuilds all."
     )
     if len(looked) < shards:
@@ -404,14 +405,16 @@ def _verdict(
         }
         for fault in verification["listed"][:MOST_LINES]
     ]
-    left = verification["faults"] - len(faults)
+    more_faults = verification["faults"] - len(faults)
     named = dict.fromkeys(fault["promise"] for fault in verification["listed"])
     return {
         **verdict,
         "title": counted(verification["faults"], "fault"),
         "text": did,
         "faults": faults,
-        "more": f"… and {counted(left, 'more fault')}; packprep verify lists them." if left else "",
+        "more": f"… and {counted(more_faults, 'more fault')}; packprep verify lists them."
+        if more_faults
+        else "",
         "promises": [
             (promise, promises[promise])
             for promise in sorted(named, key=lambda name: int(name[1:]))
@@ -435,14 +438,14 @@ def _sample_says(rows: Sequence[Mapping[str, Any]], total: int) -> str:
     if not rows:
         return "There is no row to show."
     if len(rows) == total:
-        part = "All rows, as a model reads them."
+        summary = "All rows, as a model reads them."
     else:
-        part = (
+        summary = (
             f"{len(rows)} of {counted(total, 'row')}, as a model reads them. They are evenly"
             " spaced, with some for each task."
         )
     return (
-        f"{part} Each segment has its trained tokens and its original text. The arrow keys turn"
+        f"{summary} Each segment has its trained tokens and its original text. The arrow keys turn"
         " the pages."
     )
 
@@ -454,14 +457,14 @@ ROWS_OF_A_TASK = 4
 
 
 def rows_with_tasks(
-    row: np.ndarray, task: np.ndarray, first: int
+    row: np.ndarray, task: np.ndarray, first_row: int
 ) -> tuple[dict[int, list[int]], int, int]:
     """Return some evenly spaced rows of each task, and the row with segments of the most tasks.
 
     Args:
         row: Row of each segment in its shard, int64[segments], not empty.
         task: Task of each segment, int64[segments].
-        first: Number of the shard's first row in the dataset.
+        first_row: Number of the shard's first row in the dataset.
 
     Returns:
         (by_task, best, most). `by_task` is task → numbers of rows with a segment of the task.
@@ -470,9 +473,9 @@ def rows_with_tasks(
     by_task, pairs = {}, np.unique(np.stack((task, row), axis=1), axis=0)
     for t in np.unique(task).tolist():
         rows = pairs[pairs[:, 0] == t, 1]
-        by_task[t] = (rows[evenly(len(rows), ROWS_OF_A_TASK)] + first).tolist()
+        by_task[t] = (rows[evenly(len(rows), ROWS_OF_A_TASK)] + first_row).tolist()
     counts = np.bincount(pairs[:, 1])
-    return by_task, int(counts.argmax()) + first, int(counts.max())
+    return by_task, int(counts.argmax()) + first_row, int(counts.max())
 
 
 def chosen_rows(
@@ -489,20 +492,20 @@ def chosen_rows(
         best: A row that is always shown, or -1 for none.
         length: Slots per row.
     """
-    most = max(min(MOST_ROWS, MOST_SHOWN_SLOTS // length), FEWEST_ROWS)
+    most_rows = max(min(MOST_ROWS, MOST_SHOWN_SLOTS // length), FEWEST_ROWS)
     every = (
         np.concatenate([np.array(of_shard, np.int64) for of_shard in rows])
         if rows
         else np.zeros(0, np.int64)
     )
     chosen = {best} if best >= 0 else set()
-    found: dict[int, list[int]] = {}
+    rows_of_tasks: dict[int, list[int]] = {}
     for of_shard in by_task:
         for t, with_task in of_shard.items():
-            found.setdefault(t, []).extend(with_task)
+            rows_of_tasks.setdefault(t, []).extend(with_task)
     candidates = {
         t: [with_task[i] for i in evenly(len(with_task), ROWS_OF_A_TASK)]
-        for t, with_task in sorted(found.items())
+        for t, with_task in sorted(rows_of_tasks.items())
     }
     # Each task gets a row, even if this exceeds the usual number.
     for with_task in candidates.values():
@@ -510,14 +513,16 @@ def chosen_rows(
             chosen.add(with_task[0])
     # Half of the rows are evenly spaced, whatever their tasks are.
     chosen.update(
-        every[evenly(len(every), max(most // 2, 1))].tolist()[: max(most - len(chosen), 0)]
+        every[evenly(len(every), max(most_rows // 2, 1))].tolist()[
+            : max(most_rows - len(chosen), 0)
+        ]
     )
     # The tasks then take turns, so that a frequent task does not take all rows.
     for turn in range(ROWS_OF_A_TASK):
         for with_task in candidates.values():
-            if turn < len(with_task) and len(chosen) < most:
+            if turn < len(with_task) and len(chosen) < most_rows:
                 chosen.add(with_task[turn])
-    for row in every[evenly(len(every), most)].tolist():
-        if len(chosen) < most:
+    for row in every[evenly(len(every), most_rows)].tolist():
+        if len(chosen) < most_rows:
             chosen.add(row)
     return sorted(chosen)

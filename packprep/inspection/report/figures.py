@@ -128,19 +128,19 @@ class Figures:
         self.supervised |= "trained_offsets" in arrays
         if not shard.segments:
             return
-        found = segments_of(shard, self.manifest)
-        self.segment_slots += binned(found.slots)
+        segments = segments_of(shard, self.manifest)
+        self.segment_slots += binned(segments.slots)
         self.row_segments += binned(np.diff(arrays["row_offsets"]))
         self.documents += binned(_document_tokens(arrays))
-        filled = np.bincount(found.row, found.slots, shard.rows) / length
+        filled = np.bincount(segments.row, segments.slots, shard.rows) / length
         self.fill += np.bincount(np.searchsorted(FILLS, filled, "right") - 1, minlength=len(FILLS))
         # Slots take the most time, so only the first rows are counted slot by slot.
         rows = min(shard.rows, max(most_slots // length, 1))
         step = max(_SLOTS_AT_ONCE // length, 1)
         self.slot_rows += rows
         stored = stored_segments(self.plan, arrays)
-        for first in range(0, rows, step):
-            self._add_slots(shard, stored, range(first, min(first + step, rows)))
+        for first_row in range(0, rows, step):
+            self._add_slots(shard, stored, range(first_row, min(first_row + step, rows)))
 
     def _add_slots(self, shard: Shard, stored: Segments, rows: range) -> None:
         c = _columns(shard, self.manifest, rows)
@@ -151,20 +151,20 @@ class Figures:
         self.task_slots += np.bincount(c.task, c.slots, tasks).astype(np.int64)
         self.task_trained += np.bincount(c.task, trained, tasks).astype(np.int64)
         for t in np.unique(c.task).tolist():
-            task, which = self.tasks[t], np.flatnonzero((c.task == t) & (c.n > 0))
+            task, indices = self.tasks[t], np.flatnonzero((c.task == t) & (c.n > 0))
             if task.in_place:
-                self._add_noise(t, task, c, which)
+                self._add_noise(t, task, c, indices)
                 continue
-            which = which[c.prefix[which] > 0]  # Other tasks have no spans.
+            indices = indices[c.prefix[indices] > 0]  # Other tasks have no spans.
             # From here on, segments are numbered in the shard, as in `stored`.
-            which += int(shard.arrays["row_offsets"][rows.start])
-            if len(which := which[stored.first_trained[which] < 0]):
-                self._add_spans(shard, stored, t, which)
+            indices += int(shard.arrays["row_offsets"][rows.start])
+            if len(indices := indices[stored.first_trained[indices] < 0]):
+                self._add_spans(shard, stored, t, indices)
 
-    def _before(self, task: Task, c: Columns, which: np.ndarray) -> np.ndarray:
+    def _before(self, task: Task, c: Columns, indices: np.ndarray) -> np.ndarray:
         """Return the number of slots for bos and mode token in each chosen segment, int64[k]."""
         bos = bool(self.manifest["recipe"]["documents"]["prepend_bos"])
-        return ((c.start[which] == 0) & bos).astype(np.int64) + task.mode
+        return ((c.start[indices] == 0) & bos).astype(np.int64) + task.mode
 
     def _add_spans(self, shard: Shard, stored: Segments, t: int, chosen: np.ndarray) -> None:
         """Count the spans of the chosen segments by length.
@@ -177,10 +177,10 @@ class Figures:
         n = np.diff(restored.offsets)
         slots = slots_of_tokens(self.plan, arrays, stored, chosen, restored.ids)
         # A segment with a token in an unknown slot is left out completely.
-        known = restored.fits & (np.add.reduceat(slots < 0, restored.offsets[:-1]) == 0)
+        is_known = restored.fits & (np.add.reduceat(slots < 0, restored.offsets[:-1]) == 0)
         inputs_end = stored.first_slot[chosen] + stored.prefix[chosen]
         noise = np.append(slots >= np.repeat(inputs_end, n), False) & np.append(
-            np.repeat(known, n), False
+            np.repeat(is_known, n), False
         )
         # A span starts after a token of the prefix, and at the start of a segment.
         begins = noise.copy()
@@ -189,7 +189,7 @@ class Figures:
         runs = np.bincount(np.cumsum(begins)[noise] - 1)
         self.spans[t] = _added(self.spans.get(t, np.zeros(0, np.int64)), np.bincount(runs))
 
-    def _add_noise(self, t: int, task: Task, c: Columns, which: np.ndarray) -> None:
+    def _add_noise(self, t: int, task: Task, c: Columns, indices: np.ndarray) -> None:
         """Count the candidate and the corrupted slots of one task's segments, by noise level.
 
         Candidates are the slots that resampling may change: the body, and eos unless noise_eos is
@@ -197,20 +197,20 @@ class Figures:
         """
         parameters, copies = task.parameters, task.objective.copies
         any_token, has_blocks = SCHEDULES[task.objective.name].any_token(parameters), copies > 1
-        before, half = self._before(task, c, which), c.slots[which] // copies
+        slots_before, half = self._before(task, c, indices), c.slots[indices] // copies
         # Without trained ranges, only eos follows the tokens of a segment.
-        count = half - before
+        count = half - slots_before
         if not parameters.get("noise_eos", True) and c.trainable is None:
-            count = np.minimum(count, c.n[which])
+            count = np.minimum(count, c.n[indices])
         # In block diffusion, the second half of a segment has the original tokens.
-        begins = c.at[which] + before
-        level, ends, originals = c.level[which], begins + count, c.labels
+        begins = c.at[indices] + slots_before
+        level, ends, originals = c.level[indices], begins + count, c.labels
         if has_blocks:
             originals = c.tokens.copy()
-            put_clean(originals, c.tokens, c.at[which], half)
+            put_clean(originals, c.tokens, c.at[indices], half)
         if has_blocks and levels_by_block(parameters):
-            bodies = before, before + count
-            level, begins, ends = _levels_of_blocks(c, which, bodies)
+            bodies = slots_before, slots_before + count
+            level, begins, ends = _levels_of_blocks(c, indices, bodies)
         # Only these slots could be noised when the noise was drawn.
         allowed = np.ones(len(c.tokens), np.uint8)
         if c.trainable is not None:
@@ -237,31 +237,33 @@ class Figures:
 
 
 def _levels_of_blocks(
-    c: Columns, which: np.ndarray, bodies: tuple[np.ndarray, np.ndarray]
+    c: Columns, indices: np.ndarray, bodies: tuple[np.ndarray, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the noise level, first candidate and end of each block of some segments.
 
     Args:
         c: The columns of the rows.
-        which: The segments, int64[k].
+        indices: The segments, int64[k].
         bodies: First slot of each segment's body, and the slot after its last candidate. Both count
             from the start of the segment.
     """
     assert c.block_level is not None and c.block_offsets is not None
-    blocks = c.blocks.select(which)
+    blocks = c.blocks.select(indices)
     body_begin, body_end = (column[blocks.segment] for column in bodies)
     # A block may start before the body and end after it, but its candidates are in the body.
     low, high = np.maximum(blocks.begin, body_begin), np.minimum(blocks.end, body_end)
-    begins = c.at[which][blocks.segment] + low
-    first_block = np.repeat(c.block_offsets[which], blocks.count)
+    begins = c.at[indices][blocks.segment] + low
+    first_block = np.repeat(c.block_offsets[indices], blocks.count)
     level = c.block_level[first_block + ranks(blocks.count)]
     return level, begins, begins + np.maximum(high - low, 0)
 
 
-def _added(counts: np.ndarray, more: np.ndarray) -> np.ndarray:
+def _added(counts: np.ndarray, other_counts: np.ndarray) -> np.ndarray:
     """Return the sum of two counts, which may have different lengths."""
-    size = max(len(counts), len(more))
-    return np.pad(counts, (0, size - len(counts))) + np.pad(more, (0, size - len(more)))
+    size = max(len(counts), len(other_counts))
+    return np.pad(counts, (0, size - len(counts))) + np.pad(
+        other_counts, (0, size - len(other_counts))
+    )
 
 
 def binned(values: np.ndarray) -> np.ndarray:
@@ -282,46 +284,50 @@ def _document_tokens(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     names = ("segment_repeat", "segment_doc", "segment_file")
     order = np.lexsort([arrays[name] for name in names])
     columns = [arrays[name][order] for name in names]
-    first = np.ones(len(order), np.bool_)
-    first[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
-    return np.add.reduceat(arrays["segment_tokens"][order], np.flatnonzero(first), dtype=np.int64)
+    is_first = np.ones(len(order), np.bool_)
+    is_first[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    return np.add.reduceat(
+        arrays["segment_tokens"][order], np.flatnonzero(is_first), dtype=np.int64
+    )
 
 
 def _columns(shard: Shard, manifest: Manifest, rows: range) -> Columns:
-    arrays, first, end = shard.arrays, rows.start, rows.stop
-    begin, last = int(arrays["row_offsets"][first]), int(arrays["row_offsets"][end])
-    chosen = slice(begin, last)
+    arrays, first_row, end = shard.arrays, rows.start, rows.stop
+    begin, last_segment = int(arrays["row_offsets"][first_row]), int(arrays["row_offsets"][end])
+    chosen = slice(begin, last_segment)
     segments = segments_of(shard, manifest, rows)
-    at, slots, size = segments.at, segments.slots, segments.size
+    first_slots, slots, size = segments.at, segments.slots, segments.size
     prefix, n = (
         arrays[f"segment_{name}"][chosen].astype(np.int64) for name in ("prefix", "tokens")
     )
-    tokens = arrays["tokens"][first:end].reshape(-1)
+    tokens = arrays["tokens"][first_row:end].reshape(-1)
     # A compact shard omits the mask if the prefixes determine it (P9).
     if "loss_mask" in arrays:
-        loss = arrays["loss_mask"][first:end].reshape(-1)
+        loss = arrays["loss_mask"][first_row:end].reshape(-1)
     else:
         loss = segments.next_token_loss_mask()
     trainable = None
     if "trained_offsets" in arrays:
         offsets, ranges = (
-            arrays["trained_offsets"][begin : last + 1],
+            arrays["trained_offsets"][begin : last_segment + 1],
             arrays["trained_ranges"].astype(np.int64),
         )
         # Offsets count through the shard, and ranges from the start of their segment.
-        many = np.diff(offsets)
+        range_counts = np.diff(offsets)
         ranges = ranges[offsets[0] : offsets[-1]]
-        begins = np.repeat(at, many) + ranges[:, 0]
+        begins = np.repeat(first_slots, range_counts) + ranges[:, 0]
         trainable = fill_slots(
             begins, ranges[:, 1] - ranges[:, 0], np.ones(len(ranges), np.uint8), 0, size
         )
     # The blocks of these rows are numbered from 0 in the result.
-    blocks = arrays["block_offsets"][begin : last + 1] if "block_offsets" in arrays else None
+    blocks = (
+        arrays["block_offsets"][begin : last_segment + 1] if "block_offsets" in arrays else None
+    )
     return Columns(
         tokens,
-        arrays["labels"][first:end].reshape(-1) if "labels" in arrays else tokens,
+        arrays["labels"][first_row:end].reshape(-1) if "labels" in arrays else tokens,
         loss,
-        at,
+        first_slots,
         slots,
         arrays["segment_task"][chosen],
         n,
@@ -382,7 +388,7 @@ def charts_of(figures: Figures) -> list[tuple[str, str, list[Chart]]]:
         (
             "Lengths",
             "The width of length bins doubles every second bar.",
-            [one for one in lengths if one is not None],
+            [length_chart for length_chart in lengths if length_chart is not None],
         ),
         (
             "Spans",
@@ -520,14 +526,18 @@ def _counts(
 
     The scale is logarithmic if one count is much larger than the rest.
     """
-    most = max(counts)
-    second, first = sorted([0, *counts])[-2:]
-    log = 0 < second * DWARFS < first
+    greatest = max(counts)
+    second_largest, largest = sorted([0, *counts])[-2:]
+    log = 0 < second_largest * DWARFS < largest
     # Draw a line for each power of ten, or for every second one if there are many.
     powers = (
-        [10**k for k in range(0, len(str(round(most))), 1 if most < 1000 else 2)] if log else []
+        [10**k for k in range(0, len(str(round(greatest))), 1 if greatest < 1000 else 2)]
+        if log
+        else []
     )
-    lines = [(float(p), f"{p:,}") for p in powers if p * 2 < most] + [(most, f"{round(most):,}")]
+    lines = [(float(p), f"{p:,}") for p in powers if p * 2 < greatest] + [
+        (greatest, f"{round(greatest):,}")
+    ]
     svg = chart(counts, ticks, lines, words, _said(head, rows), log)
     return Chart(title, f"{note}; logarithmic scale" if log else note, svg, head, rows)
 
@@ -541,8 +551,8 @@ def _said(head: Sequence[str], rows: Sequence[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def _counted(count: float, of: float) -> tuple[str, str]:
-    return f"{count:,.0f}", f"{count / of:.2%}"
+def _counted(count: float, total: float) -> tuple[str, str]:
+    return f"{count:,.0f}", f"{count / total:.2%}"
 
 
 def _range(low: int, high: int) -> str:
@@ -575,13 +585,17 @@ def chart(
         log: Whether the scale is logarithmic. A bar of value ½ then has height 0.
     """
     # Horizontal positions are percentages, because the chart has the width of the page.
-    most = max([lines[-1][0], *values], default=0.0) or 1.0
+    greatest = max([lines[-1][0], *values], default=0.0) or 1.0
     step = 100 / max(len(values), 1)
     gap = min(0.6, step * 0.15)
 
     def y(value: float) -> float:
         # The factor 2 gives the value 1 a visible bar on a logarithmic scale.
-        share = math.log(max(2 * value, 1)) / math.log(max(2 * most, 2)) if log else value / most
+        share = (
+            math.log(max(2 * value, 1)) / math.log(max(2 * greatest, 2))
+            if log
+            else value / greatest
+        )
         return BOTTOM - share * (BOTTOM - TOP)
 
     grid = Markup('<line class="grid" x2="100%" y1="{0:.1f}" y2="{0:.1f}"/>')
@@ -619,7 +633,7 @@ def chart(
     return head + Markup("").join(parts) + Markup("</svg>")
 
 
-def meter(share: float | None, wanted: float | None = None) -> Markup:
+def meter(share: float | None, wanted_share: float | None = None) -> Markup:
     """Draw a share between 0 and 1 as a bar, with a mark at the wanted share.
 
     The drawing has no text, because the page prints the numbers.
@@ -629,8 +643,8 @@ def meter(share: float | None, wanted: float | None = None) -> Markup:
         parts.append(
             Markup('<rect class="bar" width="{:.2f}" height="8"/>').format(100 * min(share, 1))
         )
-    if wanted is not None:
-        x = min(max(100 * wanted, 0.75), 99.25)
+    if wanted_share is not None:
+        x = min(max(100 * wanted_share, 0.75), 99.25)
         parts.append(Markup('<path class="wanted" d="M{:.2f} -2V10"/>').format(x))
     head = Markup(
         '<svg class="meter" viewBox="0 -2 100 12" preserveAspectRatio="none" aria-hidden="true">'

@@ -40,7 +40,7 @@ def page(
     looked_at: str,
     sample_says: str,
     anew_says: str,
-    made: Mapping[str, Any] | None,
+    origin_data: Mapping[str, Any] | None,
     newest: Mapping[str, str],
 ) -> bytes:
     """Return the page as HTML in UTF-8.
@@ -56,7 +56,7 @@ def page(
         looked_at: Sentence that says which rows the charts cover.
         sample_says: Sentence that says which rows are shown.
         anew_says: Sentence about the resampled row, or "".
-        made: The result of `origin`, or None.
+        origin_data: The result of `origin`, or None.
         newest: Source → day of the source's newest file, or the reason why it is unknown.
     """
     style, script = (_text(f"page.{kind}") for kind in ("css", "js"))
@@ -82,7 +82,7 @@ def page(
             looked_at=looked_at,
             sample_says=sample_says,
             anew_says=anew_says,
-            origin=made and _origin(made, newest),
+            origin=origin_data and _origin(origin_data, newest),
             foot=(
                 f"Written by packprep inspect {directory} --html. This page is a single file and"
                 " loads nothing."
@@ -156,15 +156,15 @@ def _totals(s: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _origin(made: Mapping[str, Any], newest: Mapping[str, str]) -> dict[str, Any]:
-    tokenizer, sources = made["tokenizer"], made["sources"][:MOST_LINES]
+def _origin(origin_data: Mapping[str, Any], newest: Mapping[str, str]) -> dict[str, Any]:
+    tokenizer, sources = origin_data["tokenizer"], origin_data["sources"][:MOST_LINES]
     return {
         "facts": [
             ("tokenizer", f"{clipped(tokenizer['name'], _NAME)}, digest {tokenizer['digest']}"),
-            ("engine", made["engine"]),
-            ("seed", str(made["seed"])),
-            ("made with", versions(made)),
-            ("format version", str(made["law_version"])),
+            ("engine", origin_data["engine"]),
+            ("seed", str(origin_data["seed"])),
+            ("made with", versions(origin_data)),
+            ("format version", str(origin_data["law_version"])),
         ],
         "head": ("source", "files", "size", "newest file"),
         "sources": [
@@ -180,7 +180,7 @@ def _origin(made: Mapping[str, Any], newest: Mapping[str, str]) -> dict[str, Any
             )
             for s in sources
         ],
-        "recipe": made["recipe"].splitlines(),
+        "recipe": origin_data["recipe"].splitlines(),
     }
 
 
@@ -216,38 +216,38 @@ def _sums(s: Mapping[str, Any]) -> list[dict[str, Any]]:
         ),
     ]
     sums = []
-    for title, (label, whole), parts in lines:
-        off = whole - sum(value for _, value in parts)
+    for title, (label, total), parts in lines:
+        off = total - sum(value for _, value in parts)
         shown = [
             (clipped(name, _NAME), f"{value:,}")
             for i, (name, value) in enumerate(parts)
             if value or not i
         ]
         says = "✓ balances" if not off else f"✗ does not balance: off by {off:,}"
-        whole_said = (label, f"{whole:,}")
+        whole_said = (label, f"{total:,}")
         sums.append(
             {"title": title, "whole": whole_said, "parts": shown, "balances": not off, "says": says}
         )
     return sums
 
 
-def _named(before: str, counts: Mapping[str, int]) -> list[tuple[str, int]]:
+def _named(prefix: str, counts: Mapping[str, int]) -> list[tuple[str, int]]:
     return [
-        (before + name, n)
+        (prefix + name, n)
         for name, n in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     ]
 
 
 def _usage(s: Mapping[str, Any]) -> dict[str, Any]:
-    slots, whole = s["slots"], s["row_slots"] or 1
+    slots, total_slots = s["slots"], s["row_slots"] or 1
     padding = slots["padding_inside"] + slots["row_padding"]
     parts = [("tokens", slots["used"]), *_named("", slots["added"])]
     shown = [(f"u{min(i, 8)}", name, n) for i, (name, n) in enumerate(parts) if n] + [
         ("u9", "padding", padding)
     ]
-    words = "Slots: " + ", ".join(f"{name} {n / whole:.2%}" for _, name, n in shown)
-    keys = [(kind, name, _percent(n / whole)) for kind, name, n in shown]
-    return {"svg": stack([(kind, n / whole) for kind, _, n in shown], words), "keys": keys}
+    words = "Slots: " + ", ".join(f"{name} {n / total_slots:.2%}" for _, name, n in shown)
+    keys = [(kind, name, _percent(n / total_slots)) for kind, name, n in shown]
+    return {"svg": stack([(kind, n / total_slots) for kind, _, n in shown], words), "keys": keys}
 
 
 Counted = tuple[int, float | None, float | None]
@@ -269,9 +269,11 @@ def _cells(lines: Sequence[Counted], whole: bool = False) -> list[dict[str, Any]
         {
             "count": f"{count:,}",
             "share": _percent(share),
-            "meter": meter((share or 0.0) / scale, None if wanted is None else wanted / scale),
+            "meter": meter(
+                (share or 0.0) / scale, None if wanted_share is None else wanted_share / scale
+            ),
         }
-        for count, share, wanted in lines
+        for count, share, wanted_share in lines
     ]
 
 
@@ -294,16 +296,16 @@ def _mix(
 
 def _task_table(s: Mapping[str, Any], figures: Figures | None) -> dict[str, Any]:
     shown = [(t, task) for t, task in enumerate(s["tasks"]) if task["drawn"] or task["segments"]]
-    wanted = [task["drawn"] or None for _, task in shown]
-    of = s["segments"] or 1
+    wanted_shares = [task["drawn"] or None for _, task in shown]
+    segment_total = s["segments"] or 1
     columns: list[list[Any]] = [
         [clipped(task["name"], _NAME) for _, task in shown],
         [task["objective"] for _, task in shown],
-        [_percent(share) for share in wanted],
+        [_percent(share) for share in wanted_shares],
         _cells(
             [
-                (task["segments"], task["segments"] / of, w)
-                for (_, task), w in zip(shown, wanted, strict=True)
+                (task["segments"], task["segments"] / segment_total, w)
+                for (_, task), w in zip(shown, wanted_shares, strict=True)
             ]
         ),
         _cells([(task["tokens"], task["token_share"], None) for _, task in shown]),
@@ -313,7 +315,11 @@ def _task_table(s: Mapping[str, Any], figures: Figures | None) -> dict[str, Any]
         pairs = [(int(figures.task_trained[t]), int(figures.task_slots[t])) for t, _ in shown]
         columns.append(
             _cells(
-                [(part, part / slots if slots else None, None) for part, slots in pairs], whole=True
+                [
+                    (slot_count, slot_count / slots if slots else None, None)
+                    for slot_count, slots in pairs
+                ],
+                whole=True,
             )
         )
         head.append(("trained slots", "n"))
@@ -321,18 +327,20 @@ def _task_table(s: Mapping[str, Any], figures: Figures | None) -> dict[str, Any]
 
 
 def _source_table(s: Mapping[str, Any]) -> dict[str, Any]:
-    sources, of = s["sources"], s["segments"] or 1
-    wanted = [source["wanted_share"] for source in sources]
+    sources, segment_total = s["sources"], s["segments"] or 1
+    wanted_shares = [source["wanted_share"] for source in sources]
     columns: list[list[Any]] = [
         [clipped(source["name"], _NAME) for source in sources],
         [f"{repeat_in_words(source)}×" for source in sources],
-        [_percent(share) for share in wanted],
+        [_percent(share) for share in wanted_shares],
         [f"{source['documents']:,}" for source in sources],
-        _cells([(source["segments"], source["segments"] / of, None) for source in sources]),
+        _cells(
+            [(source["segments"], source["segments"] / segment_total, None) for source in sources]
+        ),
         _cells(
             [
                 (source["tokens"], source["token_share"], w)
-                for source, w in zip(sources, wanted, strict=True)
+                for source, w in zip(sources, wanted_shares, strict=True)
             ]
         ),
     ]

@@ -76,18 +76,18 @@ def sample_rows(
     """
     described: list[dict[str, Any]] = []
     locations = [data.location(row) for row in rows]
-    read, left, unshown = 0, ALL_BYTES, len(rows)
+    read, bytes_left, unshown = 0, ALL_BYTES, len(rows)
     for shard in dict.fromkeys(shard for shard, _ in locations):
         of_shard = [row for row, (b, _) in zip(rows, locations, strict=True) if b == shard]
         with data.local.fetched(shard_name(shard)):
             try:
                 shown, read = _of_shard(
-                    data, shard, of_shard, shard in sound, (left, unshown), read
+                    data, shard, of_shard, shard in sound, (bytes_left, unshown), read
                 )
             except DatasetError as error:
                 shown = [_unreadable(data, row, error) for row in of_shard]
             described += shown
-            left -= sum(map(_size, shown))
+            bytes_left -= sum(map(_size, shown))
             unshown -= len(of_shard)
     return described
 
@@ -162,10 +162,10 @@ def _of_shard(
     elif sound:
         verdicts = dict.fromkeys(every.tolist(), f"not rebuilt: {plan}")
     shown: list[dict[str, Any]] = []
-    left, unshown = room
+    bytes_left, unshown = room
     for row, bounds in ranges.items():
         # The bytes that are left are divided evenly among the rows that are left.
-        budget = min(MOST_BYTES, (left - sum(map(_size, shown))) // (unshown - len(shown)))
+        budget = min(MOST_BYTES, (bytes_left - sum(map(_size, shown))) // (unshown - len(shown)))
         try:
             view = data.dataset.row(row)
             plain = row_with(data, row, [verdicts[g] for g in range(*bounds)])
@@ -193,7 +193,7 @@ def _affordable(
         arrays["segment_file"][every].tolist(),
     )
     chosen: list[int] = []
-    known: dict[tuple[int, ...], bool] = {}
+    affordable: dict[tuple[int, ...], bool] = {}
     for g, s, file in zip(every.tolist(), sources, files, strict=True):
         source = plan.sources[s]
         size = 0 if source.prefix == UNREAD else int(source.files.sizes[file - source.first_file])
@@ -205,10 +205,10 @@ def _affordable(
                 (*read_for, int(arrays["segment_doc"][g]) // PIECE_BYTES),
             )
         # Segments from the same part of a file share one reading.
-        if read_for not in known:
-            known[read_for] = read + size <= MOST_READ_BYTES
-            read += size if known[read_for] else 0
-        if known[read_for]:
+        if read_for not in affordable:
+            affordable[read_for] = read + size <= MOST_READ_BYTES
+            read += size if affordable[read_for] else 0
+        if affordable[read_for]:
             chosen.append(g)
     return np.array(chosen, np.int64), read
 
@@ -217,7 +217,7 @@ def _fitted(
     data: OpenedDataset,
     plain: Mapping[str, Any],
     view: Row,
-    first: int,
+    first_segment: int,
     stored: Segments | None,
     arrays: Any,
     budget: int,
@@ -234,8 +234,8 @@ def _fitted(
         begin, end, prefix = (int(columns[name][i]) for name in ("begin", "end", "prefix"))
         blocks = [_blocks(task, view, begin, end)] if prefix < 0 else []
         bounds.append([begin, end, prefix, *blocks])
-    whole = [
-        _segment(data, segment, view, first + i, stored, arrays)
+    described_segments = [
+        _segment(data, segment, view, first_segment + i, stored, arrays)
         for i, segment in enumerate(plain["segments"][:MOST_SEGMENTS])
     ]
     names = ("row", "shard", "row_in_shard", "slots", "padding", "trained")
@@ -251,7 +251,7 @@ def _fitted(
         row = {
             **head,
             "bounds": bounds[: 10 * segments],
-            "segments": [_shortened(s, tokens) for s in whole[:segments]],
+            "segments": [_shortened(s, tokens) for s in described_segments[:segments]],
         }
         if _size(row) <= budget:
             break
@@ -277,12 +277,19 @@ def _segment(
     if in_place:
         labels = _labels(task, view, begin, slots)
         changed[: len(labels)] = view.tokens[begin : begin + len(labels)] != labels
-    parts, at = [], 0
-    for part in segment["parts"]:
-        if part["name"] == "labels":
+    parts, token_offset = [], 0
+    for segment_part in segment["parts"]:
+        if segment_part["name"] == "labels":
             continue  # The labels are the original.
-        parts.append(_tokens(part["name"], part["pieces"], changed[at:], begin + at))
-        at += sum(len(piece["ids"]) for piece in part["pieces"])
+        parts.append(
+            _tokens(
+                segment_part["name"],
+                segment_part["pieces"],
+                changed[token_offset:],
+                begin + token_offset,
+            )
+        )
+        token_offset += sum(len(piece["ids"]) for piece in segment_part["pieces"])
     original, why = _original(data, segment, task, view, g, stored, arrays)
     names = (
         "number",
@@ -381,7 +388,7 @@ def _original(
 
 
 def _tokens(
-    name: str, pieces: Sequence[Mapping[str, Any]], corrupted: np.ndarray, first: int
+    name: str, pieces: Sequence[Mapping[str, Any]], corrupted: np.ndarray, first_slot: int
 ) -> dict[str, Any]:
     """Return a part: texts, flags and ids of its pieces, in parallel lists.
 
@@ -389,47 +396,47 @@ def _tokens(
         name: Name of the part.
         pieces: Its pieces.
         corrupted: Whether each token was corrupted.
-        first: Slot of the first token, or -1 if the row does not contain the part.
+        first_slot: Slot of the first token, or -1 if the row does not contain the part.
     """
-    texts, flags, ids, at = [], [], [], 0
+    texts, flags, ids, token_offset = [], [], [], 0
     for piece in pieces:
-        end = at + len(piece["ids"])
+        end = token_offset + len(piece["ids"])
         trained = sum(map(bool, piece["loss"]))
-        flag = TRAINED if trained == end - at else IN_PART if trained else 0
+        flag = TRAINED if trained == end - token_offset else IN_PART if trained else 0
         flag |= IS_SPECIAL * (piece["kind"] == SPECIAL) | IS_BYTES * (piece["kind"] == BYTES)
-        flag |= CORRUPTED * bool(corrupted[at:end].any())
+        flag |= CORRUPTED * bool(corrupted[token_offset:end].any())
         texts.append(clipped(visible(piece["text"]), _TEXT))
         flags.append(DIGITS[flag])
-        ids.append(piece["ids"][0] if end - at == 1 else piece["ids"])
-        at = end
+        ids.append(piece["ids"][0] if end - token_offset == 1 else piece["ids"])
+        token_offset = end
     return {
         "name": name,
-        "first": first,
-        "count": at,
+        "first": first_slot,
+        "count": token_offset,
         "runs": [{"t": texts, "f": "".join(flags), "i": ids}],
     }
 
 
-def _shortened(segment: Mapping[str, Any], most: int) -> dict[str, Any]:
-    parts = [_cut(part, most) for part in segment["parts"]]
+def _shortened(segment: Mapping[str, Any], most_pieces: int) -> dict[str, Any]:
+    parts = [_cut(segment_part, most_pieces) for segment_part in segment["parts"]]
     return {
         **segment,
         "parts": parts,
-        "original": segment["original"] and _cut(segment["original"], most),
+        "original": segment["original"] and _cut(segment["original"], most_pieces),
     }
 
 
-def _cut(part: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """Return a part of a segment, shortened to `most` pieces.
+def _cut(segment_part: Mapping[str, Any], most_pieces: int) -> dict[str, Any]:
+    """Return a part of a segment, shortened to `most_pieces` pieces.
 
     If the part has more pieces, {"gap": number of omitted tokens} replaces the pieces in its
     middle.
     """
-    (run,) = part["runs"]
-    if len(run["f"]) <= most:
-        return dict(part)
-    head, tail = most - most // 4, most // 4
+    (run,) = segment_part["runs"]
+    if len(run["f"]) <= most_pieces:
+        return dict(segment_part)
+    head, tail = most_pieces - most_pieces // 4, most_pieces // 4
     middle = run["i"][head : len(run["i"]) - tail]
     gap = sum(1 if isinstance(ids, int) else len(ids) for ids in middle)
     ends = [{k: v[:head] for k, v in run.items()}, {k: v[len(v) - tail :] for k, v in run.items()}]
-    return {**part, "runs": [ends[0], {"gap": gap}, ends[1]]}
+    return {**segment_part, "runs": [ends[0], {"gap": gap}, ends[1]]}

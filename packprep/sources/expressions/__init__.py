@@ -58,10 +58,10 @@ class Expression:
         return cls._parsed(text, key, NUMBER)
 
     @classmethod
-    def _parsed(cls, text: str, key: tuple[str | int, ...], wanted: str) -> "Expression":
+    def _parsed(cls, text: str, key: tuple[str | int, ...], wanted_kind: str) -> "Expression":
         try:
             tree = parse(text)
-            expect(tree, kind_of(tree, {}), wanted)
+            expect(tree, kind_of(tree, {}), wanted_kind)
             fields = tuple(dict.fromkeys(field.name for field in fields_of(tree)))
             if not fields:
                 raise ExpressionFault("no field of the record is in the expression", 0)
@@ -70,7 +70,7 @@ class Expression:
             hint = f"\nhint: {fault.advice}" if fault.advice else ""
             message = f"{_dotted(key)} = {text!r:.500}: {place}{fault.message}{hint}"
             raise RecipeError(message, key) from None
-        return cls(key, text, wanted, tree, fields)
+        return cls(key, text, wanted_kind, tree, fields)
 
     def fault(self, types: Mapping[str, Any]) -> str:
         """Return why values of these types cannot be used, in ASCII, or "".
@@ -87,13 +87,13 @@ class Expression:
             return fault.message
         return ""
 
-    def check(self, place: str, types: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+    def check(self, place: str, types: Mapping[str, Any], types_by_name: Mapping[str, Any]) -> None:
         """Check that a table has the fields, with types that the expression accepts.
 
         Args:
             place: Path or URL of the file, for messages.
             types: Arrow type of each field of the expression that the table has.
-            there: Arrow type of every field of the table, to list them in a message.
+            types_by_name: Arrow type of every field of the table, to list them in a message.
 
         Raises:
             SourceError: If a field is missing, or if its type is wrong.
@@ -101,7 +101,7 @@ class Expression:
         missing = [name for name in self.fields if name not in types]
         problem = f"there is no field {missing[0]!r}" if missing else self.fault(types)
         if problem:
-            fields = [f"{name!r} ({kind})" for name, kind in list(there.items())[:50]]
+            fields = [f"{name!r} ({kind})" for name, kind in list(types_by_name.items())[:50]]
             raise SourceError(
                 f"{place}: {_dotted(self.key)} = {self.text!r:.500}: {problem}; the fields are"
                 f" {', '.join(fields) or 'none'}\n"
@@ -146,8 +146,8 @@ class Expression:
         Args:
             ranges: Range of each field of the record. Without a range, it can have any value.
         """
-        found = range_of(self.tree, ranges)
-        return found.value and (found.high is None or found.high > 0)
+        value_range = range_of(self.tree, ranges)
+        return value_range.value and (value_range.high is None or value_range.high > 0)
 
     def _values(self, columns: Mapping[str, Any]) -> tuple[Any, np.ndarray]:
         arrays = {name: _rows().whole(columns[name]) for name in self.fields}
@@ -172,5 +172,5 @@ def _rows() -> Any:
 
 
 def _dotted(key: tuple[str | int, ...]) -> str:
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in key)
+    parts = (f"[{key_part}]" if isinstance(key_part, int) else f".{key_part}" for key_part in key)
     return "".join(parts).removeprefix(".")

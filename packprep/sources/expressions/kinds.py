@@ -39,76 +39,78 @@ def kind_of(node: Node, kinds: Mapping[str, str]) -> str:
         return TEXT if isinstance(node.value, str) else NUMBER
     if isinstance(node, Field):
         return kinds.get(node.name, UNKNOWN)
-    found = [kind_of(argument, kinds) for argument in node.arguments]
+    argument_kinds = [kind_of(argument, kinds) for argument in node.arguments]
     if node.function == "is null":
         return TRUTH
     # Only 'is null', which returned above, accepts kinds such as lists.
-    for argument, kind in zip(node.arguments, found, strict=True):
+    for argument, kind in zip(node.arguments, argument_kinds, strict=True):
         if kind not in KINDS:
             raise ExpressionFault(
                 f"{_shown(argument)} is {kind}; only 'is null' reads it", argument.at
             )
     if node.function in ("and", "or", "not"):
-        _check(node, found, TRUTH)
+        _check(node, argument_kinds, TRUTH)
         return TRUTH
     if node.function in COMPARISONS or node.function == "in":
-        kind = _same(node, found, with_times=True)
+        kind = _same(node, argument_kinds, with_times=True)
         if kind == TIME and node.function == "in":
             raise ExpressionFault("in accepts no times, which == and or can compare", node.at)
         if kind == TRUTH and node.function not in ("==", "!=", "in"):
             raise ExpressionFault(f"{node.function} has no order for true and false", node.at)
         return TRUTH
     if node.function == "if":
-        _check(node, found[:1], TRUTH)
-        return _same(node, found[1:], first=1)
+        _check(node, argument_kinds[:1], TRUTH)
+        return _same(node, argument_kinds[1:], first=1)
     if node.function == "coalesce":
-        return _same(node, found)
-    _check(node, found, NUMBER)
+        return _same(node, argument_kinds)
+    _check(node, argument_kinds, NUMBER)
     return NUMBER
 
 
-def expect(node: Node, kind: str, wanted: str) -> None:
-    """Check that the value of a whole expression has the kind `wanted`.
+def expect(node: Node, kind: str, wanted_kind: str) -> None:
+    """Check that the value of a whole expression has the kind `wanted_kind`.
 
     Raises:
         ExpressionFault: If it has another kind.
     """
-    if kind not in (wanted, NULL, UNKNOWN):
-        raise ExpressionFault(f"the result is {kind}, not {wanted}", node.at)
+    if kind not in (wanted_kind, NULL, UNKNOWN):
+        raise ExpressionFault(f"the result is {kind}, not {wanted_kind}", node.at)
 
 
-def _check(node: Call, found: list[str], wanted: str) -> None:
-    for argument, kind in zip(node.arguments, found, strict=False):
-        if kind not in (wanted, NULL, UNKNOWN):
+def _check(node: Call, argument_kinds: list[str], wanted_kind: str) -> None:
+    for argument, kind in zip(node.arguments, argument_kinds, strict=False):
+        if kind not in (wanted_kind, NULL, UNKNOWN):
             raise ExpressionFault(
-                f"{_named(node)} takes {wanted}, but {_shown(argument)} is {kind}", argument.at
+                f"{_named(node)} takes {wanted_kind}, but {_shown(argument)} is {kind}", argument.at
             )
 
 
-def _same(node: Call, found: list[str], first: int = 0, with_times: bool = False) -> str:
+def _same(node: Call, argument_kinds: list[str], first: int = 0, with_times: bool = False) -> str:
     """Return the common kind of a call's arguments from number `first` on.
 
     With `with_times`, a text literal may be compared with a time.
     """
-    known = [
+    known_kinds = [
         (argument, kind)
-        for argument, kind in zip(node.arguments[first:], found, strict=True)
+        for argument, kind in zip(node.arguments[first:], argument_kinds, strict=True)
         if kind not in (NULL, UNKNOWN)
     ]
-    if not known:
+    if not known_kinds:
         return UNKNOWN
-    times = [kind for _, kind in known if kind == TIME]
-    other, of_other = known[0]
-    for argument, kind in known:
+    times = [kind for _, kind in known_kinds if kind == TIME]
+    other_argument, of_other = known_kinds[0]
+    for argument, kind in known_kinds:
         if kind == of_other:
             continue
         # A text literal that is compared with a time is read as a time.
         is_written = with_times and any(
-            isinstance(side, Literal) and isinstance(side.value, str) for side in (argument, other)
+            isinstance(side, Literal) and isinstance(side.value, str)
+            for side in (argument, other_argument)
         )
         if not (times and is_written):
             raise ExpressionFault(
-                f"{_named(node)} takes values of one kind, but {_shown(other)} is {of_other} and"
+                f"{_named(node)} takes values of one kind, but {_shown(other_argument)} is"
+                f" {of_other} and"
                 f" {_shown(argument)} is {kind}",
                 argument.at,
             )

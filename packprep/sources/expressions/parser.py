@@ -114,9 +114,9 @@ class ExpressionFault(Exception):
         advice: An action for the hint, or "".
     """
 
-    def __init__(self, message: str, at: int | None = None, advice: str = "") -> None:
+    def __init__(self, message: str, offset: int | None = None, advice: str = "") -> None:
         super().__init__(message)
-        self.message, self.at, self.advice = message, at, advice
+        self.message, self.at, self.advice = message, offset, advice
 
 
 def parse(text: str) -> Node:
@@ -154,8 +154,8 @@ def fields_of(node: Node) -> Iterator[Field]:
             yield from fields_of(argument)
 
 
-def _refuse(message: str, at: int | None = None, advice: str = "") -> NoReturn:
-    raise ExpressionFault(message, at, advice)
+def _refuse(message: str, offset: int | None = None, advice: str = "") -> NoReturn:
+    raise ExpressionFault(message, offset, advice)
 
 
 def _check_tokens(text: str) -> None:
@@ -168,26 +168,30 @@ def _check_tokens(text: str) -> None:
         _refuse("the expression has a lone surrogate")
     if "\n" in text or "\r" in text:
         _refuse("the expression has a line break", None, "write it in one line")
-    counted, last, end = 0, None, 0
+    counted, last_type, end = 0, None, 0
     try:
         for token in tokenize.generate_tokens(io.StringIO(text.strip(" \t")).readline):
-            at = token.start[1] + len(text) - len(text.lstrip(" \t"))
+            offset = token.start[1] + len(text) - len(text.lstrip(" \t"))
             if token.type == tokenize.COMMENT:
-                _refuse("the expression has a comment", at, "remove it")
+                _refuse("the expression has a comment", offset, "remove it")
             # Python joins neighbouring texts, so a missing comma would change the list.
-            if token.type == tokenize.STRING == last:
+            if token.type == tokenize.STRING == last_type:
                 quoted = 'write "it\'s" for a text with a quotation mark'
-                advice = quoted if at == end else "write a comma"
-                _refuse("a comma is missing between two texts", at, advice)
+                advice = quoted if offset == end else "write a comma"
+                _refuse("a comma is missing between two texts", offset, advice)
             if token.string in _SIGNS:
-                sign = text[at : at + 2] if text[at : at + 2] in _SIGNS else token.string
-                _refuse(f"unknown operator {sign}", at, f"write {_SIGNS[sign]}")
+                sign = (
+                    text[offset : offset + 2]
+                    if text[offset : offset + 2] in _SIGNS
+                    else token.string
+                )
+                _refuse(f"unknown operator {sign}", offset, f"write {_SIGNS[sign]}")
             if token.type == tokenize.NAME and token.string in _WORDS:
                 word = _WORDS[token.string]
-                _refuse(f"{token.string} is not an operator", at, f"write {word}")
+                _refuse(f"{token.string} is not an operator", offset, f"write {word}")
             # Texts, numbers and commas do not nest, so long lists are allowed.
             counted += token.type not in _UNCOUNTED and token.string != ","
-            last, end = token.type, at + len(token.string)
+            last_type, end = token.type, offset + len(token.string)
     except (tokenize.TokenError, SyntaxError, ValueError):
         _refuse("a bracket or a quotation mark is not closed")
     if counted > MAX_TOKENS:
@@ -217,99 +221,99 @@ class _Parser:
     def check_depth(self, tree: ast.expr) -> None:
         level: list[ast.AST] = [tree]
         for _ in range(2 * MAX_DEPTH):
-            level = [inner for node in level for inner in ast.iter_child_nodes(node)]
+            level = [child for node in level for child in ast.iter_child_nodes(node)]
             if not level:
                 return
         _refuse("the expression is nested too deeply", None, "write a column with the result")
 
     def node(self, tree: ast.expr) -> Node:
         """Return the tree of one part of the expression."""
-        at = self.at(tree)
+        offset = self.at(tree)
         if isinstance(tree, ast.Constant):
             return self.literal(tree)
         if isinstance(tree, ast.Name | ast.Attribute):
             return self.named(tree)
         if isinstance(tree, ast.BoolOp):
             word = "and" if isinstance(tree.op, ast.And) else "or"
-            return Call(word, tuple(map(self.node, tree.values)), at)
+            return Call(word, tuple(map(self.node, tree.values)), offset)
         if isinstance(tree, ast.UnaryOp):
             return self.unary(tree)
         if isinstance(tree, ast.BinOp):
             if type(tree.op) not in _ARITHMETIC:
-                _refuse("this operator is unknown", at, f"use one of {' '.join(ARITHMETIC)}")
+                _refuse("this operator is unknown", offset, f"use one of {' '.join(ARITHMETIC)}")
             sides = self.node(tree.left), self.node(tree.right)
-            return Call(_ARITHMETIC[type(tree.op)], sides, at)
+            return Call(_ARITHMETIC[type(tree.op)], sides, offset)
         if isinstance(tree, ast.IfExp):
             parts = tree.test, tree.body, tree.orelse
-            return Call("if", tuple(map(self.node, parts)), at)
+            return Call("if", tuple(map(self.node, parts)), offset)
         if isinstance(tree, ast.Compare):
             return self.comparison(tree)
         if isinstance(tree, ast.Call):
             return self.call(tree)
         if isinstance(tree, ast.List | ast.Tuple | ast.Set):
-            _refuse("a list stands only after in", at, "write x in ('a', 'b')")
-        _refuse("an expression has no such part", at, "see the recipe's docs for all forms")
+            _refuse("a list stands only after in", offset, "write x in ('a', 'b')")
+        _refuse("an expression has no such part", offset, "see the recipe's docs for all forms")
 
     def literal(self, tree: ast.Constant) -> Literal:
-        value, at = tree.value, self.at(tree)
+        value, offset = tree.value, self.at(tree)
         if value is None:
-            _refuse("None is unknown", at, "write x is null")
+            _refuse("None is unknown", offset, "write x is null")
         if not isinstance(value, bool | int | float | str):
-            _refuse(f"a literal of type {type(value).__name__} is unknown", at)
+            _refuse(f"a literal of type {type(value).__name__} is unknown", offset)
         if isinstance(value, str) and _has_surrogate(value):
-            _refuse("a text has a lone surrogate", at)
+            _refuse("a text has a lone surrogate", offset)
         is_large = isinstance(value, int) and value >= 1 << 64
         if is_large or isinstance(value, float) and not math.isfinite(value):
-            _refuse("a number is too large", at, "write a number below 2**64")
-        return Literal(value, at)
+            _refuse("a number is too large", offset, "write a number below 2**64")
+        return Literal(value, offset)
 
     def named(self, tree: ast.Name | ast.Attribute) -> Literal | Field:
         """Return a field, or the literal of true and false."""
-        at, parts = self.at(tree), []
+        offset, parts = self.at(tree), []
         # a.b.c is an attribute of an attribute, so names are collected from the right.
-        inner: ast.expr = tree
-        while isinstance(inner, ast.Attribute):
-            parts.append(inner.attr)
-            inner = inner.value
-        if isinstance(inner, ast.Call) and (base := self.quoted_field(inner)) is not None:
+        base_node: ast.expr = tree
+        while isinstance(base_node, ast.Attribute):
+            parts.append(base_node.attr)
+            base_node = base_node.value
+        if isinstance(base_node, ast.Call) and (base := self.quoted_field(base_node)) is not None:
             parts.append(base)
-        elif isinstance(inner, ast.Name):
-            parts.append(inner.id)
+        elif isinstance(base_node, ast.Name):
+            parts.append(base_node.id)
         else:
-            _refuse("only a field has fields", at, "write a.b for field b of a")
+            _refuse("only a field has fields", offset, "write a.b for field b of a")
         name = ".".join(reversed(parts))
         if name in ("true", "false"):
-            return Literal(name == "true", at)
+            return Literal(name == "true", offset)
         if name == "null":
-            _refuse("null is not a value", at, "write x is null, or x is not null")
+            _refuse("null is not a value", offset, "write x is null, or x is not null")
         written = self.stripped[tree.col_offset : tree.end_col_offset].decode()
         if unicodedata.normalize("NFKC", written) != written:
             # Python's parser changes such a name.
-            _refuse("a field's name has characters of another form", at, "write field('…')")
-        return Field(name, at)
+            _refuse("a field's name has characters of another form", offset, "write field('…')")
+        return Field(name, offset)
 
     def quoted_field(self, tree: ast.Call) -> str | None:
         """Return NAME of field('NAME'), or None for another call."""
         if not isinstance(tree.func, ast.Name) or tree.func.id != "field":
             return None
-        given = tree.args[0] if len(tree.args) == 1 and not tree.keywords else None
-        if not isinstance(given, ast.Constant) or not isinstance(given.value, str):
+        argument = tree.args[0] if len(tree.args) == 1 and not tree.keywords else None
+        if not isinstance(argument, ast.Constant) or not isinstance(argument.value, str):
             _refuse("field takes one text", self.at(tree), "write field('a name')")
-        return str(given.value)
+        return str(argument.value)
 
     def unary(self, tree: ast.UnaryOp) -> Node:
-        inner, at = self.node(tree.operand), self.at(tree)
+        operand, offset = self.node(tree.operand), self.at(tree)
         if isinstance(tree.op, ast.Not):
-            return Call("not", (inner,), at)
+            return Call("not", (operand,), offset)
         if isinstance(tree.op, ast.Invert):
-            _refuse("~ is unknown", at, "write not")
+            _refuse("~ is unknown", offset, "write not")
         if isinstance(tree.op, ast.UAdd):
-            return inner
-        if isinstance(inner, Literal) and not isinstance(inner.value, bool | str):
-            if inner.value > 1 << 63:
-                _refuse("a number is too small", at, "write a number of at least -2**63")
-            return Literal(-inner.value, at)
-        return Call("negative", (inner,), at)
+            return operand
+        if isinstance(operand, Literal) and not isinstance(operand.value, bool | str):
+            if operand.value > 1 << 63:
+                _refuse("a number is too small", offset, "write a number of at least -2**63")
+            return Literal(-operand.value, offset)
+        return Call("negative", (operand,), offset)
 
     def comparison(self, tree: ast.Compare) -> Call:
         """Return a comparison. A chain becomes an "and" of its pairs."""
@@ -321,51 +325,55 @@ class _Parser:
         return Call("and", (first, *others), self.at(tree)) if others else first
 
     def pair(self, left: ast.expr, operator: ast.cmpop, right: ast.expr) -> Call:
-        at = self.at(left)
+        offset = self.at(left)
         is_null = isinstance(right, ast.Name) and right.id == "null"
         if isinstance(operator, ast.Is | ast.IsNot):
             if not is_null:
                 is_none = isinstance(right, ast.Constant) and right.value is None
                 advice = "write null for None" if is_none else "write == or !="
-                _refuse("is compares only with null", at, advice)
-            call = Call("is null", (self.node(left),), at)
-            return call if isinstance(operator, ast.Is) else Call("not", (call,), at)
+                _refuse("is compares only with null", offset, advice)
+            call = Call("is null", (self.node(left),), offset)
+            return call if isinstance(operator, ast.Is) else Call("not", (call,), offset)
         if is_null:
-            _refuse("a comparison with null is never true", at, "write x is null")
+            _refuse("a comparison with null is never true", offset, "write x is null")
         if isinstance(operator, ast.In | ast.NotIn):
-            call = Call("in", (self.node(left), *self.entries(right)), at)
-            return call if isinstance(operator, ast.In) else Call("not", (call,), at)
-        return Call(_COMPARISONS[type(operator)], (self.node(left), self.node(right)), at)
+            call = Call("in", (self.node(left), *self.entries(right)), offset)
+            return call if isinstance(operator, ast.In) else Call("not", (call,), offset)
+        return Call(_COMPARISONS[type(operator)], (self.node(left), self.node(right)), offset)
 
     def entries(self, tree: ast.expr) -> list[Literal]:
         """Return the literals of a list after "in". ('a') is a list of one text."""
-        at = self.at(tree)
+        offset = self.at(tree)
         if isinstance(tree, ast.Tuple | ast.List):
             parts = tree.elts
         elif self.stripped[: tree.col_offset].rstrip().endswith(b"("):
             parts = [tree]
         else:
-            _refuse("in needs a list", at, "write x in ('a', 'b')")
+            _refuse("in needs a list", offset, "write x in ('a', 'b')")
         if not parts:
-            _refuse("the list after in is empty", at)
-        entries = [self.node(part) for part in parts]
+            _refuse("the list after in is empty", offset)
+        entries = [self.node(entry_tree) for entry_tree in parts]
         for entry in entries:
             if not isinstance(entry, Literal):
                 _refuse("a list holds only numbers and texts", entry.at, "write x == y or …")
         return [entry for entry in entries if isinstance(entry, Literal)]
 
     def call(self, tree: ast.Call) -> Node:
-        at = self.at(tree)
+        offset = self.at(tree)
         if (name := self.quoted_field(tree)) is not None:
-            return Field(name, at)
-        known = ", ".join(FUNCTIONS)
+            return Field(name, offset)
+        function_names = ", ".join(FUNCTIONS)
         if not isinstance(tree.func, ast.Name) or tree.func.id not in FUNCTIONS:
             name = tree.func.id if isinstance(tree.func, ast.Name) else "this"
             near = next(iter(difflib.get_close_matches(name, FUNCTIONS)), "")
-            advice = f"write {near}" if near else f"use one of {known}"
-            _refuse(f"{name} is not a function", at, advice)
-        least, most = FUNCTIONS[tree.func.id]
-        if tree.keywords or not least <= len(tree.args) <= most:
-            count = least if least == most else f"{least} to {most}"
-            _refuse(f"{tree.func.id} takes {count} arguments, not {len(tree.args)}", at)
-        return Call(tree.func.id, tuple(map(self.node, tree.args)), at)
+            advice = f"write {near}" if near else f"use one of {function_names}"
+            _refuse(f"{name} is not a function", offset, advice)
+        least_arguments, most_arguments = FUNCTIONS[tree.func.id]
+        if tree.keywords or not least_arguments <= len(tree.args) <= most_arguments:
+            count = (
+                least_arguments
+                if least_arguments == most_arguments
+                else f"{least_arguments} to {most_arguments}"
+            )
+            _refuse(f"{tree.func.id} takes {count} arguments, not {len(tree.args)}", offset)
+        return Call(tree.func.id, tuple(map(self.node, tree.args)), offset)

@@ -110,22 +110,25 @@ def values_of(node: Node, columns: Mapping[str, pa.Array]) -> Values:
         return of_column(columns[node.name])
     if node.function == "is null":
         # `is null` also accepts lists and objects, which have no values here.
-        inner = node.arguments[0]
-        if isinstance(inner, Field) and kind_of_type(columns[inner.name].type) not in READ:
-            valid = _valid(columns[inner.name])
+        argument_node = node.arguments[0]
+        if (
+            isinstance(argument_node, Field)
+            and kind_of_type(columns[argument_node.name].type) not in READ
+        ):
+            valid = _valid(columns[argument_node.name])
         else:
-            valid = values_of(inner, columns).valid
+            valid = values_of(argument_node, columns).valid
         return Values(~valid, np.ones_like(valid))
-    found = [values_of(argument, columns) for argument in node.arguments]
+    arguments = [values_of(argument, columns) for argument in node.arguments]
     if node.function in ("and", "or"):
-        return reduce(_and if node.function == "and" else _or, found)
+        return reduce(_and if node.function == "and" else _or, arguments)
     if node.function in COMPARISONS:
-        return _compared(node, *found)
+        return _compared(node, *arguments)
     if node.function == "in":
-        return _in(node, found)
+        return _in(node, arguments)
     if node.function in ARITHMETIC:
-        return _calculated(node.function, *found)
-    return _FUNCTIONS[node.function](found)
+        return _calculated(node.function, *arguments)
+    return _FUNCTIONS[node.function](arguments)
 
 
 READ = (NUMBER, TEXT, TRUTH, TIME, NULL)
@@ -224,8 +227,8 @@ def _truths(side: Values) -> np.ndarray:
     return values
 
 
-def _not(found: Sequence[Values]) -> Values:
-    return Values(~_truths(found[0]), found[0].valid)
+def _not(arguments: Sequence[Values]) -> Values:
+    return Values(~_truths(arguments[0]), arguments[0].valid)
 
 
 def _compared(node: Call, left: Values, right: Values) -> Values:
@@ -242,8 +245,8 @@ def _compared(node: Call, left: Values, right: Values) -> Values:
     if isinstance(a, pa.DictionaryArray) and isinstance(b, pa.Scalar):
         of_dictionary = _plain(kernel(a.dictionary, b))
         indices = a.indices.fill_null(0).to_numpy()
-        found = of_dictionary[indices] if len(of_dictionary) else np.zeros_like(valid)
-        return Values(found, valid)
+        outcomes = of_dictionary[indices] if len(of_dictionary) else np.zeros_like(valid)
+        return Values(outcomes, valid)
     a, b = _decoded(a), _decoded(b)
     try:
         # Different types are a time and a text, or two kinds of times.
@@ -309,8 +312,8 @@ def _comparable(left: Values, right: Values) -> tuple[np.ndarray, np.ndarray]:
         return a.astype(number), b.astype(number)
 
 
-def _in(node: Call, found: Sequence[Values]) -> Values:
-    value, entries = found[0], found[1:]
+def _in(node: Call, arguments: Sequence[Values]) -> Values:
+    value, entries = arguments[0], arguments[1:]
     # Numbers follow the rules of ==. For texts, one set has all entries.
     if value.values is None or not _is_arrow(value):
         return reduce(_or, [_compared(node, value, entry) for entry in entries])
@@ -353,12 +356,12 @@ def _integers(sign: str, a: np.ndarray, b: np.ndarray, valid: np.ndarray) -> Val
     values, valid, risky, a, b = np.broadcast_arrays(values, valid, risky, a, b)
     values, valid = values.copy(), valid.copy()
     for row in zip(*np.nonzero(np.atleast_1d(risky & valid)), strict=True):
-        at = row if values.ndim else ()
-        exact = apply(int(a[at]), int(b[at]))
+        index = row if values.ndim else ()
+        exact = apply(int(a[index]), int(b[index]))
         if _INT64.min <= exact <= _INT64.max:
-            values[at] = exact
+            values[index] = exact
         else:
-            valid[at] = False
+            valid[index] = False
     return Values(values, valid)
 
 
@@ -377,15 +380,15 @@ def _remainder(a: np.ndarray, b: np.ndarray, valid: np.ndarray) -> Values:
     return Values(np.where(a < 0, -values.astype(np.int64), values.astype(np.int64)), valid)
 
 
-def _alike(found: Sequence[Values]) -> list[Values]:
+def _alike(arguments: Sequence[Values]) -> list[Values]:
     """Return numbers with one dtype, which contains all their values. Others are unchanged.
 
     int64 and uint64 together become float64, and may be rounded.
     """
-    arrays = [side for side in found if side.values is not None and not _is_arrow(side)]
+    arrays = [side for side in arguments if side.values is not None and not _is_arrow(side)]
     kinds = {side.values.dtype for side in arrays}
     if len(kinds) < 2:
-        return list(found)
+        return list(arguments)
     if np.dtype(np.uint64) in kinds and all(
         side.values.dtype == np.uint64
         or (side.written and side.values.dtype == np.int64 and side.values >= 0)
@@ -396,57 +399,57 @@ def _alike(found: Sequence[Values]) -> list[Values]:
         number = np.float64
     return [
         side._replace(values=side.values.astype(number)) if side.values is not None else side
-        for side in found
+        for side in arguments
     ]
 
 
-def _negative(found: Sequence[Values]) -> Values:
-    return _calculated("-", Values(np.array(0), np.array(True)), found[0])
+def _negative(arguments: Sequence[Values]) -> Values:
+    return _calculated("-", Values(np.array(0), np.array(True)), arguments[0])
 
 
-def _abs(found: Sequence[Values]) -> Values:
-    values, valid = found[0][:2]
+def _abs(arguments: Sequence[Values]) -> Values:
+    values, valid = arguments[0][:2]
     if values is None or values.dtype == np.uint64:
-        return found[0]
+        return arguments[0]
     if values.dtype == np.int64:
         return Values(np.abs(values), valid & (values != _INT64.min))
     return Values(np.abs(values), valid)
 
 
-def _rounded(found: Sequence[Values], to_whole: Callable[[np.ndarray], np.ndarray]) -> Values:
-    values, valid = found[0][:2]
+def _rounded(arguments: Sequence[Values], to_whole: Callable[[np.ndarray], np.ndarray]) -> Values:
+    values, valid = arguments[0][:2]
     is_whole = values is None or values.dtype.kind != "f"
-    return found[0] if is_whole else Values(to_whole(values), valid)
+    return arguments[0] if is_whole else Values(to_whole(values), valid)
 
 
-def _least(found: Sequence[Values]) -> Values:
-    return _extreme(found, np.minimum)
+def _least(arguments: Sequence[Values]) -> Values:
+    return _extreme(arguments, np.minimum)
 
 
-def _most(found: Sequence[Values]) -> Values:
-    return _extreme(found, np.maximum)
+def _most(arguments: Sequence[Values]) -> Values:
+    return _extreme(arguments, np.maximum)
 
 
-def _extreme(found: Sequence[Values], choose: Callable[..., np.ndarray]) -> Values:
-    valid = reduce(np.logical_and, [side.valid for side in found])
-    if any(side.values is None for side in found):
+def _extreme(arguments: Sequence[Values], choose: Callable[..., np.ndarray]) -> Values:
+    valid = reduce(np.logical_and, [side.valid for side in arguments])
+    if any(side.values is None for side in arguments):
         return Values(None, np.zeros_like(valid))
-    return Values(reduce(choose, [side.values for side in _alike(found)]), valid)
+    return Values(reduce(choose, [side.values for side in _alike(arguments)]), valid)
 
 
-def _clip(found: Sequence[Values]) -> Values:
-    value, low, high = _alike(found)
+def _clip(arguments: Sequence[Values]) -> Values:
+    value, low, high = _alike(arguments)
     return _least([_most([value, low]), high])
 
 
-def _if(found: Sequence[Values]) -> Values:
-    return _chosen(found[0].valid & _truths(found[0]), *_alike(found[1:]))
+def _if(arguments: Sequence[Values]) -> Values:
+    return _chosen(arguments[0].valid & _truths(arguments[0]), *_alike(arguments[1:]))
 
 
-def _coalesce(found: Sequence[Values]) -> Values:
-    result, *others = _alike(found)
-    for other in others:
-        result = _chosen(result.valid, result, other)
+def _coalesce(arguments: Sequence[Values]) -> Values:
+    result, *alternatives = _alike(arguments)
+    for alternative in alternatives:
+        result = _chosen(result.valid, result, alternative)
     return result
 
 

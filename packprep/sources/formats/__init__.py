@@ -86,7 +86,7 @@ class FormatModule(Protocol):
 
     def read(
         self,
-        part: Slice,
+        work_range: Slice,
         text_key: str,
         keep: Keep | None,
         batch_bytes: int,
@@ -114,21 +114,21 @@ class FormatModule(Protocol):
         their `position` is "byte", and they hold "texts".
         """
 
-    def bytes_per_token(self, part: Slice, text_key: str) -> float | None:
-        """Return the content bytes per token in the file or split that the work range `part` reads.
+    def bytes_per_token(self, work_range: Slice, text_key: str) -> float | None:
+        """Return the content bytes per token in the file or split that a work range reads.
 
         Return None if this number is unknown. Only formats with numbered documents of tokens
         provide this function.
         """
 
-    def numbers(self, part: Slice, decoders: Decoders) -> range:
-        """Return the document numbers of the whole split that the work range `part` belongs to.
+    def numbers(self, work_range: Slice, decoders: Decoders) -> range:
+        """Return the document numbers of the whole split that a work range belongs to.
 
         Document numbers count from the start of the file. Only formats with numbered documents
         provide this function.
         """
 
-    def rows_of_splits(self, part: Slice, decoders: Decoders) -> list[int]:
+    def rows_of_splits(self, work_range: Slice, decoders: Decoders) -> list[int]:
         """Return the number of rows of each split of the file of a work range.
 
         Only tables provide this function.
@@ -311,12 +311,13 @@ def check_format(format: str, source: int) -> None:
     Raises:
         RecipeError: If the format is unknown.
     """
-    known = formats_asked()
-    if format not in known:
-        near = difflib.get_close_matches(format, known, 1)
+    known_formats = formats_asked()
+    if format not in known_formats:
+        near = difflib.get_close_matches(format, known_formats, 1)
         meant = f"; did you mean {near[0]!r}?" if near else ""
         raise RecipeError(
-            f"sources[{source}].format = {format!r:.500}: expected {' | '.join(known)}{meant}",
+            f"sources[{source}].format = {format!r:.500}: expected"
+            f" {' | '.join(known_formats)}{meant}",
             ("sources", source, "format"),
         )
 
@@ -362,13 +363,13 @@ def format_of(name: str, format: str) -> tuple[str, str]:
         SourceError: As in `detect_format`. Also if `format` is a token format that does not read
             files with this name.
     """
-    found, compression = detect_format(name)
+    detected_format, compression = detect_format(name)
     if format == "auto":
-        return found, compression
+        return detected_format, compression
     asked = [f for f in FORMATS.values() if (f.asked or f.name) == format]
     if asked[0].only:
-        asked = [f for f in asked if f.suffixes == FORMATS[found].suffixes] or asked
-        if asked[0].suffixes != FORMATS[found].suffixes:
+        asked = [f for f in asked if f.suffixes == FORMATS[detected_format].suffixes] or asked
+        if asked[0].suffixes != FORMATS[detected_format].suffixes:
             raise SourceError(f'{name}: format = "{format}" only reads {asked[0].only}')
     _refuse_compressed(name, asked[0], compression)
     return asked[0].name, compression
@@ -403,8 +404,8 @@ def count_pieces(
     """
     if FORMATS[format].position != "number":
         return int(FORMATS[format].counts(np.array([size]), compression, piece_bytes)[0])
-    found = bytes_of_pieces(path, format, size, piece_bytes=piece_bytes)
-    return found if isinstance(found, int) else len(found)
+    count_or_sizes = bytes_of_pieces(path, format, size, piece_bytes=piece_bytes)
+    return count_or_sizes if isinstance(count_or_sizes, int) else len(count_or_sizes)
 
 
 def bytes_of_pieces(
@@ -419,22 +420,24 @@ def bytes_of_pieces(
         group. For Parquet with token ids, TOKEN_TEXT_BYTES for each id of a row group. For Arrow,
         the bytes of each record batch. For a pair of files, the number of splits.
     """
-    own = FORMATS[format]
-    return own.module.pieces(path, size, text_key, own.holds == "tokens", piece_bytes)
+    format_entry = FORMATS[format]
+    return format_entry.module.pieces(
+        path, size, text_key, format_entry.holds == "tokens", piece_bytes
+    )
 
 
-def bytes_per_token(part: Slice, text_key: str) -> float | None:
-    """Return the content bytes per token in the data that the work range `part` belongs to.
+def bytes_per_token(work_range: Slice, text_key: str) -> float | None:
+    """Return the content bytes per token in the data that a work range belongs to.
 
     The function is for formats with numbered documents of tokens. For Arrow, the data is the record
     batch. For a pair of files or a token stream, it is the file. For Parquet, the result is always
     TOKEN_TEXT_BYTES. Return None if a record batch contains no token ids.
     """
-    return FORMATS[part.format].module.bytes_per_token(part, text_key)
+    return FORMATS[work_range.format].module.bytes_per_token(work_range, text_key)
 
 
 def read(
-    part: Slice,
+    work_range: Slice,
     text_key: str,
     keep: Keep | None = None,
     batch_bytes: int = 4 << 20,
@@ -448,7 +451,7 @@ def read(
     in the decompressed stream. Memory use is about `batch_bytes` plus one document.
 
     Args:
-        part: The work range to read.
+        work_range: The work range to read.
         text_key: Key or column of the text. Text files ignore it. For a table of tokens it is the
             column of token id lists; "text" then means `input_ids`, or `tokens` without an
             `input_ids` column. For JSON Lines of token ids, it is a key with the same rules.
@@ -467,20 +470,23 @@ def read(
         SourceError: If the file is missing, unreadable, corrupt, truncated or not of the planned
             size, or if a column is missing.
     """
-    module, own = FORMATS[part.format].module, decoders or Decoders()
-    if part.grouping is None:
-        return module.read(part, text_key, keep, batch_bytes, own, fields)
-    position = position_of(part.format, part.compression)
-    if FORMATS[part.format].holds != "texts" or position == "whole":
+    module, own_decoders = FORMATS[work_range.format].module, decoders or Decoders()
+    if work_range.grouping is None:
+        return module.read(work_range, text_key, keep, batch_bytes, own_decoders, fields)
+    position = position_of(work_range.format, work_range.compression)
+    if FORMATS[work_range.format].holds != "texts" or position == "whole":
         raise SourceError(
-            f"{part.path}: group_by joins records of JSON Lines, Parquet and Arrow files of texts,"
-            f" but this is a file of format {part.format}\n"
+            f"{work_range.path}: group_by joins records of JSON Lines, Parquet and Arrow files of"
+            " texts,"
+            f" but this is a file of format {work_range.format}\n"
             "hint: leave the file out of the source, or leave group_by out"
         )
 
     reader = FileReader(
-        lambda own_part, n_bytes: module.read(own_part, text_key, None, n_bytes, own, fields),
+        lambda own_part, n_bytes: module.read(
+            own_part, text_key, None, n_bytes, own_decoders, fields
+        ),
         position,
-        lambda: module.rows_of_splits(part, own),
+        lambda: module.rows_of_splits(work_range, own_decoders),
     )
-    return read_groups(reader, part, keep, batch_bytes)
+    return read_groups(reader, work_range, keep, batch_bytes)

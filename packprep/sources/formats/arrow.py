@@ -63,7 +63,7 @@ def pieces(path: str, size: int, text_key: str, tokens: bool, piece_bytes: int) 
 
 
 def read(
-    part: Slice,
+    work_range: Slice,
     text_key: str,
     keep: Keep | None,
     batch_bytes: int,
@@ -71,35 +71,39 @@ def read(
     fields: Fields | None,
 ) -> Iterator[Batch]:
     """Yield the documents of a work range of a record batch; see `formats.read`."""
-    with _opened(part.path, part.size) as file:
-        index = decoders.fact(part.path, lambda: _index(file, part.size))
-        begin, end = part.range(index.rows[part.piece])
+    with _opened(work_range.path, work_range.size) as file:
+        index = decoders.fact(work_range.path, lambda: _index(file, work_range.size))
+        begin, end = work_range.range(index.rows[work_range.piece])
         if begin == end:
             return
-        if not is_url(part.path):  # At a URL, each buffer would need a request.
+        if not is_url(work_range.path):  # At a URL, each buffer would need a request.
             # pyarrow decompresses whole buffers, so their sizes are checked first.
-            for offset in (*index.dictionaries, index.offsets[part.piece]):
+            for offset in (*index.dictionaries, index.offsets[work_range.piece]):
                 advice = "write it with fewer rows per batch"
                 check_block(
-                    part.path, "a record batch", _largest_decompressed(file, offset), advice
+                    work_range.path, "a record batch", _largest_decompressed(file, offset), advice
                 )
         # The file is mapped, so only the pages of the needed columns are loaded.
-        with pa.PythonFile(file, "r") if is_url(part.path) else pa.memory_map(part.path) as source:
-            every = _columns(part, source, index, text_key, fields, keep)
+        with (
+            pa.PythonFile(file, "r")
+            if is_url(work_range.path)
+            else pa.memory_map(work_range.path) as source
+        ):
+            every = _columns(work_range, source, index, text_key, fields, keep)
             # A Choice needs all rows of the batch before the work range.
             low = 0 if isinstance(keep, Choice) else begin
             columns, chosen_by = (
-                {key: column.slice(low, end - low) for key, column in some.items()}
-                for some in every
+                {key: column.slice(low, end - low) for key, column in columns_of_kind.items()}
+                for columns_of_kind in every
             )
-            batch = BatchBuilder(part.file)
-            first = sum(index.rows[: part.piece])
-            numbers = np.arange(first + low, first + end, dtype=np.int64)
-            selection = RowSelection(numbers, keep, first + begin, chosen_by)
-            if part.format == "arrow_tokens":
-                yield from read_lists(part.file, columns, text_key, selection, batch_bytes)
+            batch = BatchBuilder(work_range.file)
+            first_row = sum(index.rows[: work_range.piece])
+            numbers = np.arange(first_row + low, first_row + end, dtype=np.int64)
+            selection = RowSelection(numbers, keep, first_row + begin, chosen_by)
+            if work_range.format == "arrow_tokens":
+                yield from read_lists(work_range.file, columns, text_key, selection, batch_bytes)
                 return
-            columns = note_groups(batch, part, columns, numbers)
+            columns = note_groups(batch, work_range, columns, numbers)
             yield from read_rows(batch, columns, text_key, fields, selection, batch_bytes)
             yield from batch.take()
 
@@ -137,88 +141,101 @@ def record_batches(path: str, names: Sequence[str], values: int) -> Iterator[pa.
             # A new mapping for each batch frees the pages of the batches before.
             with pa.memory_map(path) as source:
                 schema = _schema(source, index)
-                wanted = [schema.get_field_index(name) for name in names]
-                arrays = list(map(_validated, _arrays(piece, source, index, schema, wanted)))
+                column_indices = [schema.get_field_index(name) for name in names]
+                arrays = list(
+                    map(_validated, _arrays(piece, source, index, schema, column_indices))
+                )
                 # `count` rows have about `values` values, because lists have their mean length.
                 count = max(1, values * n_rows // max(1, int(list_lengths(arrays[0]).sum())))
                 for begin in range(0, n_rows, count):
-                    some = [array.slice(begin, count) for array in arrays]
-                    yield pa.RecordBatch.from_arrays(some, names=list(names))
+                    columns_of_slice = [array.slice(begin, count) for array in arrays]
+                    yield pa.RecordBatch.from_arrays(columns_of_slice, names=list(names))
 
 
-def numbers(part: Slice, decoders: Decoders) -> range:
-    """Return the row numbers of the whole record batch that the work range `part` belongs to.
+def numbers(work_range: Slice, decoders: Decoders) -> range:
+    """Return the row numbers of the whole record batch that a work range belongs to.
 
     Row numbers count from the start of the file.
     """
-    rows = rows_of_splits(part, decoders)
-    first = sum(rows[: part.piece])
-    return range(first, first + rows[part.piece])
+    rows = rows_of_splits(work_range, decoders)
+    first_row = sum(rows[: work_range.piece])
+    return range(first_row, first_row + rows[work_range.piece])
 
 
-def rows_of_splits(part: Slice, decoders: Decoders) -> list[int]:
+def rows_of_splits(work_range: Slice, decoders: Decoders) -> list[int]:
     """Return the number of rows of each record batch of the file of a work range."""
-    with _opened(part.path, part.size) as file:
-        return decoders.fact(part.path, lambda: _index(file, part.size)).rows
+    with _opened(work_range.path, work_range.size) as file:
+        return decoders.fact(work_range.path, lambda: _index(file, work_range.size)).rows
 
 
-def bytes_per_token(part: Slice, text_key: str) -> float | None:
-    """Return the bytes per token id in the record batch that the work range `part` belongs to.
+def bytes_per_token(work_range: Slice, text_key: str) -> float | None:
+    """Return the bytes per token id in the record batch that a work range belongs to.
 
     Return None if the record batch contains no token ids.
     """
-    with _opened(part.path, part.size) as file:
-        index = _index(file, part.size)
-        with pa.PythonFile(file, "r") if is_url(part.path) else pa.memory_map(part.path) as source:
-            columns, _ = _columns(part, source, index, text_key, None, None)
+    with _opened(work_range.path, work_range.size) as file:
+        index = _index(file, work_range.size)
+        with (
+            pa.PythonFile(file, "r")
+            if is_url(work_range.path)
+            else pa.memory_map(work_range.path) as source
+        ):
+            columns, _ = _columns(work_range, source, index, text_key, None, None)
             lengths = list_lengths(columns[text_key])
-    begin = index.offsets[part.piece]
-    end = min((offset for offset in index.offsets if offset > begin), default=part.size)
+    begin = index.offsets[work_range.piece]
+    end = min((offset for offset in index.offsets if offset > begin), default=work_range.size)
     return (end - begin) / int(lengths.sum()) if lengths.any() else None
 
 
 def _columns(
-    part: Slice,
+    work_range: Slice,
     source: pa.NativeFile,
     index: BatchIndex,
     text_key: str,
     fields: Fields | None,
     keep: Keep | None,
 ) -> tuple[dict[str, pa.Array], dict[str, pa.Array]]:
-    """Return values of the record batch that the work range `part` belongs to.
+    """Return values of the record batch that a work range belongs to.
 
     The first dict maps the keys that `find_columns` or `find_token_columns` selects to their
     values. The second dict maps the fields that `keep` reads to their values.
     """
     schema = _schema(source, index)
-    if part.format == "arrow_tokens":
-        columns = find_token_columns(part.path, schema, text_key, fields)
+    if work_range.format == "arrow_tokens":
+        columns = find_token_columns(work_range.path, schema, text_key, fields)
     else:
 
         def sizes_of(keys: Sequence[str]) -> list[int]:
-            places = [find_columns(part.path, schema, key, None, sizes_of)[key] for key in keys]
-            held = [
-                _arrays(part.piece, source, index, schema, [place.number])[0] for place in places
+            places = [
+                find_columns(work_range.path, schema, key, None, sizes_of)[key] for key in keys
+            ]
+            list_arrays = [
+                _arrays(work_range.piece, source, index, schema, [place.number])[0]
+                for place in places
             ]
             return [
                 place.of(_validated(array)).nbytes
-                for place, array in zip(places, held, strict=True)
+                for place, array in zip(places, list_arrays, strict=True)
             ]
 
-        columns = find_columns(part.path, schema, text_key, fields, sizes_of)
-        columns |= find_group_columns(part.path, schema, part.grouping)
-    chosen_by = find_field_columns(part.path, schema, keep)
+        columns = find_columns(work_range.path, schema, text_key, fields, sizes_of)
+        columns |= find_group_columns(work_range.path, schema, work_range.grouping)
+    chosen_by = find_field_columns(work_range.path, schema, keep)
     # A column is read once, even if several keys are inside it.
-    wanted = sorted({column.number for column in (*columns.values(), *chosen_by.values())})
-    arrays = [_validated(array) for array in _arrays(part.piece, source, index, schema, wanted)]
+    wanted_indices = sorted({column.number for column in (*columns.values(), *chosen_by.values())})
+    arrays = [
+        _validated(array)
+        for array in _arrays(work_range.piece, source, index, schema, wanted_indices)
+    ]
 
     def values_of(column: Column) -> pa.Array:
-        return column.of(arrays[wanted.index(column.number)])
+        return column.of(arrays[wanted_indices.index(column.number)])
 
-    own, by = (
-        {key: values_of(column) for key, column in some.items()} for some in (columns, chosen_by)
+    own_values, by = (
+        {key: values_of(column) for key, column in columns_of_kind.items()}
+        for columns_of_kind in (columns, chosen_by)
     )
-    return own, by
+    return own_values, by
 
 
 def _schema(source: pa.NativeFile, index: BatchIndex) -> pa.Schema:
@@ -227,14 +244,18 @@ def _schema(source: pa.NativeFile, index: BatchIndex) -> pa.Schema:
 
 
 def _arrays(
-    piece: int, source: pa.NativeFile, index: BatchIndex, schema: pa.Schema, wanted: Sequence[int]
+    piece: int,
+    source: pa.NativeFile,
+    index: BatchIndex,
+    schema: pa.Schema,
+    column_indices: Sequence[int],
 ) -> list[pa.Array]:
-    """Return the columns with the indices in `wanted`, from record batch number `piece`."""
+    """Return the columns with the indices in `column_indices`, from record batch number `piece`."""
     if index.is_stream and not index.dictionaries:
         source.seek(index.offsets[piece])
         batch = pa.ipc.read_record_batch(pa.ipc.read_message(source), schema)
-        return [batch.column(i) for i in wanted]
-    only_wanted = pa.ipc.IpcReadOptions(included_fields=list(wanted), use_threads=False)
+        return [batch.column(i) for i in column_indices]
+    only_wanted = pa.ipc.IpcReadOptions(included_fields=list(column_indices), use_threads=False)
     if not index.is_stream:
         return list(pa.ipc.open_file(source, options=only_wanted).get_batch(piece).columns)
     # The batch may use the dictionaries before it, so all preceding messages are read. Their
@@ -288,29 +309,31 @@ def _index(file: BinaryIO, size: int) -> BatchIndex:
     if any(header is None or header.kind != _RECORD_BATCH for header in headers):
         raise pa.ArrowInvalid("its footer does not point to record batches")
     dictionaries = _block_offsets(footer, _field(footer, root, 2))
-    there = [header for header in headers if header]
-    sizes = [min(header.end, size) - offset for header, offset in zip(there, offsets, strict=True)]
-    return BatchIndex(False, dictionaries, offsets, [header.rows for header in there], sizes)
+    messages = [header for header in headers if header]
+    sizes = [
+        min(header.end, size) - offset for header, offset in zip(messages, offsets, strict=True)
+    ]
+    return BatchIndex(False, dictionaries, offsets, [header.rows for header in messages], sizes)
 
 
 def _index_of_stream(file: BinaryIO, size: int) -> BatchIndex:
     offsets, rows, sizes, dictionaries = [], [], [], []
-    at = 0
-    while at < size and (header := _read_header(file, at)):
-        if at == 0 and header.kind != _SCHEMA:
+    offset = 0
+    while offset < size and (header := _read_header(file, offset)):
+        if offset == 0 and header.kind != _SCHEMA:
             raise pa.ArrowInvalid("it does not start with a schema")
         if header.kind == _RECORD_BATCH:
-            offsets.append(at)
+            offsets.append(offset)
             rows.append(header.rows)
-            sizes.append(header.end - at)
+            sizes.append(header.end - offset)
         elif header.kind == _DICTIONARY_BATCH:
-            dictionaries.append(at)
-        at = header.end
-        if at > size:
+            dictionaries.append(offset)
+        offset = header.end
+        if offset > size:
             raise pa.ArrowInvalid(
-                f"a message ends at byte {at}, but the file has only {size}: it is truncated"
+                f"a message ends at byte {offset}, but the file has only {size}: it is truncated"
             )
-    if at == 0:
+    if offset == 0:
         raise pa.ArrowInvalid("it is empty")
     return BatchIndex(True, dictionaries, offsets, rows, sizes)
 
@@ -321,12 +344,12 @@ class _Header(NamedTuple):
     end: int  # byte after the message's body
 
 
-def _read_header(file: BinaryIO, at: int) -> _Header | None:
-    """Return the header of the message at byte `at`, or None if the end-of-stream mark is there."""
-    found = _read_message(file, at)
-    if found is None:
+def _read_header(file: BinaryIO, offset: int) -> _Header | None:
+    """Return the header of the message at byte `offset`, or None at the end-of-stream mark."""
+    message = _read_message(file, offset)
+    if message is None:
         return None
-    data, body = found
+    data, body = message
     root = _root(data)
     # In a Message, field 1 is the header's type, field 2 the header, field 3 the body's size.
     kind_at, header_at, body_at = (_field(data, root, k) for k in (1, 2, 3))
@@ -338,20 +361,20 @@ def _read_header(file: BinaryIO, at: int) -> _Header | None:
         rows_at = _field(data, _table(data, header_at), 0)
         rows = struct.unpack_from("<q", data, rows_at)[0] if rows_at else 0
     if body_bytes < 0 or rows < 0:
-        raise pa.ArrowInvalid(f"the data at byte {at} is not a message")
+        raise pa.ArrowInvalid(f"the data at byte {offset} is not a message")
     return _Header(kind, rows, body + body_bytes)
 
 
-def _largest_decompressed(file: BinaryIO, at: int) -> int:
+def _largest_decompressed(file: BinaryIO, message_offset: int) -> int:
     """Return the decompressed size of the largest compressed buffer of a message, in bytes.
 
     The message is a record batch or a dictionary. Each of its buffers starts with its decompressed
     size, or with -1 if the buffer is not compressed. The result is 0 if no buffer is compressed.
     """
-    found = _read_message(file, at)
-    if found is None:
+    message = _read_message(file, message_offset)
+    if message is None:
         return 0
-    data, body = found
+    data, body = message
     root = _root(data)
     kind_at, header_at = _field(data, root, 1), _field(data, root, 2)
     if not (kind_at and header_at):
@@ -371,41 +394,41 @@ def _largest_decompressed(file: BinaryIO, at: int) -> int:
     return largest
 
 
-def _read_message(file: BinaryIO, at: int) -> tuple[bytes, int] | None:
-    """Return (header bytes, file offset of the body) of the message at byte `at`.
+def _read_message(file: BinaryIO, offset: int) -> tuple[bytes, int] | None:
+    """Return (header bytes, file offset of the body) of the message at byte `offset`.
 
-    Return None if the end-of-stream mark is at byte `at`.
+    Return None if the end-of-stream mark is at byte `offset`.
     """
-    mark, n_bytes = struct.unpack("<II", _read(file, at, 8))
-    begin = at + 8
+    mark, n_bytes = struct.unpack("<II", _read(file, offset, 8))
+    begin = offset + 8
     if mark != _CONTINUATION:  # Format versions before 0.15 have no mark.
-        n_bytes, begin = mark, at + 4
+        n_bytes, begin = mark, offset + 4
     if n_bytes == 0:
         return None
     if n_bytes > _MAX_HEADER_BYTES:
-        raise pa.ArrowInvalid(f"the data at byte {at} is not a message")
+        raise pa.ArrowInvalid(f"the data at byte {offset} is not a message")
     return _read(file, begin, n_bytes), begin + n_bytes
 
 
-def _block_offsets(footer: bytes, at: int) -> list[int]:
+def _block_offsets(footer: bytes, offset: int) -> list[int]:
     """Return the offset of each message in the footer's vector of `Block` structs.
 
-    The FlatBuffers offset at `at` refers to the vector. If `at` is 0, the footer has no such
-    vector, and the result is [].
+    The FlatBuffers offset at `offset` refers to the vector. If `offset` is 0, the footer has no
+    such vector, and the result is [].
     """
-    if not at:
+    if not offset:
         return []
-    at += struct.unpack_from("<I", footer, at)[0]
-    (count,) = struct.unpack_from("<I", footer, at)
-    return [struct.unpack_from("<q", footer, at + 4 + 24 * i)[0] for i in range(count)]
+    offset += struct.unpack_from("<I", footer, offset)[0]
+    (count,) = struct.unpack_from("<I", footer, offset)
+    return [struct.unpack_from("<q", footer, offset + 4 + 24 * i)[0] for i in range(count)]
 
 
-def _table(data: bytes, at: int) -> int:
-    """Return the target of the FlatBuffers offset at index `at` of `data`.
+def _table(data: bytes, offset: int) -> int:
+    """Return the target of the FlatBuffers offset at index `offset` of `data`.
 
     The target is a table or a vector, and the result is its index in `data`.
     """
-    return at + int(struct.unpack_from("<I", data, at)[0])
+    return offset + int(struct.unpack_from("<I", data, offset)[0])
 
 
 def _root(data: bytes) -> int:
@@ -425,10 +448,10 @@ def _field(data: bytes, table: int, k: int) -> int:
     return table + offset if offset else 0
 
 
-def _read(file: BinaryIO, at: int, n_bytes: int) -> bytes:
-    if at < 0 or n_bytes < 0:
+def _read(file: BinaryIO, offset: int, n_bytes: int) -> bytes:
+    if offset < 0 or n_bytes < 0:
         raise pa.ArrowInvalid("it ends too early")
-    file.seek(at)
+    file.seek(offset)
     data = file.read(n_bytes)
     if len(data) != n_bytes:
         raise pa.ArrowInvalid("it ends too early")

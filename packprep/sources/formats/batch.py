@@ -70,7 +70,7 @@ class Choice:
         positions: np.ndarray,
         sizes: np.ndarray,
         read_fields: ReadFields | None = None,
-        own: np.ndarray | None = None,
+        is_own: np.ndarray | None = None,
     ) -> np.ndarray:
         """Return which of the next documents are taken, bool[n].
 
@@ -79,12 +79,12 @@ class Choice:
             positions: int64[n], positions of the documents.
             sizes: int64[n], sizes of the documents, at least 0.
             read_fields: As in `kept`.
-            own: bool[n], which documents are in the work range, or None if all are. A `ByFields`
+            is_own: bool[n], which documents are in the work range, or None if all are. A `ByFields`
                 counts only these.
         """
         taken = np.zeros(len(positions), np.bool_)
-        own = np.ones(len(positions), np.bool_) if own is None else own
-        among = np.flatnonzero(_selected(self.sample, file, positions, read_fields, own))
+        is_own = np.ones(len(positions), np.bool_) if is_own is None else is_own
+        among = np.flatnonzero(_selected(self.sample, file, positions, read_fields, is_own))
         # The exponent is the number of bits: 0 for size 0, 1 for 1, 2 for 2 and 3.
         of_class = np.frexp(sizes[among].astype(np.float64))[1]
         order = np.argsort(of_class, kind="stable")
@@ -97,8 +97,8 @@ class Choice:
         )
         self.seen += count
         # In units of 2⁻³², a document is taken if its step crosses a whole number.
-        before = number.astype(np.uint64) * self.fraction + self._shift[sorted_class]
-        taken[among[order]] = (before + self.fraction) >> _32 > before >> _32
+        total_before = number.astype(np.uint64) * self.fraction + self._shift[sorted_class]
+        taken[among[order]] = (total_before + self.fraction) >> _32 > total_before >> _32
         return taken
 
 
@@ -107,14 +107,14 @@ def _selected(
     file: int,
     positions: np.ndarray,
     read_fields: ReadFields | None,
-    own: np.ndarray,
+    is_own: np.ndarray,
 ) -> np.ndarray:
     """Return which documents a selector that is not a `Choice` selects, bool[n]."""
     if keep is None:
         return np.ones(len(positions), np.bool_)
     if isinstance(keep, ByFields):
         assert read_fields is not None, "planning refuses expressions for formats without fields"
-        return keep(file, positions, read_fields, own)
+        return keep(file, positions, read_fields, is_own)
     return np.asarray(keep(file, positions), np.bool_)
 
 
@@ -390,13 +390,13 @@ class BatchBuilder:
         ends = np.cumsum(np.maximum(n_bytes, _LEAST_BYTES))
         begin = 0
         while begin < len(texts):
-            before = int(ends[begin - 1]) if begin else 0
+            bytes_before = int(ends[begin - 1]) if begin else 0
             # The batch may already have documents, which reduce the space for others.
-            end = int(np.searchsorted(ends, before + batch_bytes - self.bytes)) + 1
+            end = int(np.searchsorted(ends, bytes_before + batch_bytes - self.bytes)) + 1
             end = min(max(end, begin + 1), len(texts))
             self.texts += texts[begin:end]
             self.positions.frombytes(positions[begin:end].tobytes())
-            self.bytes += int(ends[end - 1]) - before
+            self.bytes += int(ends[end - 1]) - bytes_before
             begin = end
             if self.bytes >= batch_bytes:
                 yield from self.take()
@@ -471,12 +471,12 @@ def kept(
         wanted_from: Position of the first document of the work range. The documents before it are
             not selected, and are passed to `keep` only because a Choice counts them.
     """
-    own = positions >= wanted_from
+    is_own = positions >= wanted_from
     if not len(positions):
-        return own
+        return is_own
     if isinstance(keep, Choice):
-        return keep(file, positions, sizes(), read_fields, own) & own
-    return _selected(keep, file, positions, read_fields, own) & own
+        return keep(file, positions, sizes(), read_fields, is_own) & is_own
+    return _selected(keep, file, positions, read_fields, is_own) & is_own
 
 
 def too_large(n_bytes: int | None = None) -> tuple[str, str]:
@@ -513,14 +513,15 @@ def too_many_tokens(n_tokens: int) -> tuple[str, str]:
     return "too_large", f"{n_tokens} tokens; at most {MAX_DOCUMENT_TOKENS}"
 
 
-def invalid_utf8(error: UnicodeDecodeError, whole: str) -> tuple[str, str]:
+def invalid_utf8(error: UnicodeDecodeError, whole_name: str) -> tuple[str, str]:
     """Return the reject reason and detail of invalid UTF-8.
 
-    `whole` names the container of the bytes, for example "line".
+    `whole_name` names the container of the bytes, for example "line".
     """
     return (
         "invalid_utf8",
-        f"byte {error.start} of the {whole}, 0x{error.object[error.start]:02x}, is not valid UTF-8",
+        f"byte {error.start} of the {whole_name}, 0x{error.object[error.start]:02x}, is not valid"
+        " UTF-8",
     )
 
 
@@ -534,25 +535,25 @@ def open_source(path: str, size: int) -> Iterator[BinaryIO]:
     with source_errors(path):
         if is_url(path):
             remote, name = locate(path)
-            found = remote.size(name)
-            if found is None:
+            actual_size = remote.size(name)
+            if actual_size is None:
                 raise FileNotFoundError(path)
-            if found != size:
-                raise changed_size(path, size, found)
+            if actual_size != size:
+                raise changed_size(path, size, actual_size)
             with remote.open(name, size) as file:
                 yield file
         else:
             with Path(path).open("rb") as file:
-                if (found := file.seek(0, 2)) != size:
-                    raise changed_size(path, size, found)
+                if (actual_size := file.seek(0, 2)) != size:
+                    raise changed_size(path, size, actual_size)
                 file.seek(0)
                 yield file
 
 
-def changed_size(path: str, size: int, found: int) -> SourceError:
+def changed_size(path: str, size: int, actual_size: int) -> SourceError:
     """Return the error for a file that no longer has the planned `size`."""
     return SourceError(
-        f"{path}: the file has {found} bytes, but had {size} when the plan was made\n"
+        f"{path}: the file has {actual_size} bytes, but had {size} when the plan was made\n"
         "hint: restore the original file, or build into a new output folder"
     )
 

@@ -31,11 +31,11 @@ def column_range(
         return Range()
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     is_float = pa.types.is_floating(kind)
-    known = statistics.has_null_count
-    if known and statistics.null_count == n_rows:
+    has_null_count = statistics.has_null_count
+    if has_null_count and statistics.null_count == n_rows:
         return Range(value=False)
     # A float can be NaN, which counts as null, and a value is null if its struct is null.
-    null = is_float or is_nested or not known or statistics.null_count > 0
+    null = is_float or is_nested or not has_null_count or statistics.null_count > 0
     low, high = _ends(statistics, kind)
     return Range(low, high, null=null, single=kind == pa.float32())
 
@@ -48,9 +48,9 @@ def _ends(statistics: pq.Statistics, kind: pa.DataType) -> tuple[Any, Any]:
         ends = statistics.min, statistics.max
         return (None, None) if any(map(math.isnan, ends)) else ends
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        wanted: type = bool if pa.types.is_boolean(kind) else int
+        wanted_type: type = bool if pa.types.is_boolean(kind) else int
         ends = statistics.min, statistics.max
-        return ends if all(type(end) is wanted for end in ends) else (None, None)
+        return ends if all(type(end) is wanted_type for end in ends) else (None, None)
     if statistics.physical_type == "BYTE_ARRAY" and statistics.logical_type.type in _OF_TEXT:
         return statistics.min_raw, statistics.max_raw
     return None, None

@@ -143,7 +143,7 @@ def decompressed(
                     )
                 for i in range(0, len(data), _FED_AT_ONCE):
                     fed = data[i : i + _FED_AT_ONCE]
-                    at = offset + i
+                    error_offset = offset + i
                     try:
                         for output in decompressor.feed(fed):
                             if output:
@@ -152,12 +152,12 @@ def decompressed(
                     except (zlib_ng.error, zstandard.ZstdError) as error:  # type: ignore[misc]
                         plain = (
                             "; if it is not compressed, give it a name without that ending"
-                            if not at
+                            if not error_offset
                             else ""
                         )
                         raise SourceError(
-                            f"{path}: corrupt {compression} data between bytes {at} and"
-                            f" {at + len(fed)} of {size}: {error}\n"
+                            f"{path}: corrupt {compression} data between bytes {error_offset} and"
+                            f" {error_offset + len(fed)} of {size}: {error}\n"
                             f"hint: fetch the file again, or take it out of the recipe{plain}"
                         ) from error
                 offset += len(data)
@@ -188,15 +188,15 @@ def said_bytes(path: str, size: int, compression: str, about: float) -> int | No
     with open_source(path, size) as file:
         if compression == "gzip":
             file.seek(max(size - 4, 0))
-            said = int.from_bytes(file.read(4), "little")
+            stated_bytes = int.from_bytes(file.read(4), "little")
             # The trailer stores the size modulo 2³².
-            said += max(0, round((about - said) / (1 << 32))) << 32
+            stated_bytes += max(0, round((about - stated_bytes) / (1 << 32))) << 32
         else:
             try:
-                said = zstandard.frame_content_size(file.read(18))
+                stated_bytes = zstandard.frame_content_size(file.read(18))
             except zstandard.ZstdError:
                 return None
-    return said if about / 2 <= said <= about * 2 else None
+    return stated_bytes if about / 2 <= stated_bytes <= about * 2 else None
 
 
 @dataclass

@@ -76,10 +76,10 @@ def pieces(
         return Runs.of(_read_index(files).documents, size, piece_bytes).pieces
 
 
-def bytes_per_token(part: Slice, text_key: str) -> float:
+def bytes_per_token(work_range: Slice, text_key: str) -> float:
     """Return the bytes of a .ds file and the files next to it, divided by the number of its ids."""
-    with _opened(part.path, part.size) as files:
-        return part.size / max(1, _read_index(files).ids)
+    with _opened(work_range.path, work_range.size) as files:
+        return work_range.size / max(1, _read_index(files).ids)
 
 
 def pieces_at(path: str, size: int, positions: np.ndarray) -> np.ndarray:
@@ -88,15 +88,17 @@ def pieces_at(path: str, size: int, positions: np.ndarray) -> np.ndarray:
         return Runs.of(_read_index(files).documents, size, PIECE_BYTES).pieces_at(positions)
 
 
-def numbers(part: Slice, decoders: Decoders) -> range:
-    """Return the document numbers of the whole split that the work range `part` belongs to."""
-    with _opened(part.path, part.size) as files:
-        index = decoders.fact(part.path + INDEX, lambda: _read_index(files))
-    return Runs.of(index.documents, part.size, part.piece_bytes).numbers(part.piece)
+def numbers(work_range: Slice, decoders: Decoders) -> range:
+    """Return the document numbers of the whole split that a work range belongs to."""
+    with _opened(work_range.path, work_range.size) as files:
+        index = decoders.fact(work_range.path + INDEX, lambda: _read_index(files))
+    return Runs.of(index.documents, work_range.size, work_range.piece_bytes).numbers(
+        work_range.piece
+    )
 
 
 def read(
-    part: Slice,
+    work_range: Slice,
     text_key: str,
     keep: Keep | None,
     batch_bytes: int,
@@ -104,22 +106,30 @@ def read(
     fields: Fields | None,
 ) -> Iterator[Batch]:
     """Yield the documents of a work range; see `formats.read`."""
-    with _opened(part.path, part.size) as files:
-        index = decoders.fact(part.path + INDEX, lambda: _read_index(files))
-        runs = Runs.of(index.documents, part.size, part.piece_bytes)
-        numbers = runs.checked(part.piece, part.path + INDEX)
-        low, high = part.range(len(numbers))
-        first = numbers.start if isinstance(keep, Choice) else numbers.start + low
-        for begin in range(first, numbers.start + high, _ENDS_AT_ONCE):
+    with _opened(work_range.path, work_range.size) as files:
+        index = decoders.fact(work_range.path + INDEX, lambda: _read_index(files))
+        runs = Runs.of(index.documents, work_range.size, work_range.piece_bytes)
+        numbers = runs.checked(work_range.piece, work_range.path + INDEX)
+        low, high = work_range.range(len(numbers))
+        first_number = numbers.start if isinstance(keep, Choice) else numbers.start + low
+        for begin in range(first_number, numbers.start + high, _ENDS_AT_ONCE):
             end = min(begin + _ENDS_AT_ONCE, numbers.start + high)
             bounds = _bounds(files, index, begin, end)
             sizes = np.diff(bounds)
             positions = np.arange(begin, end, dtype=np.int64)
             # Documents before the work range are passed only for a Choice.
-            wanted = kept(keep, part.file, positions, sizes.copy)
-            own = np.flatnonzero(wanted & (positions >= numbers.start + low))
-            content = _Content(files, index.dtype, bounds[:-1][own], sizes[own], fields is not None)
-            yield from id_batches(part.file, positions[own], sizes[own], batch_bytes, content.read)
+            is_wanted = kept(keep, work_range.file, positions, sizes.copy)
+            own_indices = np.flatnonzero(is_wanted & (positions >= numbers.start + low))
+            content = _Content(
+                files, index.dtype, bounds[:-1][own_indices], sizes[own_indices], fields is not None
+            )
+            yield from id_batches(
+                work_range.file,
+                positions[own_indices],
+                sizes[own_indices],
+                batch_bytes,
+                content.read,
+            )
 
 
 class _Content(NamedTuple):
@@ -156,14 +166,14 @@ def _bounds(files: _Files, index: _Index, begin: int, end: int) -> np.ndarray:
     """
     path = files.path + INDEX
     # A document starts where the previous document ends, so one more end is read.
-    first = max(begin - 1, 0)
-    ends = array_at(files.index_file, path, 8 * first, "<u8", end - first).astype(np.int64)
+    first_end = max(begin - 1, 0)
+    ends = array_at(files.index_file, path, 8 * first_end, "<u8", end - first_end).astype(np.int64)
     bounds = ends if begin else np.append(0, ends)
     is_wrong = (np.diff(bounds) < 0) | (bounds[1:] > index.ids) | (bounds[:-1] < 0)
     if is_wrong.any():
         i = int(np.flatnonzero(is_wrong)[0])
-        what = f"document {begin + i} has the ids from {bounds[i]} to {bounds[i + 1]}"
-        raise _damaged(path, f"{what}, and there are {index.ids}")
+        problem = f"document {begin + i} has the ids from {bounds[i]} to {bounds[i + 1]}"
+        raise _damaged(path, f"{problem}, and there are {index.ids}")
     return bounds
 
 
@@ -187,24 +197,24 @@ def _read_index(files: _Files) -> _Index:
             f"its last document ends at id {ids}, but the .ds has {ids_bytes} bytes, and an id"
             " takes 2 or 4",
         )
-    if files.loss_file is not None and (found := files.loss_file.seek(0, 2)) != ids:
-        raise _damaged(files.path + LOSS, f"it has {found} bytes, but the .ds has {ids} ids")
+    if files.loss_file is not None and (actual_bytes := files.loss_file.seek(0, 2)) != ids:
+        raise _damaged(files.path + LOSS, f"it has {actual_bytes} bytes, but the .ds has {ids} ids")
     return _Index(dtypes[0], index_bytes // 8, ids)
 
 
 def tokenizer_in_notes(path: str) -> str:
     """Return the tokenizer that a .ds.metadata file names, or "" without such a file."""
-    found = _metadata(path)
-    return found[1] if found else ""
+    metadata = _metadata(path)
+    return metadata[1] if metadata else ""
 
 
 def mistake_of_notes(path: str) -> str:
     """Return a message if a .ds.metadata file contradicts the .ds file at `path`, otherwise ""."""
-    found, size = _metadata(path), size_on_disk(path)
-    if found is None or int(found[2]) * int(found[3]) == size:
+    metadata, size = _metadata(path), size_on_disk(path)
+    if metadata is None or int(metadata[2]) * int(metadata[3]) == size:
         return ""
     return (
-        f"its {METADATA} says {found[3]} ids of {found[2]} bytes, but it has {size} bytes\n"
+        f"its {METADATA} says {metadata[3]} ids of {metadata[2]} bytes, but it has {size} bytes\n"
         "hint: fetch the .ds file and the files next to it again"
     )
 
@@ -223,8 +233,8 @@ def _metadata(path: str) -> re.Match | None:
     return re.match(r"(.*)\|(\d{1,3})\n(\d{1,18})(\n|$)", text)
 
 
-def _damaged(path: str, what: str) -> SourceError:
-    return damaged(path, what, "the .ds file and the files next to it")
+def _damaged(path: str, problem: str) -> SourceError:
+    return damaged(path, problem, "the .ds file and the files next to it")
 
 
 @contextmanager

@@ -124,8 +124,8 @@ def field_at(record: Any, key: str) -> Any:
         return None
     if key in record or "." not in key:
         return record.get(key)
-    first, rest = key.split(".", 1)
-    return field_at(record.get(first), rest)
+    first_key, other_keys = key.split(".", 1)
+    return field_at(record.get(first_key), other_keys)
 
 
 def is_message(keys: Collection[str]) -> bool:
@@ -192,8 +192,8 @@ class Fields:
         This is the case for loss_spans, weight, messages, and optional fields of all layouts, such
         as tools. With media kinds, it is also the case for media.
         """
-        own = (LOSS_SPANS, MEDIA) if self.kinds else (LOSS_SPANS,)
-        return key in (*own, *map(self.key_of, (*LAYOUTS[0].needs, *_COMMON)))
+        own_keys = (LOSS_SPANS, MEDIA) if self.kinds else (LOSS_SPANS,)
+        return key in (*own_keys, *map(self.key_of, (*LAYOUTS[0].needs, *_COMMON)))
 
     def layout_of(self, value: Callable[[str], Any], has_text: bool) -> Layout | None:
         """Return the layout of a record, or None if it has no layout.
@@ -206,9 +206,9 @@ class Fields:
         if self.format != "auto":
             return next(layout for layout in LAYOUTS if layout.name == self.format)
         for layout in LAYOUTS[:1] if has_text else LAYOUTS:
-            found = [value(self.key_of(field)) for field in layout.needs]
-            if all(v is not None for v in found) and (
-                "label" not in layout.needs or isinstance(found[-1], bool)
+            needed_values = [value(self.key_of(field)) for field in layout.needs]
+            if all(v is not None for v in needed_values) and (
+                "label" not in layout.needs or isinstance(needed_values[-1], bool)
             ):
                 return layout
         return None
@@ -247,7 +247,7 @@ class Fields:
         return Supervision(
             text,
             spans,
-            {key: given for key, given in beside.items() if given is not None},
+            {key: field_value for key, field_value in beside.items() if field_value is not None},
             kinds=self.kinds,
         )
 
@@ -267,10 +267,14 @@ class Fields:
             Its `record` also contains the values of media and of fields in REFUSED_FIELDS.
         """
         names = dict.fromkeys((*layout.needs, *layout.may_have, *REFUSED_FIELDS))
-        found = [(field, value(self.key_of(field))) for field in names]
+        fields_and_values = [(field, value(self.key_of(field))) for field in names]
         if self.kinds:
-            found.append((MEDIA, value(MEDIA)))
-        record = {field: given for field, given in found if given is not None}
+            fields_and_values.append((MEDIA, value(MEDIA)))
+        record = {
+            field: field_value
+            for field, field_value in fields_and_values
+            if field_value is not None
+        }
         return Supervision(text, spans, record, layout.name, self.kinds)
 
 
@@ -327,17 +331,19 @@ def without_nulls(value: Any) -> Any:
     """
     if isinstance(value, Mapping):
         is_message = "role" in value or "from" in value or {"type", "text"} <= value.keys()
-        kept = {
+        kept_entries = {
             k: without_nulls(v)
             for k, v in value.items()
             if not (is_message and k == "weight" and is_missing(v))
         }
         return {
-            k: inner
-            for k, inner in kept.items()
-            if inner is not None or (k == "content" and "role" in value)
+            k: inner_value
+            for k, inner_value in kept_entries.items()
+            if inner_value is not None or (k == "content" and "role" in value)
         }
-    return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
+    return (
+        [without_nulls(inner_value) for inner_value in value] if isinstance(value, list) else value
+    )
 
 
 def is_missing(value: Any) -> bool:
@@ -367,18 +373,18 @@ def group_value(
     """
 
     def scalar(key: str) -> Any:
-        found = value(key) if key else None
-        if isinstance(found, str):
-            return found
-        if isinstance(found, list | dict):
-            kind = "a list" if isinstance(found, list) else "an object"
+        field_value = value(key) if key else None
+        if isinstance(field_value, str):
+            return field_value
+        if isinstance(field_value, list | dict):
+            kind = "a list" if isinstance(field_value, list) else "an object"
             name = "group_by" if key == grouping.group_by else "order_by"
             raise SourceError(
                 f"{path}: the record at {position}: {key!r} is {kind}, but {name} takes texts,"
                 " numbers, true and false\n"
                 f"hint: set {name} to another field"
             )
-        return None if is_missing(found) else found
+        return None if is_missing(field_value) else field_value
 
     group, order = scalar(grouping.group_by), scalar(grouping.order_by)
     # Python treats true as 1, so ranks sort truth values before numbers.
@@ -409,10 +415,11 @@ def weight_of(value: Any) -> float | None:
 
 def bad_weight(value: Any) -> tuple[str, str]:
     """Return the reject reason and detail for a weight that `weight_of` refuses."""
-    wanted = "a finite number of at least 0 in float32 is wanted"
+    requirement = "a finite number of at least 0 in float32 is wanted"
     return (
         "bad_weight",
-        f'weight is {shown(value)}; {wanted}; documents.loss_spans = "ignore" reads the text alone',
+        f'weight is {shown(value)}; {requirement}; documents.loss_spans = "ignore" reads the text'
+        " alone",
     )
 
 

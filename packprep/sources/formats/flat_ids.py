@@ -43,14 +43,14 @@ class Runs(NamedTuple):
 
     def numbers(self, piece: int) -> range:
         """Return the numbers of the documents in a split."""
-        first, end = (p * self.documents // self.pieces for p in (piece, piece + 1))
-        return range(first, end)
+        first_number, end = (p * self.documents // self.pieces for p in (piece, piece + 1))
+        return range(first_number, end)
 
     def pieces_at(self, positions: np.ndarray) -> np.ndarray:
         """Return the splits that contain the documents with these numbers, int64[k], ascending."""
         ends = np.array([self.numbers(piece).stop for piece in range(self.pieces)], np.int64)
-        found = np.unique(np.searchsorted(ends, positions, "right"))
-        return found[found < self.pieces]
+        pieces = np.unique(np.searchsorted(ends, positions, "right"))
+        return pieces[pieces < self.pieces]
 
     def checked(self, piece: int, path: str) -> range:
         """Return `numbers(piece)` for a split of the plan.
@@ -87,35 +87,35 @@ def id_batches(
         read: Function that takes numbers of documents, int64[k] below n, and returns their
             concatenated ids and weights. The weights are float32, or None if all are 1.
     """
-    for some in slices(np.maximum(sizes * TOKEN_TEXT_BYTES, 1), batch_bytes):
-        own = np.arange(some.start, some.stop)
-        is_large = are_too_long(sizes[own])
+    for batch_slice in slices(np.maximum(sizes * TOKEN_TEXT_BYTES, 1), batch_bytes):
+        own_indices = np.arange(batch_slice.start, batch_slice.stop)
+        is_large = are_too_long(sizes[own_indices])
         rejects = [
             Reject(file, int(positions[i]), *too_many_tokens(int(sizes[i])))
-            for i in own[is_large].tolist()
+            for i in own_indices[is_large].tolist()
         ]
-        own = own[~is_large]
-        ids, weights = read(own)
-        tokens = IdLists(ids, offsets_of(sizes[own]))
-        files = np.full(len(own), file, np.int32)
-        yield Batch([], files, positions[own], rejects, {}, tokens, token_weights=weights)
+        own_indices = own_indices[~is_large]
+        ids, weights = read(own_indices)
+        tokens = IdLists(ids, offsets_of(sizes[own_indices]))
+        files = np.full(len(own_indices), file, np.int32)
+        yield Batch([], files, positions[own_indices], rejects, {}, tokens, token_weights=weights)
 
 
-def damaged(path: str, what: str, files: str = "the file") -> SourceError:
+def damaged(path: str, problem: str, files: str = "the file") -> SourceError:
     """Return the error for a damaged file. `files` names what has to be fetched again."""
     return SourceError(
-        f"{path}: damaged: {what}\nhint: fetch {files} again, or take it out of the recipe"
+        f"{path}: damaged: {problem}\nhint: fetch {files} again, or take it out of the recipe"
     )
 
 
-def array_at(file: Any, path: str, at: int, dtype: str | np.dtype, count: int) -> np.ndarray:
-    """Return `count` numbers from an open file, as an array of `dtype`. The first is at byte `at`.
+def array_at(file: Any, path: str, offset: int, dtype: str | np.dtype, count: int) -> np.ndarray:
+    """Return `count` numbers of an open file from byte `offset` on, as an array of `dtype`.
 
     Raises:
         SourceError: If the file ends too early.
     """
     data = bytearray(count * np.dtype(dtype).itemsize)
-    read_into(file, path, at, memoryview(data))
+    read_into(file, path, offset, memoryview(data))
     return np.frombuffer(data, dtype)
 
 
@@ -139,26 +139,26 @@ def joined_runs(
     is_start = np.append(True, begins[1:] != ends[:-1])[: len(begins)]
     starts = np.flatnonzero(is_start)
     stops = np.append(starts[1:], len(begins))[: len(starts)] - 1
-    target, at = joined.view(np.uint8).data, 0
+    target, filled_bytes = joined.view(np.uint8).data, 0
     for a, b in zip(begins[starts].tolist(), ends[stops].tolist(), strict=True):
-        read_into(file, path, a, target[at : at + b - a])
-        at += b - a
+        read_into(file, path, a, target[filled_bytes : filled_bytes + b - a])
+        filled_bytes += b - a
     return joined
 
 
-def read_into(file: Any, path: str, at: int, target: memoryview) -> None:
-    """Fill `target` with the bytes of an open file from byte `at` on.
+def read_into(file: Any, path: str, offset: int, target: memoryview) -> None:
+    """Fill `target` with the bytes of an open file from byte `offset` on.
 
     Raises:
         SourceError: If the file ends too early.
     """
-    file.seek(at)
-    done = 0
-    while done < len(target):
-        count = file.readinto(target[done:])
+    file.seek(offset)
+    filled_bytes = 0
+    while filled_bytes < len(target):
+        count = file.readinto(target[filled_bytes:])
         if not count:
-            raise damaged(path, f"it ends {len(target) - done} bytes too early")
-        done += count
+            raise damaged(path, f"it ends {len(target) - filled_bytes} bytes too early")
+        filled_bytes += count
 
 
 def size_on_disk(path: str) -> int:

@@ -147,18 +147,18 @@ class _Joiner:
 
     def taken(self) -> list[tuple[_Document | Reject, bool]]:
         """Return the complete documents and the rejects, and forget them."""
-        done, self.done, self.n_bytes = self.done, [], self._open_bytes
-        return done
+        complete_documents, self.done, self.n_bytes = self.done, [], self._open_bytes
+        return complete_documents
 
 
 def read_groups(
-    reader: FileReader, part: Slice, keep: Keep | None, batch_bytes: int
+    reader: FileReader, work_range: Slice, keep: Keep | None, batch_bytes: int
 ) -> Iterator[Batch]:
     """Yield the documents that begin in a work range, as complete groups of records.
 
     Args:
         reader: The reader of the file.
-        part: The work range.
+        work_range: The work range.
         keep: Selects the documents by the position of their first record, or None for all. A
             `Choice` also counts the documents of the split before the work range.
         batch_bytes: Approximate content size of a batch in bytes.
@@ -170,52 +170,63 @@ def read_groups(
         SourceError: As in `formats.read`. Also if a record has messages, loss_spans, media or a
             weight.
     """
-    assert part.grouping is not None
-    is_alone = part.grouping.is_alone
-    early = part._replace(lo=0, hi=part.lo) if isinstance(keep, Choice) and part.lo else None
+    assert work_range.grouping is not None
+    is_alone = work_range.grouping.is_alone
+    early = (
+        work_range._replace(lo=0, hi=work_range.lo)
+        if isinstance(keep, Choice) and work_range.lo
+        else None
+    )
     # The record before shows whether the first group began before the work range.
-    last = None if is_alone else _last_before(reader, early or part)
-    joiner = _Joiner(skips=last is not None, is_early=early is not None, of_early=early is not None)
-    joiner.last = last and last.value.group
-    for own in (early, part):
-        if own is part:
+    last_record = None if is_alone else _last_before(reader, early or work_range)
+    joiner = _Joiner(
+        skips=last_record is not None, is_early=early is not None, of_early=early is not None
+    )
+    joiner.last = last_record and last_record.value.group
+    for one_range in (early, work_range):
+        if one_range is work_range:
             joiner.enter()
-        for read in _records(reader, own, batch_bytes) if own else ():
+        for read in _records(reader, one_range, batch_bytes) if one_range else ():
             joiner.add(read)
             if joiner.n_bytes >= batch_bytes:
-                yield from _batches(joiner.taken(), part, keep)
+                yield from _batches(joiner.taken(), work_range, keep)
     # The last group may continue after the work range.
     if joiner.open is not None and not joiner.of_early and not is_alone:
-        for read in _records_after(reader, part):
+        for read in _records_after(reader, work_range):
             if joiner.begins_group(read):
                 break
             joiner.add(read)
             if joiner.n_bytes >= batch_bytes:
-                yield from _batches(joiner.taken(), part, keep)
+                yield from _batches(joiner.taken(), work_range, keep)
     joiner.close()
-    yield from _batches(joiner.taken(), part, keep)
+    yield from _batches(joiner.taken(), work_range, keep)
 
 
 def _batches(
-    done: list[tuple[_Document | Reject, bool]], part: Slice, keep: Keep | None
+    complete_items: list[tuple[_Document | Reject, bool]], work_range: Slice, keep: Keep | None
 ) -> Iterator[Batch]:
     """Yield a batch of the documents and rejects that `keep` selects, unless there are none.
 
     Each is given with a flag. If it is True, `keep` only counts the document or reject.
     """
-    assert part.grouping is not None
+    assert work_range.grouping is not None
     # `keep` selects a document by the position of its first record in the file.
     positions = [
-        item.position if isinstance(item, Reject) else item.records[0].position for item, _ in done
+        item.position if isinstance(item, Reject) else item.records[0].position
+        for item, _ in complete_items
     ]
 
     def sizes() -> np.ndarray:
-        found = (0 if isinstance(item, Reject) else item.n_bytes for item, _ in done)
-        return np.fromiter(found, np.int64, len(done))
+        byte_counts = (
+            0 if isinstance(item, Reject) else item.n_bytes for item, _ in complete_items
+        )
+        return np.fromiter(byte_counts, np.int64, len(complete_items))
 
-    wanted = kept(keep, part.file, np.array(positions, np.int64), sizes).tolist()
+    is_wanted = kept(keep, work_range.file, np.array(positions, np.int64), sizes).tolist()
     chosen = [
-        item for (item, of_early), use in zip(done, wanted, strict=True) if use and not of_early
+        item
+        for (item, of_early), use in zip(complete_items, is_wanted, strict=True)
+        if use and not of_early
     ]
     documents = [item for item in chosen if isinstance(item, _Document)]
     if not chosen:
@@ -224,11 +235,13 @@ def _batches(
     records: list[_Record] = []
     for document in documents:
         records += sorted(document.records, key=lambda record: record.value.order)
-    number = np.repeat(np.arange(len(documents)), [len(each.records) for each in documents])
+    number = np.repeat(
+        np.arange(len(documents)), [len(one_document.records) for one_document in documents]
+    )
     alone = sum(document.records[0].value.group is None for document in documents)
     yield Batch(
         [record.text for record in records],
-        np.full(len(records), part.file, np.int32),
+        np.full(len(records), work_range.file, np.int32),
         np.array([record.position for record in records], np.int64),
         [item for item in chosen if isinstance(item, Reject)],
         {},
@@ -236,15 +249,15 @@ def _batches(
     )
 
 
-def _records(reader: FileReader, part: Slice, batch_bytes: int) -> Iterator[_Read]:
+def _records(reader: FileReader, work_range: Slice, batch_bytes: int) -> Iterator[_Read]:
     """Yield the records and rejects of a work range, in file order."""
-    assert part.grouping is not None
-    between = TOKEN_TEXT_BYTES * part.grouping.between
-    for batch in reader.read(part, batch_bytes):
+    assert work_range.grouping is not None
+    between = TOKEN_TEXT_BYTES * work_range.grouping.between
+    for batch in reader.read(work_range, batch_bytes):
         if batch.supervision:
             position = int(batch.positions[min(batch.supervision)])
             raise SourceError(
-                f"{part.path}: the record at {position} has messages, loss_spans, media or a"
+                f"{work_range.path}: the record at {position} has messages, loss_spans, media or a"
                 " weight, which group_by cannot join\n"
                 'hint: set documents.loss_spans = "ignore" to read only the texts, or leave'
                 " group_by out"
@@ -265,70 +278,72 @@ def _records(reader: FileReader, part: Slice, batch_bytes: int) -> Iterator[_Rea
         yield from rejects
 
 
-def _last_before(reader: FileReader, part: Slice) -> _Record | None:
+def _last_before(reader: FileReader, work_range: Slice) -> _Record | None:
     """Return the last record before a work range in its file, or None if there is none."""
-    for before in _parts_before(reader, part):
-        last = None
-        for read in _records(reader, before, NEAR_BYTES):
-            last = read if isinstance(read, _Record) else last
-        if last is not None:
-            return last
+    for earlier_range in _parts_before(reader, work_range):
+        last_record = None
+        for read in _records(reader, earlier_range, NEAR_BYTES):
+            last_record = read if isinstance(read, _Record) else last_record
+        if last_record is not None:
+            return last_record
     return None
 
 
-def _records_after(reader: FileReader, part: Slice) -> Iterator[_Read]:
+def _records_after(reader: FileReader, work_range: Slice) -> Iterator[_Read]:
     """Yield the records and rejects of the file after a work range."""
-    for after in _parts_after(reader, part):
+    for after in _parts_after(reader, work_range):
         yield from _records(reader, after, NEAR_BYTES)
 
 
-def _parts_before(reader: FileReader, part: Slice) -> Iterator[Slice]:
-    """Yield work ranges that together cover the file before `part`, the nearest first."""
-    splits = range(part.piece, -1, -1) if reader.position == "number" else (0,)
+def _parts_before(reader: FileReader, work_range: Slice) -> Iterator[Slice]:
+    """Yield work ranges that together cover the file before `work_range`, the nearest first."""
+    splits = range(work_range.piece, -1, -1) if reader.position == "number" else (0,)
     for split in splits:
-        units, (begin, _), width = _units(reader, part, split)
-        end = begin if split == part.piece or reader.position != "number" else units
+        units, (begin, _), width = _units(reader, work_range, split)
+        end = begin if split == work_range.piece or reader.position != "number" else units
         while end > 0:
             begin = max(0, end - width)
-            yield _part_of_file(part, split, begin, end, units)
+            yield _part_of_file(work_range, split, begin, end, units)
             end, width = begin, width * _GROWTH
 
 
-def _parts_after(reader: FileReader, part: Slice) -> Iterator[Slice]:
-    """Yield work ranges that together cover the file after `part`, in file order."""
+def _parts_after(reader: FileReader, work_range: Slice) -> Iterator[Slice]:
+    """Yield work ranges that together cover the file after `work_range`, in file order."""
     is_table = reader.position == "number"
-    for split in range(part.piece, len(reader.rows())) if is_table else (0,):
-        units, (_, end), width = _units(reader, part, split)
-        begin = end if split == part.piece or not is_table else 0
+    for split in range(work_range.piece, len(reader.rows())) if is_table else (0,):
+        units, (_, end), width = _units(reader, work_range, split)
+        begin = end if split == work_range.piece or not is_table else 0
         while begin < units:
             end = min(units, begin + width)
-            yield _part_of_file(part, split, begin, end, units)
+            yield _part_of_file(work_range, split, begin, end, units)
             begin, width = end, width * _GROWTH
 
 
-def _units(reader: FileReader, part: Slice, split: int) -> tuple[int, tuple[int, int], int]:
+def _units(reader: FileReader, work_range: Slice, split: int) -> tuple[int, tuple[int, int], int]:
     """Return the units of a work range's file, and where the work range is.
 
     Units are the bytes or steps of a line file, or the rows of a split of a table.
 
     Returns:
-        (number of units, interval of `part`, units to read first).
+        (number of units, interval of `work_range`, units to read first).
     """
     if reader.position == "number":
         units = reader.rows()[split]
-        return units, part.range(units) if split == part.piece else (0, 0), NEAR_ROWS
+        return units, work_range.range(units) if split == work_range.piece else (0, 0), NEAR_ROWS
     if reader.position == "stream":
-        units = -(-part.size // part.step_bytes)
-        return units, part.range(units), 1
-    first = part.piece * part.piece_bytes
-    begin, end = part.range(min(part.piece_bytes, part.size - first))
-    return part.size, (first + begin, first + end), NEAR_BYTES
+        units = -(-work_range.size // work_range.step_bytes)
+        return units, work_range.range(units), 1
+    first_byte = work_range.piece * work_range.piece_bytes
+    begin, end = work_range.range(min(work_range.piece_bytes, work_range.size - first_byte))
+    return work_range.size, (first_byte + begin, first_byte + end), NEAR_BYTES
 
 
-def _part_of_file(part: Slice, split: int, begin: int, end: int, units: int) -> Slice:
-    """Return the work range of the units begin … end − 1 of the file of `part`.
+def _part_of_file(work_range: Slice, split: int, begin: int, end: int, units: int) -> Slice:
+    """Return the work range of the units begin … end − 1 of the file of `work_range`.
 
     `split` and `units` are as in `_units`.
     """
     # A line file is read as one split of all its bytes. The splits of a table have no bytes.
-    return part._replace(piece=split, lo=begin, hi=end, weight=units, piece_bytes=part.size)
+    return work_range._replace(
+        piece=split, lo=begin, hi=end, weight=units, piece_bytes=work_range.size
+    )

@@ -82,15 +82,17 @@ def line_decoder(text_key: str, fields: Fields | None = None) -> Callable[[bytes
     """
     names = fields.beside_text(text_key) if fields else []
     decoder = _decoder_of(text_key, tuple((name, msgspec.Raw) for name in names))
-    fast, others = (
+    fast, other_getters = (
         decoder.decode if decoder else _refuse,
         [attrgetter(f"field{i}") for i in range(len(names))],
     )
     # The fast path decodes media and weights. Lines with other fields take the slow path.
     alone = {
-        name: get for name, get in zip(names, others, strict=True) if name in (MEDIA, "weight")
+        name: get
+        for name, get in zip(names, other_getters, strict=True)
+        if name in (MEDIA, "weight")
     }
-    of_layouts = [get for name, get in zip(names, others, strict=True) if name not in alone]
+    of_layouts = [get for name, get in zip(names, other_getters, strict=True) if name not in alone]
     # With a fixed layout, every line has to be rendered.
     if fields and fields.format != "auto":
         fast = _refuse
@@ -120,26 +122,27 @@ def line_decoder(text_key: str, fields: Fields | None = None) -> Callable[[bytes
 
 @lru_cache(maxsize=64)
 def _decoder_of(
-    text_key: str, fields: tuple[tuple[str, Any], ...], whole: bool = False
+    text_key: str, fields: tuple[tuple[str, Any], ...], is_whole: bool = False
 ) -> msgspec.json.Decoder[Any] | None:
     """Return a decoder of records with the attributes `text`, `field0`, `field1` and so on.
 
     Args:
         text_key: Key of `text`.
         fields: Key and type of each `field0`, `field1` and so on. A missing field is None.
-        whole: Whether the decoder refuses records with other keys. Otherwise, it skips other keys.
+        is_whole: Whether the decoder refuses records with other keys. Otherwise, it skips other
+            keys.
 
     Returns:
         The decoder, or None if msgspec does not support one of the keys.
     """
-    own: list[Any] = [
+    record_fields: list[Any] = [
         ("text", str),
         *((f"field{i}", kind, None) for i, (_, kind) in enumerate(fields)),
     ]
     keys = {"text": text_key} | {f"field{i}": name for i, (name, _) in enumerate(fields)}
     try:
         record = msgspec.defstruct(
-            "Record", own, rename=keys, gc=False, forbid_unknown_fields=whole
+            "Record", record_fields, rename=keys, gc=False, forbid_unknown_fields=is_whole
         )
     except ValueError:  # msgspec refuses keys that need JSON escapes.
         return None
@@ -189,10 +192,11 @@ def decode_slowly(line: bytes, text_key: str, fields: Fields | None = None) -> O
         return "missing_text", without_keys(record, text_key)
     if not isinstance(text, str):
         return "not_a_string", f"the value of {ascii(text_key[:40])} is {kind_of(text)}"
-    if not text.isascii() and (found := SURROGATE.search(text)):
+    if not text.isascii() and (surrogate := SURROGATE.search(text)):
         return (
             "lone_surrogate",
-            f"character {found.start()} of the text is the lone surrogate {ascii(found[0])}",
+            f"character {surrogate.start()} of the text is the lone surrogate"
+            f" {ascii(surrogate[0])}",
         )
     if too_large := large_text(text):
         return too_large
@@ -235,10 +239,10 @@ def parse_object(line: bytes, has_numbers: bool) -> dict[str, Any] | tuple[str, 
     return record
 
 
-def without_keys(record: dict[str, Any], *wanted: str) -> str:
-    """Return the reject detail of a record that has none of the keys in `wanted`."""
+def without_keys(record: dict[str, Any], *wanted_keys: str) -> str:
+    """Return the reject detail of a record that has none of the keys in `wanted_keys`."""
     keys = ", ".join(ascii(key[:40]) for key in list(record)[:8])
-    names = " or ".join(ascii(key[:40]) for key in wanted)
+    names = " or ".join(ascii(key[:40]) for key in wanted_keys)
     return f"no key {names}; the line's keys are: {keys or 'none'}"
 
 
@@ -312,15 +316,19 @@ def block_decoder(
         # a line end: "}" followed by "{" is only valid JSON within a string, and a string contains
         # no line end. The decoder accepts two records in one line. But if the numbers of records
         # and lines are equal, each line contains exactly one record.
-        characters, last = np.frombuffer(data, np.uint8), starts + sizes - 1
-        last -= characters[last] == ord("\r")
-        if not ((characters[starts] == ord("{")).all() and (characters[last] == ord("}")).all()):
+        characters, last_index = np.frombuffer(data, np.uint8), starts + sizes - 1
+        last_index -= characters[last_index] == ord("\r")
+        if not (
+            (characters[starts] == ord("{")).all() and (characters[last_index] == ord("}")).all()
+        ):
             return None
         block = memoryview(data)[starts[0] : starts[-1] + sizes[-1]]
         if not has_learnt:
-            some = zip(starts[:_LEARNT_LINES].tolist(), sizes[:_LEARNT_LINES].tolist(), strict=True)
+            places = zip(
+                starts[:_LEARNT_LINES].tolist(), sizes[:_LEARNT_LINES].tolist(), strict=True
+            )
             whole = _whole_decoder(
-                text_key, names, [data[start : start + size] for start, size in some]
+                text_key, names, [data[start : start + size] for start, size in places]
             )
             has_learnt = True
         # The strict decoder parses every value, so a success needs no further checks.
@@ -360,15 +368,15 @@ def _whole_decoder(
     names: dict[str, None] = {}
     for line in lines:
         try:
-            others = _fields.decode(line)
+            other_fields = _fields.decode(line)
         except (ValueError, msgspec.MsgspecError, RecursionError):
             continue
-        others.pop(text_key, None)
-        if sum(map(len, map(bytes, others.values()))) > _MAX_OTHER_BYTES:
+        other_fields.pop(text_key, None)
+        if sum(map(len, map(bytes, other_fields.values()))) > _MAX_OTHER_BYTES:
             return None
-        if any(bytes(value)[:1] in (b"[", b"{") for value in others.values()):
+        if any(bytes(value)[:1] in (b"[", b"{") for value in other_fields.values()):
             return None
-        names.update(dict.fromkeys(others))
+        names.update(dict.fromkeys(other_fields))
         if len(names) > _MAX_FIELDS:
             return None
     # The type None accepts only null, so lines with one of these fields are refused.
@@ -389,11 +397,11 @@ def _check_utf8(block: bytes) -> None:
     begin = 0
     while begin < len(block):
         end = begin + _CHECKED_BYTES
-        some = block[begin:end]
+        part_of_block = block[begin:end]
         begin += (
-            len(some)
-            if some.isascii()
-            else codecs.utf_8_decode(some, "strict", end >= len(block))[1]
+            len(part_of_block)
+            if part_of_block.isascii()
+            else codecs.utf_8_decode(part_of_block, "strict", end >= len(block))[1]
         )
 
 
@@ -427,13 +435,15 @@ class Lines(NamedTuple):
         least = limits.MAX_DOCUMENT_BYTES + 1
         return np.where(self.sizes < 0, least, np.minimum(self.sizes, least))
 
-    def at(self, which: np.ndarray | slice) -> "Lines":
-        """Return the lines that `which`, a slice or bool[n], selects. They share `data`."""
-        return Lines(self.data, self.positions[which], self.starts[which], self.sizes[which])
+    def at(self, selection: np.ndarray | slice) -> "Lines":
+        """Return the lines that `selection`, a slice or bool[n], selects. They share `data`."""
+        return Lines(
+            self.data, self.positions[selection], self.starts[selection], self.sizes[selection]
+        )
 
 
 def read(
-    part: Slice,
+    work_range: Slice,
     text_key: str,
     keep: Keep | None,
     batch_bytes: int,
@@ -447,7 +457,7 @@ def read(
     """Yield the documents of a work range of a line file, compressed or not; see `formats.read`.
 
     Args:
-        part: The work range to read.
+        work_range: The work range to read.
         text_key: Key of the text.
         keep: Selects the documents to decode, or None for all.
         batch_bytes: Approximate content size of a batch in bytes.
@@ -458,21 +468,25 @@ def read(
         block: Function that returns a decoder of many lines. Another line format may replace
             `block_decoder` by a function with the same arguments and results.
     """
-    decode_block, batch = block(text_key, fields), BatchBuilder(part.file)
+    decode_block, batch = block(text_key, fields), BatchBuilder(work_range.file)
     chosen = by_fields(keep)
-    for lines in part_lines(part, keep, decoders):
+    for lines in part_lines(work_range, keep, decoders):
         all_wanted = keep is None
         if not all_wanted:
-            wanted = kept(
-                keep, part.file, lines.positions, lines.stored_sizes, partial(fields_of, lines)
+            is_wanted = kept(
+                keep,
+                work_range.file,
+                lines.positions,
+                lines.stored_sizes,
+                partial(fields_of, lines),
             )
-            if not wanted.any():
+            if not is_wanted.any():
                 continue
             # Documents with bad fields are added one by one, so that each becomes a reject.
-            all_wanted = bool(wanted.all()) and not (chosen and chosen.bad)
-            lines = lines if all_wanted else lines.at(wanted)
-        if part.grouping:
-            batch.note(lines.positions, _group_values(part.grouping, part.path, lines))
+            all_wanted = bool(is_wanted.all()) and not (chosen and chosen.bad)
+            lines = lines if all_wanted else lines.at(is_wanted)
+        if work_range.grouping:
+            batch.note(lines.positions, _group_values(work_range.grouping, work_range.path, lines))
         # Block decoding would also decode the unwanted lines between the wanted ones.
         texts = decode_block(lines.data, lines.starts, lines.sizes) if all_wanted else None
         if texts is not None:
@@ -528,61 +542,72 @@ def _add_one_by_one(
             yield from batch.take()
 
 
-def part_lines(part: Slice, keep: Keep | None, decoders: Decoders) -> Iterator[Lines]:
+def part_lines(work_range: Slice, keep: Keep | None, decoders: Decoders) -> Iterator[Lines]:
     """Yield all lines of a work range, including lines that `keep` does not select.
 
     If `keep` is a `Choice`, it must count all lines of the split. Therefore it is first called with
     the lines that precede the work range in the split.
     """
-    most = limits.MAX_LINE_BYTES
-    if not part.compression:
-        first = part.piece * part.piece_bytes
-        begin, end = part.range(min(part.piece_bytes, part.size - first))
+    most_bytes = limits.MAX_LINE_BYTES
+    if not work_range.compression:
+        first_byte = work_range.piece * work_range.piece_bytes
+        begin, end = work_range.range(min(work_range.piece_bytes, work_range.size - first_byte))
         if begin < end:
             if isinstance(keep, Choice) and begin:
-                before = Cursor(byte_blocks(part.path, part.size, first, first + begin))
-                _choose(keep, part.file, take_lines(before, 1, 2, most))
-            cursor = Cursor(byte_blocks(part.path, part.size, first + begin, first + end))
-            yield from take_lines(cursor, 1, 2, most)
+                earlier_lines = Cursor(
+                    byte_blocks(work_range.path, work_range.size, first_byte, first_byte + begin)
+                )
+                _choose(keep, work_range.file, take_lines(earlier_lines, 1, 2, most_bytes))
+            cursor = Cursor(
+                byte_blocks(work_range.path, work_range.size, first_byte + begin, first_byte + end)
+            )
+            yield from take_lines(cursor, 1, 2, most_bytes)
         return
-    begin, end = part.range(-(-part.size // part.step_bytes))
+    begin, end = work_range.range(-(-work_range.size // work_range.step_bytes))
     if begin < end:
         # A cursor of a Choice has counted lines, so only the same Choice may continue there.
         of_choice = int(keep.key) if isinstance(keep, Choice) else None
         cursor = decoders.take(
-            part.path, part.size, part.compression, part.step_bytes, begin, of_choice
+            work_range.path,
+            work_range.size,
+            work_range.compression,
+            work_range.step_bytes,
+            begin,
+            of_choice,
         )
         if isinstance(keep, Choice):
             # Both share one array, so counting in the Choice also updates the cursor.
             keep.seen = cursor.seen = keep.seen if cursor.seen is None else cursor.seen
-            _choose(keep, part.file, take_lines(cursor, cursor.next_label, begin, most))
-        yield from take_lines(cursor, begin, end, most)
+            _choose(keep, work_range.file, take_lines(cursor, cursor.next_label, begin, most_bytes))
+        yield from take_lines(cursor, begin, end, most_bytes)
         # After the last work range of a split, nothing continues at the cursor.
-        if part.hi < part.weight:
+        if work_range.hi < work_range.weight:
             decoders.give_back(cursor)
 
 
-def line_bytes(part: Slice) -> int:
+def line_bytes(work_range: Slice) -> int:
     """Return the number of bytes on disk of the lines that start in a work range.
 
     A compressed file is divided into steps of `step_bytes` compressed bytes. For such a file, the
     result is the number of compressed bytes in the work range's steps. In other files, a line
     longer than MAX_LINE_BYTES counts as MAX_LINE_BYTES.
     """
-    if part.compression:
-        begin, end = part.range(-(-part.size // part.step_bytes))
-        return min(end * part.step_bytes, part.size) - begin * part.step_bytes
-    most = limits.MAX_LINE_BYTES  # A longer line counts as this many bytes.
-    sizes = (lines.sizes for lines in part_lines(part, None, Decoders()))
-    return sum(int(np.where(some < 0, most, some + 1).sum()) for some in sizes)
+    if work_range.compression:
+        begin, end = work_range.range(-(-work_range.size // work_range.step_bytes))
+        return min(end * work_range.step_bytes, work_range.size) - begin * work_range.step_bytes
+    most_bytes = limits.MAX_LINE_BYTES  # A longer line counts as this many bytes.
+    sizes = (lines.sizes for lines in part_lines(work_range, None, Decoders()))
+    return sum(
+        int(np.where(line_sizes < 0, most_bytes, line_sizes + 1).sum()) for line_sizes in sizes
+    )
 
 
-def _choose(choice: Choice, file: int, some: Iterator[Lines]) -> None:
-    """Call `choice` with the lines in `some`, all of which precede the work range.
+def _choose(choice: Choice, file: int, earlier_lines: Iterator[Lines]) -> None:
+    """Call `choice` with the lines in `earlier_lines`, all of which precede the work range.
 
     The result is ignored, because the Choice only has to count these lines.
     """
-    for lines in some:
+    for lines in earlier_lines:
         none = np.zeros(len(lines.positions), np.bool_)
         choice(file, lines.positions, lines.stored_sizes(), partial(fields_of, lines), none)
 
@@ -655,13 +680,13 @@ def take_lines(cursor: Cursor, begin: int, end: int, max_bytes: int) -> Iterator
             if not pending:
                 return
         elif cursor.at_line_start:
-            last = data.rfind(b"\n") + 1  # This is 0 only if start is 0.
-            if last > start:
-                yield from _whole_lines(data, position, start, last, max_bytes)
+            last_end = data.rfind(b"\n") + 1  # This is 0 only if start is 0.
+            if last_end > start:
+                yield from _whole_lines(data, position, start, last_end, max_bytes)
             # The last line of the block is finished by the next blocks.
-            if last < len(data):
+            if last_end < len(data):
                 cursor.at_line_start = False
-                pending = [Block(label, position + last, data[last:])]
+                pending = [Block(label, position + last_end, data[last_end:])]
                 if _is_longer(pending, max_bytes):
                     yield from _one_line(pending, max_bytes)
                     pending = []
@@ -677,8 +702,8 @@ def _is_longer(parts: list[Block], max_bytes: int) -> bool:
 def _one_line(parts: list[Block], max_bytes: int) -> Iterator[Lines]:
     position = parts[0].position
     if _is_longer(parts, max_bytes):
-        at, start, size = (np.array([value], np.int64) for value in (position, 0, -1))
-        yield Lines(b"", at, start, size)
+        positions, start, size = (np.array([value], np.int64) for value in (position, 0, -1))
+        yield Lines(b"", positions, start, size)
     else:
         data = b"".join([*(part.data for part in parts), b"\n"])
         yield from _whole_lines(data, position, 0, len(data), max_bytes)

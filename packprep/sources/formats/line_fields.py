@@ -45,11 +45,13 @@ def read_line_fields(lines: Lines, names: Sequence[str]) -> list[FieldColumns]:
             rows, of_rows = by_types.setdefault(tuple(map(_type_of, values)), ([], []))
             rows.append(i)
             of_rows.append(values)
-    found = []
+    field_columns = []
     for types, (rows, of_rows) in by_types.items():
         columns = map(_column, types, zip(*of_rows, strict=True))
-        found.append(FieldColumns(np.array(rows, np.int64), dict(zip(names, columns, strict=True))))
-    return found
+        field_columns.append(
+            FieldColumns(np.array(rows, np.int64), dict(zip(names, columns, strict=True)))
+        )
+    return field_columns
 
 
 @lru_cache(maxsize=64)
@@ -60,11 +62,11 @@ def values_decoder(names: tuple[str, ...]) -> Callable[[bytes], list[Any] | None
     """
     # The name a.b may be a key, or b in the object at key a, so both keys are read.
     keys = list(dict.fromkeys(key for name in names for key in (name, name.partition(".")[0])))
-    own = [(f"field{i}", Any, msgspec.UNSET) for i in range(len(keys))]
+    record_fields = [(f"field{i}", Any, msgspec.UNSET) for i in range(len(keys))]
     rename = {f"field{i}": key for i, key in enumerate(keys)}
     parse = None
     try:
-        record = msgspec.defstruct("Record", own, rename=rename, gc=False)
+        record = msgspec.defstruct("Record", record_fields, rename=rename, gc=False)
         parse = msgspec.json.Decoder(record).decode
     except ValueError:  # msgspec refuses keys that need JSON escapes.
         pass
@@ -72,13 +74,15 @@ def values_decoder(names: tuple[str, ...]) -> Callable[[bytes], list[Any] | None
     def decode(line: bytes) -> list[Any] | None:
         if parse is not None:
             try:
-                found = msgspec.structs.astuple(parse(line))
+                values = msgspec.structs.astuple(parse(line))
                 # msgspec checks neither the UTF-8 nor the nesting depth of skipped data.
                 if not line.isascii():
                     line.decode()
                 if len(line) < MIN_NESTED_BYTES or not nested_too_deep(line):
-                    given = zip(keys, found, strict=True)
-                    record = {key: value for key, value in given if value is not msgspec.UNSET}
+                    keys_and_values = zip(keys, values, strict=True)
+                    record = {
+                        key: value for key, value in keys_and_values if value is not msgspec.UNSET
+                    }
                     return [field_at(record, name) for name in names]
             except (ValueError, msgspec.MsgspecError, RecursionError):
                 pass

@@ -92,11 +92,11 @@ def pieces(
     return Runs.of(index.documents, size, piece_bytes).pieces
 
 
-def bytes_per_token(part: Slice, text_key: str) -> float:
+def bytes_per_token(work_range: Slice, text_key: str) -> float:
     """Return the bytes of a pair of files, .bin and .idx, divided by the number of its tokens."""
-    with _opened(part.path, part.size) as (index_file, ids_file):
-        index = _read_index(part.path, index_file, ids_file)
-    return part.size / max(1, index.ids_bytes // index.dtype.itemsize)
+    with _opened(work_range.path, work_range.size) as (index_file, ids_file):
+        index = _read_index(work_range.path, index_file, ids_file)
+    return work_range.size / max(1, index.ids_bytes // index.dtype.itemsize)
 
 
 def pieces_at(path: str, size: int, positions: np.ndarray) -> np.ndarray:
@@ -110,19 +110,21 @@ def pieces_at(path: str, size: int, positions: np.ndarray) -> np.ndarray:
     return Runs.of(index.documents, size, PIECE_BYTES).pieces_at(positions)
 
 
-def numbers(part: Slice, decoders: Decoders) -> range:
-    """Return the document numbers of the whole split that the work range `part` belongs to.
+def numbers(work_range: Slice, decoders: Decoders) -> range:
+    """Return the document numbers of the whole split that a work range belongs to.
 
     Document numbers count from the start of the index.
     """
-    with _opened(part.path, part.size) as (index_file, ids_file):
-        path = index_path(part.path)
-        index = decoders.fact(path, lambda: _read_index(part.path, index_file, ids_file))
-    return Runs.of(index.documents, part.size, part.piece_bytes).numbers(part.piece)
+    with _opened(work_range.path, work_range.size) as (index_file, ids_file):
+        path = index_path(work_range.path)
+        index = decoders.fact(path, lambda: _read_index(work_range.path, index_file, ids_file))
+    return Runs.of(index.documents, work_range.size, work_range.piece_bytes).numbers(
+        work_range.piece
+    )
 
 
 def read(
-    part: Slice,
+    work_range: Slice,
     text_key: str,
     keep: Keep | None,
     batch_bytes: int,
@@ -130,40 +132,49 @@ def read(
     fields: Fields | None,
 ) -> Iterator[Batch]:
     """Yield the documents of a work range; see `formats.read`."""
-    with _opened(part.path, part.size) as (index_file, ids_file):
-        path = index_path(part.path)
-        index = decoders.fact(path, lambda: _read_index(part.path, index_file, ids_file))
-        runs = Runs.of(index.documents, part.size, part.piece_bytes)
-        numbers = runs.checked(part.piece, path)
-        low, high = part.range(len(numbers))
+    with _opened(work_range.path, work_range.size) as (index_file, ids_file):
+        path = index_path(work_range.path)
+        index = decoders.fact(path, lambda: _read_index(work_range.path, index_file, ids_file))
+        runs = Runs.of(index.documents, work_range.size, work_range.piece_bytes)
+        numbers = runs.checked(work_range.piece, path)
+        low, high = work_range.range(len(numbers))
         if low == high:
             return
-        chosen_from, first, end = numbers.start, numbers.start + low, numbers.start + high
+        chosen_from, first_number, end = numbers.start, numbers.start + low, numbers.start + high
         # The sequences of document first + i are bounds[i] … bounds[i + 1] − 1.
-        bounds = array_at(index_file, path, index.documents_at + 8 * first, "<i8", end - first + 1)
+        bounds = array_at(
+            index_file, path, index.documents_at + 8 * first_number, "<i8", end - first_number + 1
+        )
         falls = np.flatnonzero(descents(bounds))
         if len(falls) or bounds[0] < 0 or bounds[-1] > index.sequences:
-            at = int(falls[0]) if len(falls) else 0
+            fall_index = int(falls[0]) if len(falls) else 0
             raise _damaged(
                 path,
-                f"document {first + at} has the sequences from {bounds[at]} to {bounds[at + 1]}",
+                f"document {first_number + fall_index} has the sequences from {bounds[fall_index]}"
+                f" to {bounds[fall_index + 1]}",
             )
         # A Choice also counts the documents of the split before the work range.
         positions = np.arange(
-            chosen_from if isinstance(keep, Choice) else first, end, dtype=np.int64
+            chosen_from if isinstance(keep, Choice) else first_number, end, dtype=np.int64
         )
         # The last end − first entries belong to the work range.
-        wanted = kept(
-            keep, part.file, positions, lambda: _sizes(path, index, index_file, positions)
-        )[first - end :]
+        is_wanted = kept(
+            keep, work_range.file, positions, lambda: _sizes(path, index, index_file, positions)
+        )[first_number - end :]
         # Documents may have very many sequences, so entries are loaded in parts.
-        for some in slices(np.maximum(np.diff(bounds), 1), _SEQUENCES):
-            if wanted[some].any():
-                own = bounds[some.start : some.stop + 1]
+        for group_slice in slices(np.maximum(np.diff(bounds), 1), _SEQUENCES):
+            if is_wanted[group_slice].any():
+                own_bounds = bounds[group_slice.start : group_slice.stop + 1]
                 group = _Group(
-                    path, index, first + some.start, own, *_entries(path, index, index_file, own)
+                    path,
+                    index,
+                    first_number + group_slice.start,
+                    own_bounds,
+                    *_entries(path, index, index_file, own_bounds),
                 )
-                yield from group.batches(part.file, ids_file, wanted[some], batch_bytes)
+                yield from group.batches(
+                    work_range.file, ids_file, is_wanted[group_slice], batch_bytes
+                )
 
 
 def _entries(
@@ -181,8 +192,8 @@ def _entries(
     s, count = int(bounds[0]), int(bounds[-1] - bounds[0])
     lengths = array_at(file, path, _HEADER.size + 4 * s, "<i4", count).astype(np.int64)
     pointers = array_at(file, path, index.pointers_at + 8 * s, "<i8", count)
-    last = index.ids_bytes - lengths * index.dtype.itemsize  # largest valid pointer
-    odd = np.flatnonzero((lengths < 0) | (pointers < 0) | (pointers > last))
+    last_pointer = index.ids_bytes - lengths * index.dtype.itemsize  # largest valid pointer
+    odd = np.flatnonzero((lengths < 0) | (pointers < 0) | (pointers > last_pointer))
     if len(odd):
         i = int(odd[0])
         raise _damaged(
@@ -208,14 +219,14 @@ def _sizes(path: str, index: Index, file: BinaryIO, positions: np.ndarray) -> np
     A damaged index entry does not raise an error here but is clipped to the valid range. The error
     is raised when the document is read.
     """
-    first, count = int(positions[0]), len(positions)
-    bounds = array_at(file, path, index.documents_at + 8 * first, "<i8", count + 1).clip(
+    first_number, count = int(positions[0]), len(positions)
+    bounds = array_at(file, path, index.documents_at + 8 * first_number, "<i8", count + 1).clip(
         0, index.sequences
     )
     s, sequences = int(bounds[0]), max(int(bounds[-1] - bounds[0]), 0)
     lengths = array_at(file, path, _HEADER.size + 4 * s, "<i4", sequences).astype(np.int64)
-    before = offsets_of(lengths)
-    return np.diff(before[(bounds - s).clip(0, sequences)]).clip(0)
+    offsets_of_sequences = offsets_of(lengths)
+    return np.diff(offsets_of_sequences[(bounds - s).clip(0, sequences)]).clip(0)
 
 
 class _Group(NamedTuple):
@@ -229,17 +240,17 @@ class _Group(NamedTuple):
     pointers: np.ndarray  # int64[sequences]
 
     def batches(
-        self, file: int, ids_file: BinaryIO, wanted: np.ndarray, batch_bytes: int
+        self, file: int, ids_file: BinaryIO, is_wanted: np.ndarray, batch_bytes: int
     ) -> Iterator[Batch]:
-        """Yield the documents where `wanted`, bool[n], is True, as in `id_batches`."""
-        documents = np.flatnonzero(wanted)
+        """Yield the documents where `is_wanted`, bool[n], is True, as in `id_batches`."""
+        documents = np.flatnonzero(is_wanted)
         sizes = np.diff(offsets_of(self.lengths)[self.bounds - self.bounds[0]])[documents]
         yield from id_batches(
             file,
             self.first + documents,
             sizes,
             batch_bytes,
-            lambda own: (self._ids(ids_file, documents[own]), None),
+            lambda own_indices: (self._ids(ids_file, documents[own_indices]), None),
         )
 
     def _ids(self, ids_file: BinaryIO, documents: np.ndarray) -> np.ndarray:
@@ -249,12 +260,15 @@ class _Group(NamedTuple):
             ids_file: The .bin file.
             documents: int64[k], numbers of the documents in the group.
         """
-        # For documents with 2 and 1 sequences, which begin at 0 and 5, `which` is [0, 1, 5].
-        here = np.diff(self.bounds)[documents]  # number of sequences per document
+        # For documents with 2 and 1 sequences, which begin at 0 and 5, `sequence_indices` is [0, 1,
+        # 5].
+        sequence_counts = np.diff(self.bounds)[documents]  # number of sequences per document
         begins = self.bounds[documents] - self.bounds[0]
-        which = np.repeat(begins - (np.cumsum(here) - here), here) + np.arange(int(here.sum()))
-        begin = self.pointers[which]
-        end = begin + self.lengths[which] * self.head.dtype.itemsize
+        sequence_indices = np.repeat(
+            begins - (np.cumsum(sequence_counts) - sequence_counts), sequence_counts
+        ) + np.arange(int(sequence_counts.sum()))
+        begin = self.pointers[sequence_indices]
+        end = begin + self.lengths[sequence_indices] * self.head.dtype.itemsize
         return joined_runs(ids_file, self.path, self.head.dtype, begin, end)
 
 
@@ -282,13 +296,13 @@ def _read_index(path: str, index_file: BinaryIO, ids_file: BinaryIO) -> Index:
             "hint: write the data again"
         )
     if code not in _DTYPES:
-        what = (
+        problem = (
             f"ids of {_FLOATS[code]}, which cannot be token ids"
             if code in _FLOATS
             else f"an unknown dtype code, {code}"
         )
         raise SourceError(
-            f"{path}: the index names {what}\nhint: write the data with an integer dtype"
+            f"{path}: the index names {problem}\nhint: write the data with an integer dtype"
         )
     # A sequence takes 12 bytes for length and pointer, and 1 more for a mode.
     least = _HEADER.size + 12 * sequences + 8 * count
@@ -302,14 +316,15 @@ def _read_index(path: str, index_file: BinaryIO, ids_file: BinaryIO) -> Index:
         np.dtype(_DTYPES[code]), sequences, max(count - 1, 0), index_bytes > least, ids_bytes
     )
     # The documents must cover all sequences.
-    first, last = (
+    first_sequence, last_sequence = (
         int(array_at(index_file, path, index.documents_at + 8 * i, "<i8", 1)[0]) if count else 0
         for i in (0, count - 1)
     )
-    if (first, last) != (0, sequences):
+    if (first_sequence, last_sequence) != (0, sequences):
         raise _damaged(
             path,
-            f"its documents go from sequence {first} to {last}, but there are {sequences}: its"
+            f"its documents go from sequence {first_sequence} to {last_sequence}, but there are"
+            f" {sequences}: its"
             " writer did not end the last document",
         )
     # The last length and the last pointer give the end of the .bin.
@@ -329,8 +344,8 @@ def _read_index(path: str, index_file: BinaryIO, ids_file: BinaryIO) -> Index:
     return index
 
 
-def _damaged(path: str, what: str) -> SourceError:
-    return damaged(path, what, "both files")
+def _damaged(path: str, problem: str) -> SourceError:
+    return damaged(path, problem, "both files")
 
 
 @contextmanager

@@ -65,29 +65,30 @@ def pieces(path: str, size: int, text_key: str, tokens: bool, piece_bytes: int) 
     """
     names = [*COLUMNS, text_key] if tokens else [MESSAGES, text_key]
     with _opened(path, size) as (source, file):
-        held = []
+        content_sizes = []
         groups = _groups(file, file.num_row_groups)
-        for group, found in zip(
+        for group, chunks_of_group in zip(
             groups, _chunks(source, file, range(len(groups)), names), strict=True
         ):
-            of_ids = TOKEN_TEXT_BYTES * sum(c.num_values for c in found)
-            held.append(
+            of_ids = TOKEN_TEXT_BYTES * sum(c.num_values for c in chunks_of_group)
+            content_sizes.append(
                 of_ids
                 if tokens
-                else sum(c.total_uncompressed_size for c in found) or group.total_byte_size
+                else sum(c.total_uncompressed_size for c in chunks_of_group)
+                or group.total_byte_size
             )
-        if any(not 0 <= n_bytes < 1 << 47 for n_bytes in held):
+        if any(not 0 <= n_bytes < 1 << 47 for n_bytes in content_sizes):
             raise pa.ArrowInvalid("its footer gives impossible sizes")
-        return held
+        return content_sizes
 
 
-def bytes_per_token(part: Slice, text_key: str) -> float:
+def bytes_per_token(work_range: Slice, text_key: str) -> float:
     """Return TOKEN_TEXT_BYTES, because `pieces` counts each token id as this many bytes."""
     return float(TOKEN_TEXT_BYTES)
 
 
 def read(
-    part: Slice,
+    work_range: Slice,
     text_key: str,
     keep: Keep | None,
     batch_bytes: int,
@@ -95,48 +96,50 @@ def read(
     fields: Fields | None,
 ) -> Iterator[Batch]:
     """Yield the documents of a work range of a row group; see `formats.read`."""
-    footer = _footer(part, decoders)
-    with _opened(part.path, part.size, footer.metadata) as (source, file):
-        tokens = part.format == "parquet_tokens"
+    footer = _footer(work_range, decoders)
+    with _opened(work_range.path, work_range.size, footer.metadata) as (source, file):
+        tokens = work_range.format == "parquet_tokens"
         if tokens:
-            columns = find_token_columns(part.path, file.schema_arrow, text_key, fields)
+            columns = find_token_columns(work_range.path, file.schema_arrow, text_key, fields)
         else:
 
             def sizes_of(keys: Sequence[str]) -> list[int]:
-                chunks = [next(_chunks(source, file, [part.piece], [key])) for key in keys]
+                chunks = [next(_chunks(source, file, [work_range.piece], [key])) for key in keys]
                 return [sum(chunk.total_uncompressed_size for chunk in of_key) for of_key in chunks]
 
-            columns = find_columns(part.path, file.schema_arrow, text_key, fields, sizes_of)
-            columns |= find_group_columns(part.path, file.schema_arrow, part.grouping)
-        chosen_by = find_field_columns(part.path, file.schema_arrow, keep)
-        # `begin` and `end` count rows of the group, and `first` is the group's first row in the
+            columns = find_columns(work_range.path, file.schema_arrow, text_key, fields, sizes_of)
+            columns |= find_group_columns(work_range.path, file.schema_arrow, work_range.grouping)
+        chosen_by = find_field_columns(work_range.path, file.schema_arrow, keep)
+        # `begin` and `end` count rows of the group, and `first_row` is the group's first row in the
         # file.
-        first, n_rows = sum(footer.rows[: part.piece]), footer.rows[part.piece]
-        begin, end = part.range(n_rows)
+        first_row, n_rows = sum(footer.rows[: work_range.piece]), footer.rows[work_range.piece]
+        begin, end = work_range.range(n_rows)
         if begin == end:
             return
-        group = _Group(part, source, file, first, n_rows, batch_bytes)
+        group = _Group(work_range, source, file, first_row, n_rows, batch_bytes)
         chosen = by_fields(keep)
         # The footer's statistics may prove that no row is taken.
         if chosen is not None and not chosen.passes.may_use(group.ranges(chosen_by)):
-            for at in range(begin, end, _COUNTED_ROWS):
-                rows = np.arange(first + at, first + min(at + _COUNTED_ROWS, end))
-                chosen.leave_out(part.file, rows)
+            for begin_row in range(begin, end, _COUNTED_ROWS):
+                rows = np.arange(
+                    first_row + begin_row, first_row + min(begin_row + _COUNTED_ROWS, end)
+                )
+                chosen.leave_out(work_range.file, rows)
             return
         if isinstance(keep, ByFields):
             # The other columns are not read if no row is left.
-            wanted = group.wanted(keep, chosen_by, begin, end)
-            found, keep = group.rows_at(wanted, columns, tokens), None
+            wanted_rows = group.wanted(keep, chosen_by, begin, end)
+            values_of_rows, keep = group.rows_at(wanted_rows, columns, tokens), None
         else:
             low = 0 if isinstance(keep, Choice) else begin
-            found = group.rows(columns, chosen_by, low, end, tokens)
-        batch = BatchBuilder(part.file)
-        for numbers, values, by in found:
-            selection = RowSelection(numbers, keep, first + begin, by)
+            values_of_rows = group.rows(columns, chosen_by, low, end, tokens)
+        batch = BatchBuilder(work_range.file)
+        for numbers, values, by in values_of_rows:
+            selection = RowSelection(numbers, keep, first_row + begin, by)
             if tokens:
-                yield from read_lists(part.file, values, text_key, selection, batch_bytes)
+                yield from read_lists(work_range.file, values, text_key, selection, batch_bytes)
             else:
-                values = note_groups(batch, part, values, numbers)
+                values = note_groups(batch, work_range, values, numbers)
                 yield from read_rows(batch, values, text_key, fields, selection, batch_bytes)
         yield from batch.take()
 
@@ -185,34 +188,37 @@ class _Group:
         batches = self._batches((*columns.values(), *chosen_by.values()), begin, end, tokens)
         for table in _tables(batches, self.batch_bytes):
             values, fields = (
-                {key: of_key.combine_chunks() for key, of_key in self._values(table, some).items()}
-                for some in (columns, chosen_by)
+                {
+                    key: of_key.combine_chunks()
+                    for key, of_key in self._values(table, columns_of_kind).items()
+                }
+                for columns_of_kind in (columns, chosen_by)
             )
             yield np.arange(row, row + table.num_rows, dtype=np.int64), values, fields
             row += table.num_rows
 
     def rows_at(
-        self, wanted: np.ndarray, columns: Mapping[str, Column], tokens: bool
+        self, wanted_rows: np.ndarray, columns: Mapping[str, Column], tokens: bool
     ) -> Iterator[tuple[np.ndarray, dict[str, pa.Array], dict[str, pa.Array]]]:
         """Yield (row numbers, values, {}) of some rows of the group, as `rows`.
 
-        `wanted`, int64[k], has the ascending row numbers.
+        `wanted_rows`, int64[k], has the ascending row numbers.
         """
-        if not len(wanted):
+        if not len(wanted_rows):
             return
-        row, end = int(wanted[0]), int(wanted[-1]) + 1
+        row, end = int(wanted_rows[0]), int(wanted_rows[-1]) + 1
         batches = self._batches(columns.values(), row - self.first, end - self.first, tokens)
         for table in _tables(batches, self.batch_bytes):
-            # `wanted` ascends, so the wanted rows of a table are a range of it.
-            low, high = np.searchsorted(wanted, [row, row + table.num_rows])
+            # `wanted_rows` ascends, so the wanted rows of a table are a range of it.
+            low, high = np.searchsorted(wanted_rows, [row, row + table.num_rows])
             is_wanted = np.zeros(table.num_rows, np.bool_)
-            is_wanted[wanted[low:high] - row] = True
+            is_wanted[wanted_rows[low:high] - row] = True
             row, mask = row + table.num_rows, mask_of(is_wanted)
             values = {
                 key: without_views(of_key).filter(mask).combine_chunks()
                 for key, of_key in self._values(table, columns).items()
             }
-            yield wanted[low:high], values, {}
+            yield wanted_rows[low:high], values, {}
 
     def _batches(
         self, columns: Iterable[Column], begin: int, end: int, tokens: bool
@@ -273,12 +279,12 @@ class _Group:
 
         The other arguments are as in `rows`. Only the columns in `chosen_by` are read.
         """
-        found = [np.zeros(0, np.int64)]
+        wanted_rows = [np.zeros(0, np.int64)]
         for positions, _, fields in self.rows({}, chosen_by, begin, end, False):
             read_fields = rows_of(fields, 0, len(positions))
-            own = np.ones(len(positions), np.bool_)
-            found.append(positions[keep(self.part.file, positions, read_fields, own)])
-        return np.concatenate(found)
+            is_own = np.ones(len(positions), np.bool_)
+            wanted_rows.append(positions[keep(self.part.file, positions, read_fields, is_own)])
+        return np.concatenate(wanted_rows)
 
     def _names(self, columns: Iterable[Column]) -> list[str]:
         schema = self.file.schema_arrow
@@ -338,19 +344,19 @@ def record_batches(path: str, names: Sequence[str], values: int) -> Iterator[pa.
             yield from file.iter_batches(rows, row_groups=[number], columns=names)
 
 
-def numbers(part: Slice, decoders: Decoders) -> range:
-    """Return the row numbers of the whole row group that the work range `part` belongs to.
+def numbers(work_range: Slice, decoders: Decoders) -> range:
+    """Return the row numbers of the whole row group that a work range belongs to.
 
     Row numbers count from the start of the file.
     """
-    rows = rows_of_splits(part, decoders)
-    first = sum(rows[: part.piece])
-    return range(first, first + rows[part.piece])
+    rows = rows_of_splits(work_range, decoders)
+    first_row = sum(rows[: work_range.piece])
+    return range(first_row, first_row + rows[work_range.piece])
 
 
-def rows_of_splits(part: Slice, decoders: Decoders) -> list[int]:
+def rows_of_splits(work_range: Slice, decoders: Decoders) -> list[int]:
     """Return the number of rows of each row group of the file of a work range."""
-    return _footer(part, decoders).rows
+    return _footer(work_range, decoders).rows
 
 
 class _Footer(NamedTuple):
@@ -478,38 +484,40 @@ def _check_pages(
         SourceError: If a page is too large.
     """
     for chunk in chunks:
-        at = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
-        end = min(at + chunk.total_compressed_size, size)
-        while at < end:
-            page = _page(source, at)
+        offset = (
+            chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
+        )
+        end = min(offset + chunk.total_compressed_size, size)
+        while offset < end:
+            page = _page(source, offset)
             check_block(
                 path,
                 "a page",
                 page.decoded,
                 "write it with fewer rows per page (write_batch_size, data_page_size)",
             )
-            at = page.begin + page.stored
+            offset = page.begin + page.stored
 
 
-def _page(source: _Source, at: int) -> _Page:
-    """Read the page header at byte `at` of a file, and return the page's location and sizes.
+def _page(source: _Source, offset: int) -> _Page:
+    """Read the page header at byte `offset` of a file, and return the page's location and sizes.
 
     The header is Parquet's PageHeader in Thrift's compact protocol. Its fields are 1 (type), 2
     (uncompressed_page_size) and 3 (compressed_page_size). The fields after them are skipped: a
     checksum, and fields that depend on the type.
     """
     for n_bytes in _HEADER_BYTES:
-        source.seek(at)
+        source.seek(offset)
         data = source.read(n_bytes)
         try:
             fields, end = _struct(data, 0, 0)
         except IndexError:  # The header is longer, for example because of long statistics.
             continue
-        page = _Page(at + end, fields.get(2, -1), fields.get(3, -1))
+        page = _Page(offset + end, fields.get(2, -1), fields.get(3, -1))
         if page.decoded < 0 or page.stored < 0:
             break
         return page
-    raise pa.ArrowInvalid(f"the data at byte {at} is not a page")
+    raise pa.ArrowInvalid(f"the data at byte {offset} is not a page")
 
 
 _HEADER_BYTES = (1 << 8, 1 << 16, 1 << 24)
@@ -517,8 +525,8 @@ _MAX_DEPTH = 8
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, 7, 8, 12
 
 
-def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, int], int]:
-    """Return (fields, end) of the Thrift struct at offset `at`.
+def _struct(data: bytes, offset: int, depth: int) -> tuple[dict[int, int], int]:
+    """Return (fields, end) of the Thrift struct at offset `offset`.
 
     `fields` maps the number of each integer field to its value, for example {1: 0, 2: 4096}. `end`
     is the offset of the byte after the struct.
@@ -530,50 +538,50 @@ def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, int], int]:
         raise pa.ArrowInvalid("a page's header is nested too deeply")
     fields: dict[int, int] = {}
     number = 0
-    while head := data[at]:
+    while head := data[offset]:
         # The low half of the byte is the type, the high half the difference to the last number.
-        kind, at = head & 15, at + 1
+        kind, offset = head & 15, offset + 1
         if head >> 4:
             number += head >> 4
         else:
             # A difference of 0 means that the number follows, in zigzag form.
-            number, at = _varint(data, at)
+            number, offset = _varint(data, offset)
             number = number >> 1 ^ -(number & 1)
         if kind in (4, 5, 6):
-            value, at = _varint(data, at)
+            value, offset = _varint(data, offset)
             fields[number] = value >> 1 ^ -(value & 1)
         else:
-            at = _past(data, at, kind, depth)
-    return fields, at + 1
+            offset = _past(data, offset, kind, depth)
+    return fields, offset + 1
 
 
-def _past(data: bytes, at: int, kind: int, depth: int) -> int:
-    """Return the offset of the byte after a value that starts at offset `at`.
+def _past(data: bytes, offset: int, kind: int, depth: int) -> int:
+    """Return the offset of the byte after a value that starts at offset `offset`.
 
     `kind` is the Thrift type of the value, but not one of the integer types.
     """
     if kind in (_TRUE, _FALSE):
-        return at
+        return offset
     if kind in (_BYTE, _DOUBLE):
-        return at + (1 if kind == _BYTE else 8)
+        return offset + (1 if kind == _BYTE else 8)
     if kind == _BINARY:
-        size, at = _varint(data, at)
-        if at + size > len(data):
+        size, offset = _varint(data, offset)
+        if offset + size > len(data):
             raise IndexError
-        return at + size
+        return offset + size
     if kind == _STRUCT:
-        return _struct(data, at, depth + 1)[1]
+        return _struct(data, offset, depth + 1)[1]
     raise pa.ArrowInvalid("a page's header has a field of an unknown type")
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _varint(data: bytes, offset: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        byte = data[at]
+        byte = data[offset]
         value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
+        offset, shift = offset + 1, shift + 7
         if byte < 128:
-            return value, at
+            return value, offset
         if shift > 63:
             raise pa.ArrowInvalid("a page's header has an impossible number")
 

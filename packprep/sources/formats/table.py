@@ -124,7 +124,7 @@ def find_columns(
         return {text_key: _text_column(path, schema, text_key, sizes_of)}
     spans = _column(path, schema, LOSS_SPANS, text_key)
     _column(path, schema, fields.messages_key, text_key)  # Refuse several columns of this name.
-    found = {LOSS_SPANS: spans} if spans else {}
+    columns_by_key = {LOSS_SPANS: spans} if spans else {}
     text = fields.format == "auto" and _place(schema, text_key)
 
     def there(layout: Layout) -> bool:
@@ -135,7 +135,7 @@ def find_columns(
         layout for layout in LAYOUTS if fields.format in ("auto", layout.name) and there(layout)
     ]
     if text:
-        found[text_key] = _text_column(path, schema, text_key, sizes_of)
+        columns_by_key[text_key] = _text_column(path, schema, text_key, sizes_of)
     elif not any(not layout.advice for layout in layouts):
         raise _no_layout(path, schema, text_key, fields, layouts, sizes_of)
     names = [name for layout in layouts for name in (*layout.needs, *layout.may_have)]
@@ -146,9 +146,9 @@ def find_columns(
         raise SourceError(f"{path}: {UNREAD_MEDIA}")
     media = [MEDIA] if fields.kinds and _column(path, schema, MEDIA, text_key) else []
     for key in map(fields.key_of, [*names, *media, "weight"]):
-        if at := _column(path, schema, key, text_key):
-            found[key] = at
-    return found
+        if column := _column(path, schema, key, text_key):
+            columns_by_key[key] = column
+    return columns_by_key
 
 
 GROUP_BY, ORDER_BY = "\0group_by", "\0order_by"
@@ -165,9 +165,9 @@ def find_group_columns(
         SourceError: If a column is missing or occurs more than once, or if it contains lists or
             objects.
     """
-    found: dict[str, Column] = {}
+    columns_by_key: dict[str, Column] = {}
     asked = ((GROUP_BY, "group_by"), (ORDER_BY, "order_by")) if grouping else ()
-    for own, name in asked:
+    for own_key, name in asked:
         if not (key := getattr(grouping, name)):
             continue
         place, count = _place(schema, key), len(schema.get_all_field_indices(key))
@@ -184,28 +184,31 @@ def find_group_columns(
                 " and false\n"
                 f"hint: set {name} to another column"
             )
-        found[own] = place
-    return found
+        columns_by_key[own_key] = place
+    return columns_by_key
 
 
 def note_groups(
-    batch: BatchBuilder, part: Slice, columns: dict[str, pa.Array], numbers: np.ndarray
+    batch: BatchBuilder, work_range: Slice, columns: dict[str, pa.Array], numbers: np.ndarray
 ) -> dict[str, pa.Array]:
     """Note the values to group by of some rows, and return `columns` without these values.
 
     Args:
         batch: Builder that the rows are added to later.
-        part: The work range of the rows.
+        work_range: The work range of the rows.
         columns: Maps each key to its values.
         numbers: int64[rows], the number of each row in the file.
     """
-    grouping, own = part.grouping, [columns[key] for key in (GROUP_BY, ORDER_BY) if key in columns]
+    grouping, group_columns = (
+        work_range.grouping,
+        [columns[key] for key in (GROUP_BY, ORDER_BY) if key in columns],
+    )
     # Values are noted by row number, because rows are filtered and added later.
     if grouping is not None:
         keys = [key for key in (grouping.group_by, grouping.order_by) if key]
-        rows = zip(*(_scalars(column).to_pylist() for column in own), strict=True)
+        rows = zip(*(_scalars(column).to_pylist() for column in group_columns), strict=True)
         values = (
-            group_value(grouping, dict(zip(keys, row, strict=True)).get, part.path, number)
+            group_value(grouping, dict(zip(keys, row, strict=True)).get, work_range.path, number)
             for number, row in zip(numbers.tolist(), rows, strict=True)
         )
         batch.note(numbers, values)
@@ -234,7 +237,7 @@ def _has_places(schema: pa.Schema) -> bool:
     return (
         is_list
         and pa.types.is_struct(kind.value_type)
-        and {part.name for part in kind.value_type} >= OF_PLACE
+        and {entry_field.name for entry_field in kind.value_type} >= OF_PLACE
     )
 
 
@@ -255,9 +258,10 @@ def _no_layout(
         return SourceError(f"{path}: its rows are {refused(layouts[0])}. Its columns are {names}")
     if fields.format != "auto":
         layout = next(layout for layout in LAYOUTS if layout.name == fields.format)
-        wanted = " and ".join(repr(fields.key_of(field)) for field in layout.needs)
+        wanted_columns = " and ".join(repr(fields.key_of(field)) for field in layout.needs)
         return SourceError(
-            f"{path}: messages_format = {fields.format!r} requires columns named {wanted}, but"
+            f"{path}: messages_format = {fields.format!r} requires columns named {wanted_columns},"
+            " but"
             f" the columns are {names}\n"
             "hint: set messages_key to the column that holds the messages, or messages_format to"
             " the layout of the file"
@@ -278,13 +282,13 @@ def _messages_in(schema: pa.Schema) -> str:
     """
     for field in schema:
         kind = field.type
-        if pa.types.is_struct(kind) and (inner := _messages_in(pa.schema(list(kind)))):
-            return f"{field.name}.{inner}"
+        if pa.types.is_struct(kind) and (inner_key := _messages_in(pa.schema(list(kind)))):
+            return f"{field.name}.{inner_key}"
         is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
         if (
             is_list
             and pa.types.is_struct(kind.value_type)
-            and is_message([part.name for part in kind.value_type])
+            and is_message([entry_field.name for entry_field in kind.value_type])
         ):
             return str(field.name)
     return ""
@@ -316,13 +320,13 @@ def _place(schema: pa.Schema, key: str) -> Column | None:
     index = schema.get_field_index(key)
     if index >= 0 or "." not in key:
         return Column(index) if index >= 0 else None
-    first, rest = key.split(".", 1)
-    index = schema.get_field_index(first)
+    first_key, other_keys = key.split(".", 1)
+    index = schema.get_field_index(first_key)
     if index < 0 or not pa.types.is_struct(schema.field(index).type):
         return None
-    inner = _place(pa.schema(list(schema.field(index).type)), rest)
-    return inner and Column(
-        index, (schema.field(index).type.field(inner.number).name, *inner.inside)
+    inner_column = _place(pa.schema(list(schema.field(index).type)), other_keys)
+    return inner_column and Column(
+        index, (schema.field(index).type.field(inner_column.number).name, *inner_column.inside)
     )
 
 
@@ -358,7 +362,9 @@ def _text_missing(
     """
     names = ", ".join(map(repr, schema.names[:50])) or "none"
     # The advice depends on the columns, which may have a layout, texts or token ids.
-    there = next((layout for layout in LAYOUTS if set(layout.needs) <= set(schema.names)), None)
+    found_layout = next(
+        (layout for layout in LAYOUTS if set(layout.needs) <= set(schema.names)), None
+    )
     keys = [
         (key, kind)
         for key, kind in _leaves(schema)
@@ -369,8 +375,8 @@ def _text_missing(
     texts = texts[:_MOST_TEXT_KEYS]
     settings = {}
     advice = "set text_key (--text-key) to the column that holds the text"
-    if there is not None:
-        advice = f"for {instead_of_text(there)}"
+    if found_layout is not None:
+        advice = f"for {instead_of_text(found_layout)}"
     elif texts:
         # Sizes need a read of the file, so a single candidate is not measured.
         sizes = sizes_of(texts) if len(texts) > 1 else [1]
@@ -401,7 +407,8 @@ def _leaves(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
         kind = schema.field(name).type
         if pa.types.is_struct(kind) and "." not in name:
             yield from (
-                (f"{name}.{inner}", of_inner) for inner, of_inner in _leaves(pa.schema(list(kind)))
+                (f"{name}.{inner_key}", of_inner)
+                for inner_key, of_inner in _leaves(pa.schema(list(kind)))
             )
         else:
             yield name, kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -418,12 +425,12 @@ def _is_text(kind: pa.DataType) -> bool:
     return any(getattr(pa.types, f"is_{name}")(kind) for name in kinds)
 
 
-def check_block(path: str, what: str, n_bytes: int, advice: str) -> None:
+def check_block(path: str, block_name: str, n_bytes: int, advice: str) -> None:
     """Check that a decoded block does not exceed MAX_BLOCK_BYTES.
 
     Args:
         path: Path or URL of the file.
-        what: Name of the block, for example "a page".
+        block_name: Name of the block, for example "a page".
         n_bytes: Size of the decoded block in bytes.
         advice: Remedy for the error message.
 
@@ -432,14 +439,14 @@ def check_block(path: str, what: str, n_bytes: int, advice: str) -> None:
     """
     if n_bytes > MAX_BLOCK_BYTES:
         raise SourceError(
-            f"{path}: {what} has {n_bytes} bytes after decompression, but at most"
+            f"{path}: {block_name} has {n_bytes} bytes after decompression, but at most"
             f" {MAX_BLOCK_BYTES} can be decoded at once\n"
             f"hint: {advice}, or take the file out of the recipe"
         )
 
 
 @contextmanager
-def arrow_errors(path: str, what: str) -> Iterator[None]:
+def arrow_errors(path: str, file_kind: str) -> Iterator[None]:
     """Convert pyarrow's errors to a `SourceError` while the context is open.
 
     The message names the file at `path` and a remedy. Errors of the operating system are not
@@ -452,7 +459,7 @@ def arrow_errors(path: str, what: str) -> Iterator[None]:
         yield
     except UnicodeDecodeError as error:  # The name of a column is invalid.
         raise SourceError(
-            f"{path}: not a readable {what}, because a name in it is not UTF-8: {error}\n"
+            f"{path}: not a readable {file_kind}, because a name in it is not UTF-8: {error}\n"
             "hint: fetch the file again, or take it out of the recipe"
         ) from error
     except (pa.ArrowException, OSError) as error:
@@ -470,7 +477,8 @@ def arrow_errors(path: str, what: str) -> Iterator[None]:
                 "fetch the file with git lfs pull",
             )
         raise SourceError(
-            f"{path}: not a readable {what}: {error}\nhint: {mend}, or take it out of the recipe"
+            f"{path}: not a readable {file_kind}: {error}\nhint: {mend}, or take it out of the"
+            " recipe"
         ) from error
 
 
@@ -544,17 +552,17 @@ def read_rows(
             for key in columns
             if key != text_key and (_has_nulls(rows) or not fields or fields.says(key))
         ]
-        others = {key: columns[key].slice(begin, at_once) for key in needed}
+        other_columns = {key: columns[key].slice(begin, at_once) for key in needed}
         # A Choice counts every row, so sizes refer to the rows before the filter.
-        counted = [others[key] for key in fields.counted(others)] if fields else []
+        counted = [other_columns[key] for key in fields.counted(other_columns)] if fields else []
         sizes = partial(_sizes, rows, counted)
-        positions, wanted = selection.of_rows(batch.file, begin, len(rows), sizes)
-        rows, *values = map(without_views, (rows, *others.values()))
+        positions, is_wanted = selection.of_rows(batch.file, begin, len(rows), sizes)
+        rows, *values = map(without_views, (rows, *other_columns.values()))
         # Filter before a dictionary is expanded, because the expanded texts may be large.
-        if not wanted.all():
-            mask = mask_of(wanted)
+        if not is_wanted.all():
+            mask = mask_of(is_wanted)
             positions, rows, values = (
-                positions[wanted],
+                positions[is_wanted],
                 rows.filter(mask),
                 [column.filter(mask) for column in values],
             )
@@ -562,7 +570,7 @@ def read_rows(
             rows = rows.dictionary_decode()
         if pa.types.is_null(rows.type):
             rows = rows.cast(pa.string())
-        beside = dict(zip(others, values, strict=True))
+        beside = dict(zip(other_columns, values, strict=True))
         yield from _add_rows(
             batch, rows.cast(pa.large_binary()), beside, fields, positions, batch_bytes
         )
@@ -578,18 +586,21 @@ def find_field_columns(path: str, schema: pa.Schema, keep: Keep | None) -> dict[
             type.
     """
     places = {name: _place(schema, name) for name in fields_read(keep)}
-    found = {name: column for name, column in places.items() if column is not None}
+    columns_by_name = {name: column for name, column in places.items() if column is not None}
     if (chosen := by_fields(keep)) is not None:
-        types = {name: column.type_in(schema) for name, column in found.items()}
+        types = {name: column.type_in(schema) for name, column in columns_by_name.items()}
         chosen.passes.check(path, types, dict(_leaves(schema)))
-    elif len(found) < len(places):
-        missing = next(name for name in places if name not in found)
-        there = ", ".join(f"{name!r} ({kind})" for name, kind in islice(_leaves(schema), 50))
+    elif len(columns_by_name) < len(places):
+        missing = next(name for name in places if name not in columns_by_name)
+        fields_in_words = ", ".join(
+            f"{name!r} ({kind})" for name, kind in islice(_leaves(schema), 50)
+        )
         raise SourceError(
-            f"{path}: there is no field {missing!r} to keep; the fields are {there or 'none'}\n"
+            f"{path}: there is no field {missing!r} to keep; the fields are"
+            f" {fields_in_words or 'none'}\n"
             "hint: correct keep, or make the file a source of its own"
         )
-    return found
+    return columns_by_name
 
 
 def rows_of(columns: Mapping[str, pa.Array], begin: int, count: int) -> ReadFields:
@@ -632,10 +643,12 @@ def _sizes(rows: pa.Array, counted: Sequence[pa.Array]) -> np.ndarray:
     The size is the number of bytes of the row's text in `rows`. If the text is null, it is the sum
     over the columns in `counted`: a text counts with its bytes, and a list with its items.
     """
-    others = pa.array(sum((_lengths(column) for column in counted), np.zeros(len(rows), np.int64)))
+    other_sizes = pa.array(
+        sum((_lengths(column) for column in counted), np.zeros(len(rows), np.int64))
+    )
     if pa.types.is_null(rows.type):
-        return others.to_numpy(zero_copy_only=False)
-    sizes = pc.if_else(rows.is_null(), others, pa.array(_lengths(rows)))
+        return other_sizes.to_numpy(zero_copy_only=False)
+    sizes = pc.if_else(rows.is_null(), other_sizes, pa.array(_lengths(rows)))
     return sizes.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
@@ -690,12 +703,14 @@ def _add_rows(
         yield from _add_one_by_one(batch, rows, beside, fields, positions, batch_bytes)
         return
     sizes = np.from_dlpack(pc.binary_length(rows))  # `to_numpy` would import pandas.
-    for some in slices(sizes, batch_bytes):
-        texts = _texts(rows[some], sizes[some])
+    for batch_slice in slices(sizes, batch_bytes):
+        texts = _texts(rows[batch_slice], sizes[batch_slice])
         if texts is not None:
-            yield from batch.extend(positions[some], texts, sizes[some], batch_bytes)
+            yield from batch.extend(positions[batch_slice], texts, sizes[batch_slice], batch_bytes)
         else:
-            yield from _add_one_by_one(batch, rows[some], {}, fields, positions[some], batch_bytes)
+            yield from _add_one_by_one(
+                batch, rows[batch_slice], {}, fields, positions[batch_slice], batch_bytes
+            )
 
 
 def _texts(rows: pa.LargeBinaryArray, sizes: np.ndarray) -> list[str] | None:
@@ -725,14 +740,18 @@ def _add_one_by_one(
         if size is not None and size > limits.MAX_DOCUMENT_BYTES:
             batch.reject(position, *too_large(size))
         else:
-            found = _document(rows, beside, fields, i)
-            if isinstance(found, tuple):
-                batch.reject(position, *found)
+            document_or_reject = _document(rows, beside, fields, i)
+            if isinstance(document_or_reject, tuple):
+                batch.reject(position, *document_or_reject)
             else:
                 # A row without a text has the size of its other columns.
-                of_layout = size is None or isinstance(found, Supervision) and found.text is None
+                of_layout = (
+                    size is None
+                    or isinstance(document_or_reject, Supervision)
+                    and document_or_reject.text is None
+                )
                 n_bytes = sum(c.slice(i, 1).nbytes for c in beside.values()) if of_layout else size
-                batch.add(position, found, n_bytes)
+                batch.add(position, document_or_reject, n_bytes)
         if batch.bytes >= batch_bytes:
             yield from batch.take()
 
@@ -744,23 +763,23 @@ def _document(
 
     `rows` contains the text of each row, or null. `beside` maps the other keys to their values.
     """
-    # `at` names the column in the detail of a reject.
-    at = "text"
+    # `field_name` names the column in the detail of a reject.
+    field_name = "text"
     try:
         # Texts are decoded row by row, so invalid UTF-8 rejects one row and not the file.
         text = rows[i].as_buffer().to_pybytes().decode() if rows[i].is_valid else None
         record = {}
         for key, column in beside.items():
-            at = "text" if text is not None else ascii(key[:40])[1:-1]
+            field_name = "text" if text is not None else ascii(key[:40])[1:-1]
             if column[i].is_valid:
                 value = column[i].as_py()
                 if _has_json(column.type):
                     value = _parsed(value, column.type)
                 record[key] = value.decode() if isinstance(value, bytes) else value
     except UnicodeDecodeError as error:
-        return invalid_utf8(error, at)
+        return invalid_utf8(error, field_name)
     except ValueError:
-        return "malformed_json", f"{at} holds a value of type arrow.json that is not JSON"
+        return "malformed_json", f"{field_name} holds a value of type arrow.json that is not JSON"
     if fields is None:
         return ("not_a_string", "the value is null") if text is None else text
     # From here on, the record equals the JSON line with the same data.
@@ -789,8 +808,8 @@ def _is_json(kind: pa.DataType) -> bool:
 @lru_cache(maxsize=64)
 def _has_json(kind: pa.DataType) -> bool:
     """Return whether an Arrow type is, or contains at any depth, the extension type for JSON."""
-    inner = [kind.field(i).type for i in range(kind.num_fields)]
-    return _is_json(kind) or any(map(_has_json, inner))
+    inner_types = [kind.field(i).type for i in range(kind.num_fields)]
+    return _is_json(kind) or any(map(_has_json, inner_types))
 
 
 class _JsonValue(NamedTuple):
@@ -807,8 +826,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, _JsonValue):
         return value.value
     if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    return [_plain(inner) for inner in value] if isinstance(value, list) else value
+        return {key: _plain(inner_value) for key, inner_value in value.items()}
+    return [_plain(inner_value) for inner_value in value] if isinstance(value, list) else value
 
 
 def _parsed(value: Any, kind: pa.DataType) -> Any:
@@ -826,9 +845,11 @@ def _parsed(value: Any, kind: pa.DataType) -> Any:
             raise ValueError("nested too deep")
         return _JsonValue(json.loads(value, parse_int=read_integer))
     if pa.types.is_struct(kind):
-        return {name: _parsed(inner, kind.field(name).type) for name, inner in value.items()}
+        return {
+            name: _parsed(inner_value, kind.field(name).type) for name, inner_value in value.items()
+        }
     if _is_list(kind):
-        return [_parsed(inner, kind.value_type) for inner in value]
+        return [_parsed(inner_value, kind.value_type) for inner_value in value]
     return value
 
 
@@ -847,26 +868,28 @@ def find_token_column(path: str, schema: pa.Schema, text_key: str) -> int:
             integers.
     """
     names = ", ".join(map(repr, schema.names[:50])) or "none"
-    wanted = COLUMNS if text_key == "text" else (text_key,)
-    name = next((name for name in wanted if name in schema.names), None)
+    wanted_names = COLUMNS if text_key == "text" else (text_key,)
+    name = next((name for name in wanted_names if name in schema.names), None)
     if name is None:
         raise SourceError(
-            f"{path}: no column named {' or '.join(map(repr, wanted))}; the columns are {names}\n"
+            f"{path}: no column named {' or '.join(map(repr, wanted_names))}; the columns are"
+            f" {names}\n"
             "hint: set text_key to the column that holds the lists of token ids"
         )
-    found = schema.get_all_field_indices(name)
-    if len(found) > 1:
+    column_indices = schema.get_all_field_indices(name)
+    if len(column_indices) > 1:
         raise SourceError(
-            f"{path}: {len(found)} columns named {name!r}\nhint: write the file with one of them"
+            f"{path}: {len(column_indices)} columns named {name!r}\nhint: write the file with one"
+            " of them"
         )
-    kind = schema.field(found[0]).type
+    kind = schema.field(column_indices[0]).type
     if not _is_tokens(kind):
         raise SourceError(
             f"{path}: the column {name!r} holds {kind}, not lists of integers\n"
             "hint: set text_key to the column that holds the lists of token ids; for text, set"
             ' format to "auto"'
         )
-    return found[0]
+    return column_indices[0]
 
 
 def find_token_columns(
@@ -916,20 +939,22 @@ def read_lists(
         selection: Selects the rows to read.
         batch_bytes: Approximate content size of a batch in bytes.
     """
-    column, others = columns[text_key], [key for key in columns if key != text_key]
+    column, other_keys = columns[text_key], [key for key in columns if key != text_key]
     for begin in range(0, len(column), SLICE_LISTS):
         rows = column.slice(begin, SLICE_LISTS)
-        beside = {key: columns[key].slice(begin, SLICE_LISTS) for key in others}
+        beside = {key: columns[key].slice(begin, SLICE_LISTS) for key in other_keys}
         sizes = partial(list_lengths, rows)
-        positions, wanted = selection.of_rows(file, begin, len(rows), sizes)
-        if not wanted.all():
-            rows, positions = rows.filter(pa.array(wanted)), positions[wanted]
-            beside = {key: values.filter(pa.array(wanted)) for key, values in beside.items()}
+        positions, is_wanted = selection.of_rows(file, begin, len(rows), sizes)
+        if not is_wanted.all():
+            rows, positions = rows.filter(pa.array(is_wanted)), positions[is_wanted]
+            beside = {key: values.filter(pa.array(is_wanted)) for key, values in beside.items()}
         lengths = list_lengths(rows)
         # An empty list counts as one byte, which limits the documents of a batch.
-        for some in slices(np.maximum(lengths * TOKEN_TEXT_BYTES, 1), batch_bytes):
-            of_some = {key: values[some] for key, values in beside.items()}
-            batch = _batch(file, rows[some], positions[some], lengths[some], of_some)
+        for batch_slice in slices(np.maximum(lengths * TOKEN_TEXT_BYTES, 1), batch_bytes):
+            of_some = {key: values[batch_slice] for key, values in beside.items()}
+            batch = _batch(
+                file, rows[batch_slice], positions[batch_slice], lengths[batch_slice], of_some
+            )
             yield batch
 
 
@@ -1027,8 +1052,10 @@ def _ids(
         places = np.flatnonzero(ids.is_null().to_numpy(zero_copy_only=False))
         owner = np.searchsorted(offsets, places, "right") - 1
         # The index that `np.unique` returns is the first null of each list.
-        _, at = np.unique(owner, return_index=True)
-        for place, i in zip(places[at].tolist(), owner[at].tolist(), strict=True):
+        _, first_indices = np.unique(owner, return_index=True)
+        for place, i in zip(
+            places[first_indices].tolist(), owner[first_indices].tolist(), strict=True
+        ):
             bad[int(numbers[i])] = ("not_tokens", f"token {place - int(offsets[i])} is null")
         ids = (ids.cast(pa.int64()) if pa.types.is_null(ids.type) else ids).fill_null(0)
     elif pa.types.is_null(ids.type):

@@ -23,7 +23,7 @@ _STEP_BYTES = 1 << 20  # The value does not matter, because a text file is read 
 
 
 def read(
-    part: Slice,
+    work_range: Slice,
     text_key: str,
     keep: Keep | None,
     batch_bytes: int,
@@ -34,14 +34,17 @@ def read(
 
     An empty file is a document with an empty text.
     """
-    begin, end = part.range(1)
-    at = np.zeros(1, np.int64)
-    if begin == end or not kept(keep, part.file, at, lambda: at + part.size)[0]:
+    begin, end = work_range.range(1)
+    positions = np.zeros(1, np.int64)
+    if (
+        begin == end
+        or not kept(keep, work_range.file, positions, lambda: positions + work_range.size)[0]
+    ):
         return
-    batch = BatchBuilder(part.file)
-    data = _read_whole(part, limits.MAX_DOCUMENT_BYTES)
+    batch = BatchBuilder(work_range.file)
+    data = _read_whole(work_range, limits.MAX_DOCUMENT_BYTES)
     if data is None:
-        batch.reject(0, *too_large(None if part.compression else part.size))
+        batch.reject(0, *too_large(None if work_range.compression else work_range.size))
     else:
         try:
             batch.add(0, data.removeprefix(BOM).decode(), len(data))
@@ -50,21 +53,23 @@ def read(
     yield from batch.take()
 
 
-def _read_whole(part: Slice, max_bytes: int) -> bytes | None:
+def _read_whole(work_range: Slice, max_bytes: int) -> bytes | None:
     """Return the decompressed bytes of a file, or None if there are more than `max_bytes`."""
-    if not part.compression:
-        with open_source(part.path, part.size) as file:
-            if part.size > max_bytes:
+    if not work_range.compression:
+        with open_source(work_range.path, work_range.size) as file:
+            if work_range.size > max_bytes:
                 return None
             data = bytearray()
-            while chunk := file.read(max(part.size - len(data), 1)):
+            while chunk := file.read(max(work_range.size - len(data), 1)):
                 data += chunk
-            if len(data) != part.size:
-                raise limits.changed_size(part.path, part.size, len(data))
+            if len(data) != work_range.size:
+                raise limits.changed_size(work_range.path, work_range.size, len(data))
             return bytes(data)
     blocks = []
     n_bytes = 0
-    for block in decompressed(part.path, part.size, part.compression, _STEP_BYTES):
+    for block in decompressed(
+        work_range.path, work_range.size, work_range.compression, _STEP_BYTES
+    ):
         blocks.append(block.data)
         n_bytes += len(block.data)
         if n_bytes > max_bytes:

@@ -84,7 +84,7 @@ _Found = _Row | tuple[str, str]
 
 
 def read(
-    part: Slice,
+    work_range: Slice,
     text_key: str,
     keep: Keep | None,
     batch_bytes: int,
@@ -93,14 +93,14 @@ def read(
 ) -> Iterator[Batch]:
     """Yield the documents of a work range of token lines, compressed or not; see `formats.read`."""
     keys, chosen = _keys_of(text_key, fields), by_fields(keep)
-    for lines in part_lines(part, keep, decoders):
-        wanted = kept(
-            keep, part.file, lines.positions, lines.stored_sizes, partial(fields_of, lines)
+    for lines in part_lines(work_range, keep, decoders):
+        is_wanted = kept(
+            keep, work_range.file, lines.positions, lines.stored_sizes, partial(fields_of, lines)
         )
-        lines_wanted = lines if wanted.all() else lines.at(wanted)
-        for some in slices(lines_wanted.stored_sizes(), batch_bytes):
+        lines_wanted = lines if is_wanted.all() else lines.at(is_wanted)
+        for batch_slice in slices(lines_wanted.stored_sizes(), batch_bytes):
             bad = chosen.bad if chosen else {}
-            yield _batch(part.file, lines_wanted.at(some), keys, bad)
+            yield _batch(work_range.file, lines_wanted.at(batch_slice), keys, bad)
 
 
 def _keys_of(text_key: str, fields: Fields | None) -> _Keys:
@@ -131,23 +131,27 @@ def _token_rows(
 
     `unjudged` is `ByFields.bad`, or {}.
     """
-    held = (lines.line(i) for i in range(len(lines.positions)))
-    found = [too_large_line() if line is None else decode(line) for line in held]
-    refused = {i: row for i, row in enumerate(found) if not isinstance(row, _Row)}
+    line_texts = (lines.line(i) for i in range(len(lines.positions)))
+    rows_or_rejects = [too_large_line() if line is None else decode(line) for line in line_texts]
+    refused = {i: row for i, row in enumerate(rows_or_rejects) if not isinstance(row, _Row)}
     # Fields are judged before ids are parsed, so `bad_field` replaces other reasons.
     for i, position in enumerate(lines.positions.tolist() if unjudged else ()):
         if position in unjudged:
-            found[i] = refused[i] = BAD_FIELD, unjudged[position]
-    weights, bad = row_weights([row.weight if isinstance(row, _Row) else None for row in found])
+            rows_or_rejects[i] = refused[i] = BAD_FIELD, unjudged[position]
+    weights, bad = row_weights(
+        [row.weight if isinstance(row, _Row) else None for row in rows_or_rejects]
+    )
     refused |= bad
-    used = np.ones(len(found), np.bool_)
+    used = np.ones(len(rows_or_rejects), np.bool_)
     used[list(refused)] = False
     # Accepted texts consist of numbers only, so NumPy parses many lists at once.
-    rows = [row for i, row in enumerate(found) if isinstance(row, _Row) and i not in refused]
-    lengths = np.zeros(len(found), np.int64)
+    rows = [
+        row for i, row in enumerate(rows_or_rejects) if isinstance(row, _Row) and i not in refused
+    ]
+    lengths = np.zeros(len(rows_or_rejects), np.int64)
     lengths[used] = [row.length for row in rows]
     ids = _numbers((row.ids for row in rows), np.int64)
-    masks, given = {}, {}
+    masks, has_masks = {}, {}
     for name in MASKS:
         has_mask = np.array([name in row.masks for row in rows], np.bool_)
         if not has_mask.any():
@@ -156,11 +160,11 @@ def _token_rows(
         masks[name] = _numbers(texts, np.float64 if name == WEIGHTS else np.int64)
         # Rows without the mask get values that train every token.
         if not has_mask.all():
-            given[name] = np.repeat(has_mask, lengths[used])
+            has_masks[name] = np.repeat(has_mask, lengths[used])
             of_all = (ids if name == LABELS else np.ones(len(ids))).astype(masks[name].dtype)
-            of_all[given[name]] = masks[name]
+            of_all[has_masks[name]] = masks[name]
             masks[name] = of_all
-    return TokenRows(lengths, used, ids, masks, given, weights, refused)
+    return TokenRows(lengths, used, ids, masks, has_masks, weights, refused)
 
 
 def _numbers(texts: Iterable[bytes], kind: type) -> np.ndarray:
@@ -182,12 +186,12 @@ def _line_decoder(keys: _Keys) -> Callable[[bytes], _Found]:
     (reject reason, detail) pair. It never raises an exception.
     """
     names = (*keys.ids, *keys.masks)
-    own = [(f"field{i}", msgspec.Raw, None) for i in range(len(names))]
+    record_fields = [(f"field{i}", msgspec.Raw, None) for i in range(len(names))]
     rename = {f"field{i}": name for i, name in enumerate(names)}
     try:
         record = msgspec.defstruct(
             "Record",
-            [*own, *([(_WEIGHT, Any, None)] if keys.has_weight else [])],
+            [*record_fields, *([(_WEIGHT, Any, None)] if keys.has_weight else [])],
             rename=rename,
             gc=False,
         )
@@ -235,10 +239,10 @@ def _inner(value: bytes, characters: bytes) -> bytes:
         ValueError: If `value` is not a list, or if the text contains a character that is not in
             `characters`.
     """
-    inner = value[1:-1]
-    if value[:1] != b"[" or inner.translate(None, characters):
+    list_text = value[1:-1]
+    if value[:1] != b"[" or list_text.translate(None, characters):
         raise ValueError
-    return b"" if inner.isspace() else inner
+    return b"" if list_text.isspace() else list_text
 
 
 def _mask(value: bytes) -> bytes:
@@ -252,9 +256,9 @@ def _mask(value: bytes) -> bytes:
     return _inner(value, _NUMBERS)
 
 
-def _count(inner: bytes) -> int:
-    """Return the number of entries of a list. `inner` is the text between its brackets."""
-    return inner.count(b",") + 1 if inner else 0
+def _count(list_text: bytes) -> int:
+    """Return the number of entries of a list. `list_text` is the text between its brackets."""
+    return list_text.count(b",") + 1 if list_text else 0
 
 
 def _decode_exactly(line: bytes, keys: _Keys) -> _Found:
@@ -326,10 +330,11 @@ def _bad_entries(masks: dict[str, list[Any]]) -> tuple[str, str] | None:
     return None
 
 
-def _bad_entry(values: list[Any], kinds: set[type], wanted: str) -> str:
+def _bad_entry(values: list[Any], kinds: set[type], requirement: str) -> str:
     """Return a message about the first entry with a type that is not in `kinds`.
 
-    Return "" if all types are in `kinds`. `wanted` describes these types, for example "an integer".
+    Return "" if all types are in `kinds`. `requirement` describes these types, for example "an
+    integer".
     """
     if set(map(type, values)) <= kinds:
         return ""
@@ -337,4 +342,4 @@ def _bad_entry(values: list[Any], kinds: set[type], wanted: str) -> str:
     if values[i] is None:
         return f"token {i} is null"
     value = repr(values[i]) if isinstance(values[i], float) else kind_of(values[i])
-    return f"token {i} is {value}, not {wanted}"
+    return f"token {i} is {value}, not {requirement}"

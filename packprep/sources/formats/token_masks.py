@@ -39,7 +39,7 @@ def masked(
     ids: np.ndarray,
     offsets: np.ndarray,
     masks: Mapping[str, np.ndarray],
-    given: Mapping[str, np.ndarray] = MappingProxyType({}),
+    given_masks: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> MaskedTokens:
     """Evaluate the masks of D documents, and find documents with invalid masks.
 
@@ -49,9 +49,9 @@ def masked(
         masks: Maps a name in MASKS to the mask's values, [tokens], as integers, bools or floats.
             For a document that does not have the mask, the values are 1, or for LABELS the ids of
             the document's tokens.
-        given: Has an entry for each mask that exists only in some documents. The entry maps the
-            mask's name to a bool[tokens] that is True for the tokens of these documents. A mask
-            that is not in `given` is a mask of all documents.
+        given_masks: Has an entry for each mask that exists only in some documents. The entry maps
+            the mask's name to a bool[tokens] that is True for the tokens of these documents. A mask
+            that is not in `given_masks` is a mask of all documents.
 
     Returns:
         The tokens to keep, their weights, and the documents with invalid masks.
@@ -61,8 +61,8 @@ def masked(
 
     def refuse(is_wrong: np.ndarray, detail: str) -> None:
         tokens = np.flatnonzero(is_wrong)
-        for i, first in zip(*np.unique(documents[tokens], return_index=True), strict=True):
-            number = int(tokens[first] - offsets[i])
+        for i, token_index in zip(*np.unique(documents[tokens], return_index=True), strict=True):
+            number = int(tokens[token_index] - offsets[i])
             refused.setdefault(int(i), (BAD_MASK, f"token {number}: {detail}"))
 
     # Padding is only removed at the ends, because a gap would join distant tokens.
@@ -74,11 +74,11 @@ def masked(
         refuse(~is_kept & _inside(is_kept, documents, offsets), f"{ATTENTION} is 0 between tokens")
     # Each mask says which tokens it trains, and all masks of a document must agree.
     trained = _trained_by_masks(ids, documents, masks, is_kept, refuse)
-    for first, other in combinations(trained, 2):
+    for one_mask, other_mask in combinations(trained, 2):
         # A document without a mask has default values, which contradict no other mask.
-        differs = is_kept & (trained[first] != trained[other])
-        differs = differs & given.get(first, True) & given.get(other, True)
-        refuse(differs, f"{first} and {other} contradict each other")
+        differs = is_kept & (trained[one_mask] != trained[other_mask])
+        differs = differs & given_masks.get(one_mask, True) & given_masks.get(other_mask, True)
+        refuse(differs, f"{one_mask} and {other_mask} contradict each other")
     weights = np.ones(len(ids), np.float32)
     if WEIGHTS in masks:
         values = masks[WEIGHTS].astype(np.float64)
@@ -141,9 +141,9 @@ def _inside(is_kept: np.ndarray, documents: np.ndarray, offsets: np.ndarray) -> 
         offsets: int64[D + 1], index of each document's first token.
     """
     count = offsets_of(is_kept)
-    before = count[:-1] - count[offsets[documents]]
-    after = count[offsets[documents + 1]] - count[1:]
-    return (before > 0) & (after > 0)
+    kept_before = count[:-1] - count[offsets[documents]]
+    kept_after = count[offsets[documents + 1]] - count[1:]
+    return (kept_before > 0) & (kept_after > 0)
 
 
 def _are_shifted(
@@ -158,5 +158,5 @@ def _are_shifted(
     is_next[:-1] = (labels[:-1] == ids[1:]) & (documents[:-1] == documents[1:])
     is_last = np.ones(len(ids), np.bool_)
     is_last[:-1] = documents[:-1] != documents[1:]
-    others = np.bincount(documents, is_trained & ~is_next & ~is_last)
-    return others == 0
+    unshifted_counts = np.bincount(documents, is_trained & ~is_next & ~is_last)
+    return unshifted_counts == 0

@@ -67,31 +67,31 @@ def batch_of_rows(file: int, positions: np.ndarray, rows: TokenRows) -> Batch:
                 problem = BAD_MASK, "a token's weight times the document's is not finite in float32"
                 refused.setdefault(i, problem)
     # From here on, refused rows lose their tokens, as padding does.
-    good = np.ones(len(lengths), np.bool_)
-    good[list(refused)] = False
-    is_kept = is_kept & np.repeat(good[used], lengths[used])
+    is_good = np.ones(len(lengths), np.bool_)
+    is_good[list(refused)] = False
+    is_kept = is_kept & np.repeat(is_good[used], lengths[used])
     if not is_kept.all():
         counts = np.bincount(np.repeat(np.arange(len(numbers)), lengths[used])[is_kept])
         # `counts` ends at the last document with a kept token. Later documents have none.
         kept_lengths = np.zeros(len(numbers), np.int64)
         kept_lengths[: len(counts)] = counts
-        ids, offsets = ids[is_kept], offsets_of(kept_lengths[good[used]])
+        ids, offsets = ids[is_kept], offsets_of(kept_lengths[is_good[used]])
         token_weights = None if token_weights is None else token_weights[is_kept]
     rejects = [
         Reject(file, int(positions[i]), refused[i][0], refused[i][1][:MAX_DETAIL])
         for i in sorted(refused)
     ]
     # `number[i]` is the number of row i among the documents of the batch.
-    count, number = int(good.sum()), np.cumsum(good) - 1
+    count, number = int(is_good.sum()), np.cumsum(is_good) - 1
     is_all_trained = token_weights is None or bool((token_weights == 1).all())
     return Batch(
         [],
         np.full(count, file, np.int32),
-        positions[good],
+        positions[is_good],
         rejects,
         {},
         IdLists(ids, offsets),
-        {int(number[i]): weight for i, weight in rows.weights.items() if good[i]},
+        {int(number[i]): weight for i, weight in rows.weights.items() if is_good[i]},
         None if is_all_trained else token_weights,
     )
 

@@ -80,14 +80,14 @@ class IdArray(NamedTuple):
         return min(max(0, -(-(byte - self.begin) // self.dtype.itemsize)), self.ids)
 
 
-def bytes_per_token(part: Slice, text_key: str) -> float:
+def bytes_per_token(work_range: Slice, text_key: str) -> float:
     """Return the bytes of an id. Each document's eos is among its ids."""
-    with open_source(part.path, part.size) as file:
-        return float(array_of(part, file).dtype.itemsize)
+    with open_source(work_range.path, work_range.size) as file:
+        return float(array_of(work_range, file).dtype.itemsize)
 
 
 def read(
-    part: Slice,
+    work_range: Slice,
     text_key: str,
     keep: Keep | None,
     batch_bytes: int,
@@ -95,23 +95,25 @@ def read(
     fields: Fields | None,
 ) -> Iterator[Batch]:
     """Yield the documents of a work range; see `formats.read`."""
-    first = part.piece * part.piece_bytes
-    low, high = part.range(min(part.piece_bytes, part.size - first))
+    first_byte = work_range.piece * work_range.piece_bytes
+    low, high = work_range.range(min(work_range.piece_bytes, work_range.size - first_byte))
     if low == high:
         return
-    with open_source(part.path, part.size) as file:
-        array = array_of(part, file)
-        own = array.first_id(first + low)
-        begin = array.first_id(first) if isinstance(keep, Choice) else own
-        documents = _Documents(part, file, array, array.first_id(first + high))
-        for found in documents.starting_from(begin):
-            positions = array.begin + found.begins * array.dtype.itemsize
+    with open_source(work_range.path, work_range.size) as file:
+        array = array_of(work_range, file)
+        own_begin = array.first_id(first_byte + low)
+        begin = array.first_id(first_byte) if isinstance(keep, Choice) else own_begin
+        documents = _Documents(work_range, file, array, array.first_id(first_byte + high))
+        for found_documents in documents.starting_from(begin):
+            positions = array.begin + found_documents.begins * array.dtype.itemsize
             # Documents before the work range are only for the Choice.
-            wanted = kept(keep, part.file, positions, found.sizes.copy) & (found.begins >= own)
-            for some in slices(found.sizes * limits.TOKEN_TEXT_BYTES, batch_bytes):
-                chosen = np.arange(some.start, some.stop)[wanted[some]]
+            is_wanted = kept(keep, work_range.file, positions, found_documents.sizes.copy) & (
+                found_documents.begins >= own_begin
+            )
+            for batch_slice in slices(found_documents.sizes * limits.TOKEN_TEXT_BYTES, batch_bytes):
+                chosen = np.arange(batch_slice.start, batch_slice.stop)[is_wanted[batch_slice]]
                 if len(chosen):
-                    yield found.batch(part.file, positions, chosen)
+                    yield found_documents.batch(work_range.file, positions, chosen)
 
 
 class _Found(NamedTuple):
@@ -130,17 +132,22 @@ class _Found(NamedTuple):
         """Return a batch of some documents, which `documents` names by number."""
         is_large = limits.are_too_long(self.sizes[documents])
         reason = "too_large", f"more than {limits.MAX_DOCUMENT_TOKENS} tokens"
-        rejects = [Reject(file, at, *reason) for at in positions[documents[is_large]].tolist()]
-        own = documents[~is_large]
-        offsets = offsets_of(self.sizes[own])
-        firsts, ends = self.firsts[own], self.firsts[own] + self.sizes[own]
+        rejects = [
+            Reject(file, position, *reason) for position in positions[documents[is_large]].tolist()
+        ]
+        own_documents = documents[~is_large]
+        offsets = offsets_of(self.sizes[own_documents])
+        firsts, ends = (
+            self.firsts[own_documents],
+            self.firsts[own_documents] + self.sizes[own_documents],
+        )
         # Neighbouring documents are one range of `ids`, so few ranges are copied.
-        starts = np.flatnonzero(np.append(True, firsts[1:] != ends[:-1])[: len(own)])
-        stops = np.append(starts[1:], len(own))[: len(starts)] - 1
+        starts = np.flatnonzero(np.append(True, firsts[1:] != ends[:-1])[: len(own_documents)])
+        stops = np.append(starts[1:], len(own_documents))[: len(starts)] - 1
         spans = zip(firsts[starts].tolist(), ends[stops].tolist(), strict=True)
         ids = np.concatenate([self.ids[:0], *(self.ids[a:b] for a, b in spans)])
-        files = np.full(len(own), file, np.int32)
-        return Batch([], files, positions[own], rejects, {}, IdLists(ids, offsets))
+        files = np.full(len(own_documents), file, np.int32)
+        return Batch([], files, positions[own_documents], rejects, {}, IdLists(ids, offsets))
 
 
 class _Documents(NamedTuple):
@@ -151,28 +158,28 @@ class _Documents(NamedTuple):
     array: IdArray
     stop: int
 
-    def starting_from(self, first: int) -> Iterator[_Found]:
-        """Yield the documents that begin at the id number `first` or after it, in order."""
+    def starting_from(self, first_id: int) -> Iterator[_Found]:
+        """Yield the documents that begin at the id number `first_id` or after it, in order."""
         eos = _eos(self.part)
-        begin = self._first_begin(first, eos)
-        rest, size, at = self._ids(begin, begin), 0, begin
+        begin = self._first_begin(first_id, eos)
+        rest_ids, size, next_id = self._ids(begin, begin), 0, begin
         while begin < self.stop:
-            # `begin` is the start of an unfinished document, which has `size` ids before `at`.
-            # Its ids are in `rest`, unless it is too long.
-            count = min(max(self.stop - at, _LEAST_IDS), _IDS_AT_ONCE)
-            new = self._ids(at, min(at + count, self.array.ids))
-            ends = np.flatnonzero(new == eos) + 1 + at
-            at += len(new)
-            if at == self.array.ids and (not len(ends) or ends[-1] < at):
-                ends = np.append(ends, at)  # The last document of the file has no eos.
-            if begin + limits.MAX_DOCUMENT_TOKENS < at and not len(ends):
+            # `begin` is the start of an unfinished document, which has `size` ids before `next_id`.
+            # Its ids are in `rest_ids`, unless it is too long.
+            count = min(max(self.stop - next_id, _LEAST_IDS), _IDS_AT_ONCE)
+            new = self._ids(next_id, min(next_id + count, self.array.ids))
+            ends = np.flatnonzero(new == eos) + 1 + next_id
+            next_id += len(new)
+            if next_id == self.array.ids and (not len(ends) or ends[-1] < next_id):
+                ends = np.append(ends, next_id)  # The last document of the file has no eos.
+            if begin + limits.MAX_DOCUMENT_TOKENS < next_id and not len(ends):
                 # The document is too long to keep, so only its size counts.
-                rest, size = rest[:0], at - begin
-                if at < self.stop:
+                rest_ids, size = rest_ids[:0], next_id - begin
+                if next_id < self.stop:
                     continue
-                ends = np.array([at])  # Its end is in another work range.
+                ends = np.array([next_id])  # Its end is in another work range.
             if not len(ends):
-                rest, size = np.concatenate((rest, new)), at - begin
+                rest_ids, size = np.concatenate((rest_ids, new)), next_id - begin
                 continue
             begins = np.append(begin, ends[:-1])
             # Documents that begin at `stop` or later belong to other work ranges.
@@ -180,16 +187,16 @@ class _Documents(NamedTuple):
             begins, ends = begins[:number], ends[:number]
             sizes = np.minimum(ends - begins, limits.MAX_DOCUMENT_TOKENS + 1)
             # A document that is too long has lost its first ids, so its start is clipped to 0.
-            ids = np.concatenate((rest, new)) if len(rest) == size else new
-            yield _Found(ids, begins, sizes, np.maximum(begins - (at - len(ids)), 0))
+            ids = np.concatenate((rest_ids, new)) if len(rest_ids) == size else new
+            yield _Found(ids, begins, sizes, np.maximum(begins - (next_id - len(ids)), 0))
             begin = int(ends[-1])
-            rest, size = new[begin - (at - len(new)) :], at - begin
+            rest_ids, size = new[begin - (next_id - len(new)) :], next_id - begin
 
-    def _first_begin(self, first: int, eos: int) -> int:
-        """Return the number of the first id at `first` or after it that begins a document."""
-        if not first:
+    def _first_begin(self, first_id: int, eos: int) -> int:
+        """Return the number of the first id at `first_id` or after it that begins a document."""
+        if not first_id:
             return 0
-        for begin in range(first - 1, self.stop - 1, _IDS_AT_ONCE):
+        for begin in range(first_id - 1, self.stop - 1, _IDS_AT_ONCE):
             ends = np.flatnonzero(self._ids(begin, min(begin + _IDS_AT_ONCE, self.stop - 1)) == eos)
             if len(ends):
                 return begin + int(ends[0]) + 1
@@ -202,62 +209,65 @@ class _Documents(NamedTuple):
         return array_at(self.file, self.part.path, byte, dtype, end - begin)
 
 
-def _eos(part: Slice) -> int:
-    assert part.stream is not None
-    if part.stream.eos is None:
+def _eos(work_range: Slice) -> int:
+    assert work_range.stream is not None
+    if work_range.stream.eos is None:
         raise SourceError(
-            f"{part.path}: the documents of the file end with eos, but the tokenizer has no known"
+            f"{work_range.path}: the documents of the file end with eos, but the tokenizer has no"
+            " known"
             " eos\n"
             "hint: set [specials] eos to the token or id after each document"
         )
-    return part.stream.eos
+    return work_range.stream.eos
 
 
-def array_of(part: Slice, file: Any) -> IdArray:
-    """Return the location of the ids in an open file, a work range of which is `part`.
+def array_of(work_range: Slice, file: Any) -> IdArray:
+    """Return the location of the ids in an open file, a work range of which is `work_range`.
 
     Raises:
         SourceError: If the file is damaged, or is not an array of ids.
     """
-    begin = _begin_of(part, file)
+    begin = _begin_of(work_range, file)
     if begin.startswith(_NUMPY):
-        return _of_numpy(part, begin)
-    for magic, what in _FOREIGN.items():
+        return _of_numpy(work_range, begin)
+    for magic, file_kind in _FOREIGN.items():
         if begin.startswith(magic):
             raise SourceError(
-                f"{part.path}: not an array of token ids, but {what}\n"
+                f"{work_range.path}: not an array of token ids, but {file_kind}\n"
                 "hint: take the file out of the recipe, or set format to the format of the file"
             )
     if len(begin) == _HEADER_BYTES:
         magic_and_version = struct.unpack("<ii", begin[:8])
         if magic_and_version[0] == _LLM_C_EVAL:
             raise SourceError(
-                f"{part.path}: llm.c's file of an evaluation with answers to choose from, not a"
+                f"{work_range.path}: llm.c's file of an evaluation with answers to choose from,"
+                " not a"
                 " text\n"
                 "hint: take the file out of the recipe"
             )
         if magic_and_version in _LLM_C:
             count = struct.unpack("<i", begin[8:12])[0]
             return _checked(
-                part, IdArray(np.dtype(_LLM_C[magic_and_version]), _HEADER_BYTES, count)
+                work_range, IdArray(np.dtype(_LLM_C[magic_and_version]), _HEADER_BYTES, count)
             )
-    return _raw(part, begin)
+    return _raw(work_range, begin)
 
 
-def _begin_of(part: Slice, file: Any) -> bytes:
-    return array_at(file, part.path, 0, "u1", min(part.size, _HEADER_BYTES)).tobytes()
+def _begin_of(work_range: Slice, file: Any) -> bytes:
+    return array_at(file, work_range.path, 0, "u1", min(work_range.size, _HEADER_BYTES)).tobytes()
 
 
-def _of_numpy(part: Slice, begin: bytes) -> IdArray:
+def _of_numpy(work_range: Slice, begin: bytes) -> IdArray:
     """Return the location of the ids in a file with NumPy's header."""
-    shape, dtype, offset = numpy_header(part.path, begin)
+    shape, dtype, offset = numpy_header(work_range.path, begin)
     if len(shape) != 1 or dtype.kind not in "ui":
         raise SourceError(
-            f"{part.path}: a NumPy array of shape {shape} and dtype {dtype.str}, but token ids are"
+            f"{work_range.path}: a NumPy array of shape {shape} and dtype {dtype.str}, but token"
+            " ids are"
             " a one-dimensional array of integers\n"
             "hint: write the documents one after the other, each with eos, or as lists in Parquet"
         )
-    return _checked(part, IdArray(dtype, offset, shape[0]))
+    return _checked(work_range, IdArray(dtype, offset, shape[0]))
 
 
 def numpy_header(path: str, begin: bytes) -> tuple[tuple[int, ...], np.dtype, int]:
@@ -287,14 +297,14 @@ def numpy_header(path: str, begin: bytes) -> tuple[tuple[int, ...], np.dtype, in
     return shape, dtype, header.tell()
 
 
-def _raw(part: Slice, begin: bytes) -> IdArray:
+def _raw(work_range: Slice, begin: bytes) -> IdArray:
     """Return the location of the ids in a file without a header.
 
     Raises:
         SourceError: If the dtype that follows from the vocabulary does not fit the file.
     """
-    assert part.stream is not None
-    stream, is_npy = part.stream, part.path.lower().endswith(".npy")
+    assert work_range.stream is not None
+    stream, is_npy = work_range.stream, work_range.path.lower().endswith(".npy")
     dtype = np.dtype(stream.dtype) if stream.dtype != "auto" else np.dtype("u2")
     if stream.dtype == "auto" and is_npy:
         dtype = np.min_scalar_type(stream.vocab_size - 1)
@@ -305,20 +315,22 @@ def _raw(part: Slice, begin: bytes) -> IdArray:
     # The file does not name its dtype, so the dtype is checked against vocabulary and values.
     if stream.dtype == "auto" and stream.vocab_size - 1 > np.iinfo(dtype).max:
         raise SourceError(
-            f"{part.path}: a file without a header, whose ids would be read as {dtype.name}, but"
+            f"{work_range.path}: a file without a header, whose ids would be read as {dtype.name},"
+            " but"
             f" the vocabulary has {stream.vocab_size} ids\n{advice}"
         )
-    if part.size % dtype.itemsize:
+    if work_range.size % dtype.itemsize:
         raise damaged(
-            part.path,
-            f"it has {part.size} bytes, but an id of the dtype {dtype.name} takes {dtype.itemsize}",
+            work_range.path,
+            f"it has {work_range.size} bytes, but an id of the dtype {dtype.name} takes"
+            f" {dtype.itemsize}",
         )
     if stream.dtype == "auto" and _is_wider(begin, dtype):
         raise SourceError(
-            f"{part.path}: read as {dtype.name}, every second id is less than 16, so the ids"
+            f"{work_range.path}: read as {dtype.name}, every second id is less than 16, so the ids"
             f" are probably wider\n{advice}"
         )
-    return IdArray(dtype, 0, part.size // dtype.itemsize)
+    return IdArray(dtype, 0, work_range.size // dtype.itemsize)
 
 
 def _is_wider(begin: bytes, dtype: np.dtype) -> bool:
@@ -334,17 +346,17 @@ def _is_wider(begin: bytes, dtype: np.dtype) -> bool:
     return len(ids) >= 64 and upper < 16 and lower >= 256
 
 
-def _checked(part: Slice, array: IdArray) -> IdArray:
+def _checked(work_range: Slice, array: IdArray) -> IdArray:
     """Return `array`, which comes from a header.
 
     Raises:
         SourceError: If the size of the file does not fit the header.
     """
     size = array.begin + array.ids * array.dtype.itemsize
-    if array.ids < 0 or size != part.size:
+    if array.ids < 0 or size != work_range.size:
         raise damaged(
-            part.path,
+            work_range.path,
             f"its header says {array.ids} ids of the dtype {array.dtype.name}, which need {size}"
-            f" bytes, but it has {part.size}",
+            f" bytes, but it has {work_range.size}",
         )
     return array

@@ -231,37 +231,39 @@ def engine_in_words(
     except `engine` are those of `candidates`.
     """
     rate = f"tokenizing about {ENGINES[engine.name].rate(vocabulary)} MB/s of text per core"
-    said = f"engine {engine.name} {engine.version}, {rate}"
+    description = f"engine {engine.name} {engine.version}, {rate}"
     if isinstance(engine, ReferenceEngine) and engine.in_place_of:
-        return f"{said}, instead of the plan's {engine.in_place_of}"
+        return f"{description}, instead of the plan's {engine.in_place_of}"
     if requested == engine.name:
-        return f'{said}, as set by engine = "{requested}"'
+        return f'{description}, as set by engine = "{requested}"'
     # Engines before this one in `suitable` would be faster, so say why they are not used.
     ends = engine.name, REFERENCE
     passed_over = list(takewhile(lambda name: name not in ends, suitable(vocabulary, text_bytes)))
     for name in passed_over:
         if ENGINES[name].version() is None:
             return (
-                f"{said}; {name} is faster with this tokenizer. To use it, pip install"
+                f"{description}; {name} is faster with this tokenizer. To use it, pip install"
                 f" {ENGINES[name].package} and build into another folder"
             )
     if passed_over:
         return (
-            f"{said}, because {' and '.join(passed_over)} failed, was missing or was not wanted"
+            f"{description}, because {' and '.join(passed_over)} failed, was missing or was not"
+            " wanted"
             " when the plan was made"
         )
     if engine.name != REFERENCE:
-        return said
+        return description
     # If a faster engine accepts the tokenizer, only the small amount of text decided against it.
     if slow := [name for name in suitable(vocabulary) if ENGINES[name].proven]:
         return (
-            f"{said}, because it would take longer to load and check {' or '.join(slow)} than to"
+            f"{description}, because it would take longer to load and check {' or '.join(slow)}"
+            " than to"
             " tokenize this little text"
         )
     refusals = [
         why for kind in ENGINES.values() if kind.proven and (why := kind.refusal(vocabulary))
     ]
-    return f"{said}: {refusals[-1]}, and no faster engine is exact for this tokenizer"
+    return f"{description}: {refusals[-1]}, and no faster engine is exact for this tokenizer"
 
 
 def engine_facts(name: str) -> dict[str, str]:

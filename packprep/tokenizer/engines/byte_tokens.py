@@ -133,20 +133,20 @@ class _Stripping(NamedTuple):
         begin and from token end to end. For example, a <mask> that strips the space before it
         gives (1, 2, 8, 8) in "a <mask> b".
         """
-        found, last = [], 0
+        ranges_found, last_end = [], 0
         for match in self.pattern.finditer(text):
             begin, end = match.span()
             if match.group() in self.left:
                 # Spaces that belong to the token before this one do not count again.
-                while begin > last and text[begin - 1] in _SPACES:
+                while begin > last_end and text[begin - 1] in _SPACES:
                     begin -= 1
             if match.group() in self.right:
                 while end < len(text) and text[end] in _SPACES:
                     end += 1
             if match.group() in self.ids:
-                found.append((begin, *match.span(), end))
-            last = end
-        return found
+                ranges_found.append((begin, *match.span(), end))
+            last_end = end
+        return ranges_found
 
 
 def _stripping(parsed: Mapping[str, Any]) -> _Stripping | None:
@@ -158,12 +158,16 @@ def _stripping(parsed: Mapping[str, Any]) -> _Stripping | None:
     added = parsed["added_tokens"]
     if any(token.get("normalized") for token in added):
         return None
-    left, right = (
+    strips_left, strips_right = (
         {token["content"] for token in added if token.get(key)} for key in ("lstrip", "rstrip")
     )
-    ids = {token["content"]: token["id"] for token in added if token["content"] in left | right}
+    ids = {
+        token["content"]: token["id"]
+        for token in added
+        if token["content"] in strips_left | strips_right
+    }
     pattern = any_of(token["content"] for token in added)
-    return _Stripping(pattern, ids, left, right) if ids else None
+    return _Stripping(pattern, ids, strips_left, strips_right) if ids else None
 
 
 def _added_space(parsed: Mapping[str, Any]) -> str | None:
@@ -279,11 +283,11 @@ class ByteTokens:
             chat: As in `Engine.encode_with_characters`.
         """
         characters, untold = self.characters(texts, *encoded)
-        which = np.union1d(untold, np.array(by_reference, np.int64))
-        if not len(which):
+        slow_texts = np.union1d(untold, np.array(by_reference, np.int64))
+        if not len(slow_texts):
             return *encoded, characters
-        slow = reference.encode_with_characters([texts[i] for i in which], chat)
-        return _merged((*encoded, characters), slow, which)
+        slow = reference.encode_with_characters([texts[i] for i in slow_texts], chat)
+        return _merged((*encoded, characters), slow, slow_texts)
 
     def characters(
         self, texts: Sequence[str], ids: np.ndarray, offsets: np.ndarray
@@ -309,8 +313,8 @@ class ByteTokens:
             data[token] = data[token][1:]
         # Count the characters before each token, from the start of its text.
         starts = self._starts[ids] - after_space
-        before = offsets_of(starts)
-        begins = before[:-1] - np.repeat(before[offsets[:-1]], np.diff(offsets))
+        starts_before = offsets_of(starts)
+        begins = starts_before[:-1] - np.repeat(starts_before[offsets[:-1]], np.diff(offsets))
         ends = begins + starts
         begins -= self._is_inside[ids]
         # A token that is only an added space counts as the character after it.
@@ -318,11 +322,13 @@ class ByteTokens:
         # The ranges are right only if the tokens have exactly the bytes of the text.
         bounds, untold = offsets.tolist(), []
         for i, text in enumerate(texts):
-            own = slice(bounds[i], bounds[i + 1])
-            tokens = b"".join(data[own])
+            own_tokens = slice(bounds[i], bounds[i + 1])
+            tokens = b"".join(data[own_tokens])
             if tokens != text.encode() and not (
                 self._stripping
-                and self._move_stripped(text, tokens, self._strips[ids[own]], characters[own])
+                and self._move_stripped(
+                    text, tokens, self._strips[ids[own_tokens]], characters[own_tokens]
+                )
             ):
                 untold.append(i)
         return characters, np.array(untold, np.int64)
@@ -348,16 +354,16 @@ class ByteTokens:
         ranges = self._stripping.ranges(text)
         bounds = [0, *chain.from_iterable(ranges), len(text)]
         parts = [*zip(bounds[::2], bounds[1::2], strict=True)]
-        kept = np.concatenate([np.arange(begin, end) for begin, end in parts])
+        kept_indices = np.concatenate([np.arange(begin, end) for begin, end in parts])
         if (
             "".join(text[begin:end] for begin, end in parts).encode() != tokens
             or strips.sum() != len(ranges)
-            or characters[:, 1].max(initial=0) > len(kept)
+            or characters[:, 1].max(initial=0) > len(kept_indices)
         ):
             return False
         # Convert the ranges to indices of the whole text. A stripping token also gets its spaces.
-        characters[:, 0] = kept[characters[:, 0]]
-        characters[:, 1] = kept[characters[:, 1] - 1] + 1
+        characters[:, 0] = kept_indices[characters[:, 0]]
+        characters[:, 1] = kept_indices[characters[:, 1] - 1] + 1
         characters[strips] = [(begin, end) for begin, _, _, end in ranges] or np.zeros((0, 2))
         return True
 
@@ -369,29 +375,29 @@ class ByteTokens:
         A True may be wrong, because an added token may also match the space next to it. A False is
         always right. For a text with the same bytes as its tokens, every value is right.
         """
-        first = np.zeros(len(ids) + 1, np.bool_)
+        is_first = np.zeros(len(ids) + 1, np.bool_)
         if self._added_space == AT_TEXT_START:
             alone = np.array([text[:1] not in ("", " ") for text in texts], np.bool_)
-            first[offsets[:-1][alone]] = True
+            is_first[offsets[:-1][alone]] = True
         elif self._added_space == AT_SECTION_STARTS:
-            first[offsets[:-1]] = True
-            first[1:] |= self._is_added[ids]
-        return first[:-1] & ~self._is_added[ids]
+            is_first[offsets[:-1]] = True
+            is_first[1:] |= self._is_added[ids]
+        return is_first[:-1] & ~self._is_added[ids]
 
 
-def _merged(fast: Encoded, slow: Encoded, which: np.ndarray) -> Encoded:
-    """Return `fast`, but with the results in `slow` for the texts with the indices `which`.
+def _merged(fast: Encoded, slow: Encoded, slow_texts: np.ndarray) -> Encoded:
+    """Return `fast`, but with the results in `slow` for the texts with the indices `slow_texts`.
 
-    `fast` has the results of all texts. `slow` has only the results of the texts in `which`, in the
-    same order.
+    `fast` has the results of all texts. `slow` has only the results of the texts in `slow_texts`,
+    in the same order.
     """
     parts: list[tuple[np.ndarray, np.ndarray]] = []
-    numbers = {int(i): k for k, i in enumerate(which)}
+    numbers = {int(i): k for k, i in enumerate(slow_texts)}
     for i in range(len(fast[1]) - 1):
         ids, offsets, characters = slow if i in numbers else fast
         k = numbers.get(i, i)
-        own = slice(int(offsets[k]), int(offsets[k + 1]))
-        parts.append((ids[own], characters[own]))
+        own_tokens = slice(int(offsets[k]), int(offsets[k + 1]))
+        parts.append((ids[own_tokens], characters[own_tokens]))
     lengths = np.array([len(ids) for ids, _ in parts], np.int64)
     ids, characters = (np.concatenate(column) for column in zip(*parts, strict=True))
     return ids, offsets_of(lengths), characters

@@ -76,8 +76,8 @@ class FastEngine(CharactersFromBytes):
             raise cannot_load(error) from error
         self.reference = ReferenceEngine(vocabulary, special_text)
         for text, id in added_tokens(plain):
-            if (here := self._tokenizer.token_to_id(text)) != id:
-                raise EngineRefusal(f"it gives {text!r} the id {here} and the file {id}")
+            if (engine_id := self._tokenizer.token_to_id(text)) != id:
+                raise EngineRefusal(f"it gives {text!r} the id {engine_id} and the file {id}")
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Encode texts into ids, int32[total], and offsets, int64[n + 1]."""
@@ -91,11 +91,11 @@ class FastEngine(CharactersFromBytes):
         self, texts: Sequence[str], odd: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Encode texts as in `encode`, but let the reference encode the texts at indices `odd`."""
-        rest = list(texts)
+        fast_texts = list(texts)
         # Empty texts keep the numbers of all other documents.
         for i in odd:
-            rest[i] = ""
-        fast, fast_offsets = self.encode(rest)
+            fast_texts[i] = ""
+        fast, fast_offsets = self.encode(fast_texts)
         slow, slow_offsets = self.reference.encode([texts[i] for i in odd])
         documents = [fast[a:b] for a, b in zip(fast_offsets, fast_offsets[1:], strict=False)]
         for i, a, b in zip(odd, slow_offsets, slow_offsets[1:], strict=False):
@@ -152,9 +152,11 @@ class FastEngine(CharactersFromBytes):
 
 def _with_folded(texts: Sequence[str]) -> list[int]:
     """Return the indices of the texts that contain "ſ" or the Kelvin sign (_FOLDED)."""
-    one, other = _FOLDED
+    long_s, kelvin = _FOLDED
     return [
-        i for i, text in enumerate(texts) if not text.isascii() and (one in text or other in text)
+        i
+        for i, text in enumerate(texts)
+        if not text.isascii() and (long_s in text or kelvin in text)
     ]
 
 

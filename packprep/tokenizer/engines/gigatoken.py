@@ -78,10 +78,10 @@ class GigatokenEngine(CharactersFromBytes):
         Encode the text of a special token as that token if `with_special`.
         """
         tokenizer = self._tokenizer(with_special)
-        found = [tokenizer.encode(text) for text in texts]
-        self._ids += sum(map(len, found))
-        ids = np.concatenate(found).view(np.int32) if found else np.zeros(0, np.int32)
-        return ids, offsets_of(np.array([len(own) for own in found], np.int64))
+        encoded = [tokenizer.encode(text) for text in texts]
+        self._ids += sum(map(len, encoded))
+        ids = np.concatenate(encoded).view(np.int32) if encoded else np.zeros(0, np.int32)
+        return ids, offsets_of(np.array([len(ids_of_text) for ids_of_text in encoded], np.int64))
 
     def can_tell_characters(self) -> bool:
         """Return whether characters can be computed from the bytes of tokens."""

@@ -52,8 +52,8 @@ class WordPieceEngine:
             raise cannot_load(error) from error
         self.reference = ReferenceEngine(vocabulary, special_text)
         for text, id in added_tokens(plain):
-            if (here := self._tokenizer.token_to_id(text)) != id:
-                raise EngineRefusal(f"it gives {text!r} the id {here} and the file {id}")
+            if (engine_id := self._tokenizer.token_to_id(text)) != id:
+                raise EngineRefusal(f"it gives {text!r} the id {engine_id} and the file {id}")
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Encode texts into ids, int32[total], and offsets, int64[n + 1]."""

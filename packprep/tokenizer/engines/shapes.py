@@ -34,10 +34,10 @@ def not_byte_level_bpe(parsed: Mapping[str, Any]) -> str | None:
     for step in _types(parsed.get("normalizer"), "normalizers"):
         if step != "NFC":
             return f"its normalizer is {step}, not NFC"
-    *splits, last = _types(parsed.get("pre_tokenizer"), "pretokenizers") or ["None"]
-    if last != "ByteLevel" or not {*splits} <= {"Split", "Digits"}:
+    *splits, last_type = _types(parsed.get("pre_tokenizer"), "pretokenizers") or ["None"]
+    if last_type != "ByteLevel" or not {*splits} <= {"Split", "Digits"}:
         return (
-            f"its pre-tokenizer is {' → '.join([*splits, last])}, not ByteLevel after Split or"
+            f"its pre-tokenizer is {' → '.join([*splits, last_type])}, not ByteLevel after Split or"
             " Digits"
         )
     missing = [
@@ -72,9 +72,11 @@ def not_sentencepiece_bpe(parsed: Mapping[str, Any], metaspace: bool = True) -> 
         )
     vocabulary = model.get("vocab", {})
     # Characters that are in the vocabulary are never split into bytes.
-    whole = {byte for byte in range(128) if chr(byte) in vocabulary}
+    single_bytes = {byte for byte in range(128) if chr(byte) in vocabulary}
     missing = [
-        byte for byte in range(256) if byte not in whole and f"<0x{byte:02X}>" not in vocabulary
+        byte
+        for byte in range(256)
+        if byte not in single_bytes and f"<0x{byte:02X}>" not in vocabulary
     ]
     if missing:
         return f"its vocabulary lacks {len(missing)} of the 256 bytes"
@@ -116,9 +118,9 @@ def _not_bpe(parsed: Mapping[str, Any], without: tuple[str, ...]) -> str | None:
     return None
 
 
-def _types(part: Any, key: str) -> list[str]:
+def _types(step: Any, key: str) -> list[str]:
     """Return the types of a normalizer's or pre-tokenizer's steps."""
-    return [*map(_type, steps_of(part, key))]
+    return [*map(_type, steps_of(step, key))]
 
 
 def _type(step: Any) -> str:
