@@ -376,8 +376,8 @@ class _Lost:
         for record in _records(folder / rejects_name(b)):
             if (number := numbers.get((record["source"], record["file"]))) is not None:
                 rejected[number].append(record["position"])
-        for number, of_file in rejected.items():
-            self._rejected[number] |= np.isin(self._of_file[number][2], of_file)
+        for number, rejected_positions in rejected.items():
+            self._rejected[number] |= np.isin(self._of_file[number][2], rejected_positions)
 
     def _refuse_later_records(self, arrays: Arrays) -> None:
         """Check that each listed record of a shard is the first record of its document.
