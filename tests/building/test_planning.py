@@ -193,15 +193,16 @@ def test_shares_hold_in_the_dataset(folder):
     assert abs(used[0] / sum(used) - 0.4) < 0.02 and abs(sum(used) / 600_000 - 1) < 0.05
 
 
-def test_a_share_uses_a_document_at_least_once_in_a_million_and_at_most_100_000_times(folder):
+def test_a_share_uses_a_document_at_least_once_in_a_million_and_at_most_65_536_times(folder):
     def repeat_of(total_tokens):
         sources = [{"name": "a", "paths": ["a.jsonl"], "share": 1.0}]
         recipe = inputs_of(folder, sources, total_tokens=total_tokens).recipe
         return repeats(recipe, [10_000_000], [1.0])
 
-    assert [repeat_of(1), repeat_of(100), repeat_of(10**12)] == [[1e-6], [1e-5], [100_000.0]]
-    with pytest.raises(RecipeError, match="use each of its documents 100001 times, but the maxim"):
-        repeat_of(10**12 + 10**7)
+    most = 65_536 * 10**7
+    assert [repeat_of(1), repeat_of(100), repeat_of(most)] == [[1e-6], [1e-5], [65_536.0]]
+    with pytest.raises(RecipeError, match="use each of its documents 65537 times, but the maximum"):
+        repeat_of(most + 10**7)
 
 
 def test_a_dataset_has_at_most_2_20_shards(folder, monkeypatch):
