@@ -237,18 +237,18 @@ def remembered(
             facts = depends_on(*arguments, **named)
             if facts is None:
                 return function(*arguments, **named)
-            stored_kind, key = (
+            name, key = (
                 f"{function.__module__}.{function.__qualname__}",
                 msgspec.msgpack.encode(facts),
             )
             code = code_digest(function.__code__.co_filename)
-            data = kept(stored_kind, key, code)
+            data = kept(name, key, code)
             if data is not None:
                 with contextlib.suppress(ValueError):  # The data has another type.
                     return msgspec.msgpack.decode(data, type=kind)
             result = function(*arguments, **named)
             with contextlib.suppress(ValueError):  # A partial character is not valid UTF-8.
-                keep(stored_kind, key, code, msgspec.msgpack.encode(result))
+                keep(name, key, code, msgspec.msgpack.encode(result))
             return result
 
         return call

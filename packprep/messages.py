@@ -219,8 +219,8 @@ class Bar:
                 "rejects": self._rejects,
             }
             # Some commands count no documents, so zero counts are not shown.
-            known_counts = [f"{n:,} {unit}" for unit, n in counts.items() if n]
-            self._bar.set_postfix_str(", ".join(known_counts), refresh=False)
+            shown_counts = [f"{n:,} {unit}" for unit, n in counts.items() if n]
+            self._bar.set_postfix_str(", ".join(shown_counts), refresh=False)
             self._bar.total = max(self._bar.total, self._bar.n + text_bytes)
             self._bar.update(text_bytes)
 

@@ -247,10 +247,10 @@ def permute(index, size, key, inverse=False):
     result = step(index, half, round_keys)
     outside = result >= size
     while outside.any():
-        key_rows = [
+        outside_keys = [
             np.broadcast_to(x, outside.shape)[outside] if x.ndim else x for x in (half, *round_keys)
         ]
-        result[outside] = step(result[outside], key_rows[0], key_rows[1:])
+        result[outside] = step(result[outside], outside_keys[0], outside_keys[1:])
         outside = result >= size
     return result.astype(np.int64)
 

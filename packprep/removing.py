@@ -107,13 +107,13 @@ def remove_documents(
         manifest = read_manifest(local.folder, stores=True)
         # The manifest's digest proves that this plan describes the dataset, before anything is
         # derived from it.
-        stored_plan = stored_plan_and_digest(local.folder)
-        if stored_plan is None or stored_plan[1] != manifest["plan"]["digest"]:
+        plan_and_digest = stored_plan_and_digest(local.folder)
+        if plan_and_digest is None or plan_and_digest[1] != manifest["plan"]["digest"]:
             raise PlanError(
                 f"{old.path_of(PLAN_NAME)} is not the plan that the dataset names\n"
                 "hint: restore the original file"
             )
-        plan = open_plan(local.folder, found=stored_plan)
+        plan = open_plan(local.folder, found=plan_and_digest)
         listed = read_list(Path(documents), plan)
         # Documents that were removed earlier stay removed, so the new list has them too.
         data = encode_removed(_joined(plan.removed.documents, listed))
@@ -129,9 +129,9 @@ def remove_documents(
         # The new plan lists the old dataset, so that earlier receipts and loader states stay valid.
         lists = {
             "digest": digest_of(data),
-            "replaces": [*replaced(stored_plan[0]), _replaced(manifest, plan, lost.shards)],
+            "replaces": [*replaced(plan_and_digest[0]), _replaced(manifest, plan, lost.shards)],
         }
-        planned = encode(as_stored(with_removed(stored_plan[0], plan, lists), LATER))
+        planned = encode(as_stored(with_removed(plan_and_digest[0], plan, lists), LATER))
         _begin(new, planned, data, plan)
         without_them = open_plan(new)
         without_them.max_bad_fraction = manifest.get("max_bad_fraction", plan.max_bad_fraction)
@@ -312,12 +312,10 @@ class _Lost:
                     positions = np.unique(listed[source.name][file])
                     self._of_file[source.first_file + i] = source.name, file, positions
         self._found = {
-            file: np.zeros(len(file_and_positions[2]), np.bool_)
-            for file, file_and_positions in self._of_file.items()
+            file: np.zeros(len(entry[2]), np.bool_) for file, entry in self._of_file.items()
         }
         self._rejected = {
-            file: np.zeros(len(file_and_positions[2]), np.bool_)
-            for file, file_and_positions in self._of_file.items()
+            file: np.zeros(len(entry[2]), np.bool_) for file, entry in self._of_file.items()
         }
         self._segments = self._tokens = 0
 
@@ -369,9 +367,7 @@ class _Lost:
                 self.shards.append(b)
         # A listed document without content may be in the rejects. Messages name both cases
         # separately.
-        numbers = {
-            file_and_positions[:2]: file for file, file_and_positions in self._of_file.items()
-        }
+        numbers = {entry[:2]: file for file, entry in self._of_file.items()}
         rejected = defaultdict[int, list[int]](list)
         for record in _records(folder / rejects_name(b)):
             if (number := numbers.get((record["source"], record["file"]))) is not None:
@@ -417,9 +413,7 @@ class _Lost:
                 for file, is_removed in self._found.items()
             },
         }
-        examples = {
-            key: list(islice(self._said(not_found), _SHOWN)) for key, not_found in none.items()
-        }
+        examples = {key: list(islice(self._said(flags), _SHOWN)) for key, flags in none.items()}
         return {
             "listed": sum(map(len, self._found.values())),
             "removed": sum(int(is_removed.sum()) for is_removed in self._found.values()),
@@ -428,14 +422,14 @@ class _Lost:
             "shards": self._plan.shards,
             "changed": self.shards,
             **{
-                key: sum(int(of_file.sum()) for of_file in not_found.values())
-                for key, not_found in none.items()
+                key: sum(int(of_file.sum()) for of_file in flags.values())
+                for key, flags in none.items()
             },
             "examples": examples,
         }
 
-    def _said(self, not_found: Mapping[int, np.ndarray]) -> Iterator[str]:
-        for file, is_missing in not_found.items():
+    def _said(self, flags: Mapping[int, np.ndarray]) -> Iterator[str]:
+        for file, is_missing in flags.items():
             source, name, positions = self._of_file[file]
             for position in positions[is_missing].tolist():
                 yield f"{source} {name}:{position}"

@@ -85,15 +85,15 @@ def stored_segments(plan: Plan, arrays: Arrays) -> Segments:
 def _ends_in_eos(plan: Plan, arrays: Arrays, segments: Segments) -> np.ndarray:
     """Return whether each segment's last token is eos, bool[m]."""
     last_slot = segments.row, segments.first_slot + segments.slots - 1 - segments.fill
-    last_token = arrays["tokens"][last_slot].astype(np.int64)
+    last_tokens = arrays["tokens"][last_slot].astype(np.int64)
     # In segments with same-position prediction, tokens may be noised, so the label is read. Other
     # segments need the token, because their last label is pad. Block diffusion does not need the
     # label, because its last token is clean.
     if "labels" in arrays:
         by_task = plan.by_task
         noised = (by_task.in_place & (by_task.copies == 1))[segments.task]
-        last_token = np.where(noised, arrays["labels"][last_slot], last_token)
-    ends: np.ndarray = last_token == plan.vocabulary.roles.get("eos", -1)
+        last_tokens = np.where(noised, arrays["labels"][last_slot], last_tokens)
+    ends: np.ndarray = last_tokens == plan.vocabulary.roles.get("eos", -1)
     return ends
 
 
@@ -104,9 +104,9 @@ def _first_trained(plan: Plan, segments: Segments) -> np.ndarray:
     ranges without gaps cover the body. `prefix_lm` draws the pivot at random if the value is −1.
     Otherwise its pivot is at the start of the trained ranges.
     """
-    first_index = np.full(len(segments), -1, np.int64)
+    first_trained = np.full(len(segments), -1, np.int64)
     if segments.trained is None:
-        return first_index
+        return first_trained
     # Take the outer bounds of each segment's ranges, in slots from the start of the segment.
     offsets, ranges = segments.trained.offsets, segments.trained.ranges.astype(np.int64)
     with_ranges = np.flatnonzero(np.diff(offsets) > 0)
@@ -121,8 +121,8 @@ def _first_trained(plan: Plan, segments: Segments) -> np.ndarray:
     half = supervised.slots // plan.by_task.copies[supervised.task]
     content_end = half - (supervised.eos > 0) - supervised.fill
     is_whole = (gaps == 0) & (begin <= body) & (end >= content_end)
-    first_index[with_ranges] = np.where(is_whole, -1, begin - body)
-    return first_index
+    first_trained[with_ranges] = np.where(is_whole, -1, begin - body)
+    return first_trained
 
 
 class RestoredTokens(NamedTuple):
@@ -215,16 +215,16 @@ def fitting(plan: Plan, arrays: Arrays, segments: Segments, epoch: int = 0) -> n
         marks = np.searchsorted(ends, np.arange(0, int(ends[-1]), FITTING_TOKENS))
         bounds = np.unique(np.append(marks, len(chosen))).tolist()
         for begin, end in itertools.pairwise(bounds):
-            block = of_task.select(slice(begin, end))
-            bodies = block.bodies(epoch)
+            batch = of_task.select(slice(begin, end))
+            bodies = batch.bodies(epoch)
             # Indices of tokens start at 0 in each batch, because the batches share a buffer.
-            first_token = ends[begin:end] - bodies.n
-            first_token -= first_token[0]
-            size = int(first_token[-1] + bodies.n[-1])
+            first_tokens = ends[begin:end] - bodies.n
+            first_tokens -= first_tokens[0]
+            size = int(first_tokens[-1] + bodies.n[-1])
             if len(scratch) < size:
                 scratch = np.empty(size, scratch.dtype)
-            body = block.flat_slots(length) + block.bos + task.mode
-            columns = BodySlots(first_token, bodies, body)
+            body = batch.flat_slots(length) + batch.bos + task.mode
+            columns = BodySlots(first_tokens, bodies, body)
             fits[chosen[begin:end]] = task.objective.restore(task, columns, slots, scratch)
     return fits
 
@@ -573,8 +573,8 @@ class _Rebuilt(NamedTuple):
 
     def difference(self) -> str:
         """Return the first difference in words, or ""."""
-        plan, arrays, stored, g, own_index = self.plan, self.arrays, self.stored, self.g, self.own
-        task, length = plan.tasks[int(stored.task[g])], int(self.apart.slots[own_index])
+        plan, arrays, stored, g, index = self.plan, self.arrays, self.stored, self.g, self.own
+        task, length = plan.tasks[int(stored.task[g])], int(self.apart.slots[index])
         if int(stored.slots[g]) != length:
             return f"it has {int(stored.slots[g])} slots, but should have {length}"
         longest, weighting = int(self.apart.slots.max()), plan.recipe.documents.loss_weighting
@@ -586,7 +586,7 @@ class _Rebuilt(NamedTuple):
         is_stratified = task.parameters.get("stratified", False)
         compared = ["key", "tokens", "task", "prefix"]
         for name in compared if is_stratified else [*compared, "noise", "loss_weight"]:
-            value, expected = getattr(stored, name)[g], getattr(built, name)[own_index]
+            value, expected = getattr(stored, name)[g], getattr(built, name)[index]
             if value != expected:
                 return f"segment_{name} is {value}, but should be {expected}"
         if difference := self._difference_of_ranges(built) or self._difference_of_media(built):
@@ -599,7 +599,7 @@ class _Rebuilt(NamedTuple):
                 continue
             values, expected = (
                 arrays[name][row, begin : begin + length],
-                slots[name][own_index, :length],
+                slots[name][index, :length],
             )
             if len(differs := np.flatnonzero(values != expected)):
                 i = int(differs[0])
@@ -611,23 +611,19 @@ class _Rebuilt(NamedTuple):
 
     def _difference_of_tokens(self) -> str:
         """Return a message if `restore` finds other tokens than the document's, otherwise ""."""
-        stored, apart, g, own_index = self.stored, self.apart, self.g, self.own
+        stored, apart, g, index = self.stored, self.apart, self.g, self.own
         # The header does not say exactly which tokens are copies. The rebuilt segment does.
         is_segment = np.arange(len(stored)) == g
         exact = stored.replace(
-            repeated=np.where(is_segment, apart.repeated[own_index], stored.repeated),
-            first_trained=np.where(
-                is_segment, apart.first_trained[own_index], stored.first_trained
-            ),
+            repeated=np.where(is_segment, apart.repeated[index], stored.repeated),
+            first_trained=np.where(is_segment, apart.first_trained[index], stored.first_trained),
         )
         restored, _, fits = restore(self.plan, self.arrays, exact, np.array([g]), self.epoch)
         if not fits[0]:
             return "its sentinels are not at the positions in the header"
-        first_token = int(
-            self.documents.offsets[apart.document[own_index]] + apart.start[own_index]
-        )
+        begin = int(self.documents.offsets[apart.document[index]] + apart.start[index])
         if not np.array_equal(
-            restored, self.documents.ids[first_token : first_token + int(apart.tokens[own_index])]
+            restored, self.documents.ids[begin : begin + int(apart.tokens[index])]
         ):
             return "inverting the stored segment does not give the document's tokens"
         return ""
@@ -846,9 +842,9 @@ def _with_specials(
     ends = np.cumsum(lengths)
     tokens = np.empty(int(ends[-1]), content.dtype)
     is_content = np.ones(len(tokens), np.bool_)
-    for role, slots in (("bos", (ends - lengths)[bos == 1]), ("eos", (ends - 1)[eos == 1])):
-        if len(slots):
-            tokens[slots] = plan.vocabulary.roles[role]
-            is_content[slots] = False
+    for role, indices in (("bos", (ends - lengths)[bos == 1]), ("eos", (ends - 1)[eos == 1])):
+        if len(indices):
+            tokens[indices] = plan.vocabulary.roles[role]
+            is_content[indices] = False
     tokens[is_content] = content
     return tokens

@@ -77,12 +77,12 @@ def datasets_of(dataset: Dataset | Mixture) -> tuple[Dataset, ...]:
 
 def tasks_of(dataset: Dataset | Mixture) -> list[StoredTask]:
     """Return the tasks of all datasets, in the order of the datasets."""
-    return [task for one_dataset in datasets_of(dataset) for task in one_dataset.tasks]
+    return [task for member in datasets_of(dataset) for task in member.tasks]
 
 
 def weights_spans(dataset: Dataset | Mixture) -> bool:
     """Return whether the ledger of any dataset has slots with a loss weight other than 1."""
-    return any(has_weighted_spans(one_dataset.manifest) for one_dataset in datasets_of(dataset))
+    return any(has_weighted_spans(member.manifest) for member in datasets_of(dataset))
 
 
 def weighted_tasks(dataset: Dataset | Mixture) -> list[StoredTask]:
@@ -108,7 +108,5 @@ def default_columns(dataset: Dataset | Mixture) -> tuple[str, ...]:
 
 def columns_of_blocks(dataset: Dataset | Mixture) -> list[str]:
     """Return the `block_columns` that serve all of the datasets."""
-    columns = {
-        name for one_dataset in datasets_of(dataset) for name in block_columns(one_dataset.manifest)
-    }
+    columns = {name for member in datasets_of(dataset) for name in block_columns(member.manifest)}
     return ["block_starts"] if "block_starts" in columns else list(columns)

@@ -132,10 +132,10 @@ def check_tokenizer(ds: str | os.PathLike | Dataset | Mixture, tokenizer: Any) -
         if file is not None and digest_of(file) == digest:
             continue
         data = _read(dataset, TOKENIZER_NAME)
-        if (own_digest := digest_of(data)) != digest:
+        if (actual_digest := digest_of(data)) != digest:
             raise DatasetError(
-                f"{dataset.directory}: {TOKENIZER_NAME} has digest {own_digest}, which differs from"
-                " the manifest\n"
+                f"{dataset.directory}: {TOKENIZER_NAME} has digest {actual_digest}, which differs"
+                " from the manifest\n"
                 "hint: restore the right file"
             )
         given_tokenizer = given_tokenizer or _loaded(tokenizer if file is None else file)
@@ -162,18 +162,16 @@ def _first_difference(own_tokenizer: Tokenizer, given_tokenizer: Any) -> str | N
             )
             return (
                 f"id {id} is {token!r}, but {given_token} in the given tokenizer, where {token!r}"
-                " is"
-                f" {ids.get(token, 'none')}"
+                f" is {ids.get(token, 'none')}"
             )
     # Equal ids do not show equal merges or normalizers, so texts are encoded too.
     for k, text in enumerate(_texts(own_tokenizer)):
         own_ids, given_ids = _encoded(own_tokenizer, text), _encoded(given_tokenizer, text)
         if own_ids != given_ids:
-            first_difference = len(os.path.commonprefix([own_ids, given_ids]))
+            index = len(os.path.commonprefix([own_ids, given_ids]))
             return (
-                f"text {k}, {text[:40]!r}…, is {own_ids[first_difference : first_difference + 8]}"
-                f" from token {first_difference} on, but"
-                f" {given_ids[first_difference : first_difference + 8]} with the given tokenizer"
+                f"text {k}, {text[:40]!r}…, is {own_ids[index : index + 8]} from token {index} on,"
+                f" but {given_ids[index : index + 8]} with the given tokenizer"
             )
     return None
 

@@ -346,10 +346,8 @@ class RankBatches(IterableDataset):
         """
         if self.end is None:
             raise TypeError("a run without an end has no length\nhint: give epochs or samples")
-        of_step, done_rows = self.position.step_samples, self.start["rows"]
-        return order.n_steps(0, done_rows, of_step, 1) + order.n_steps(
-            done_rows, self.end, of_step, 1
-        )
+        of_step, begin = self.position.step_samples, self.start["rows"]
+        return order.n_steps(0, begin, of_step, 1) + order.n_steps(begin, self.end, of_step, 1)
 
     def __iter__(self) -> _Steps:
         worker = get_worker_info()

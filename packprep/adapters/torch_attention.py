@@ -259,10 +259,10 @@ def flex_block_mask(
         touched_end = torch.where(end > begin, -(-end // block_size), 0)
         overlaps += _counts(begin // block_size, touched_end, block_size, n)
         covers += _counts(-(-begin // block_size), end // block_size, block_size, n)
-    is_whole = covers == block_size
+    is_full = covers == block_size
     return BlockMask.from_kv_blocks(
-        *_table((overlaps > 0) & ~is_whole),
-        *_table(is_whole),
+        *_table((overlaps > 0) & ~is_full),
+        *_table(is_full),
         BLOCK_SIZE=block_size,
         mask_mod=_mask_mod(ranges),
         seq_lengths=(length, ranges.n_keys),
@@ -301,7 +301,7 @@ def _table(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _counts(begin: torch.Tensor, end: torch.Tensor, block_size: int, n: int) -> torch.Tensor:
     """Count, for each query block and key block, the queries whose range has the key block.
 
-    Only queries of the query block are counted. The key blocks first … end − 1 are the range of a
+    Only queries of the query block are counted. The key blocks begin … end − 1 are the range of a
     query.
 
     Args:
@@ -349,9 +349,9 @@ def varlen_causal(dataset: Dataset | Mixture, prefix_bidirectional: bool = True)
             tasks.
     """
     rules: dict[str, dict[str, None]] = {}  # names of the tasks of each pattern, in order
-    for one_dataset in datasets_of(dataset):
-        drawn = one_dataset.manifest["ledger"].get("tasks", {})
-        for task in one_dataset.tasks:
+    for member in datasets_of(dataset):
+        drawn = member.manifest["ledger"].get("tasks", {})
+        for task in member.tasks:
             if drawn.get(task["name"], {}).get("segments", 1):
                 rules.setdefault(task["attention"], {})[task["name"]] = None
     ahead = {RULES[rule].ahead for rule in rules}
@@ -397,13 +397,13 @@ def _causal(
         return True
     ranges = key_ranges(batch)
     begin, end = _runs(segment_ids)
-    real, last_key = segment_ids > 0, ranges.end
+    real, key_end = segment_ids > 0, ranges.end
     # A prefix of one slot is causal anyway.
     ahead = real & (end - begin > 1) & (_column(batch, "prefix_ends") > begin + 1)
     if not ahead.any():
         return True
     # The other flag is right only if every segment sees itself completely.
-    short = real & (end - begin > 1) & (last_key < end)
+    short = real & (end - begin > 1) & (key_end < end)
     if not short.any():
         return False
     row, slot = _first(ahead)

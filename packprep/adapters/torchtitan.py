@@ -112,8 +112,8 @@ class _Collator:
     def build(self, *, context: Any) -> Any:
         from torchtitan.components.data import TextCollator
 
-        rows, rest_tokens = divmod(context.num_tokens_per_batch, self._seq_length)
-        if rest_tokens or not rows:
+        rows, remainder = divmod(context.num_tokens_per_batch, self._seq_length)
+        if remainder or not rows:
             raise ArgumentError(
                 f"a batch of {context.num_tokens_per_batch} tokens does not consist of whole rows"
                 f" of {self._seq_length}\n"

@@ -79,9 +79,9 @@ class Findings:
     def add(self, count: int, places: Callable[[int], Iterator[Place]]) -> None:
         """Add a count. `places` yields at least the given number of places, if there are any."""
         self.count += count
-        wanted_places = MOST_PLACES - len(self.places)
-        if count and wanted_places > 0:
-            for place, _ in zip(places(wanted_places), range(wanted_places), strict=False):
+        places_left = MOST_PLACES - len(self.places)
+        if count and places_left > 0:
+            for place, _ in zip(places(places_left), range(places_left), strict=False):
                 self.places.append(place)
 
 
@@ -131,32 +131,28 @@ def whole_documents(
         for rows in batches:
             yield rows, 0
         return
-    rest_ids: np.ndarray | None = None
+    tail: np.ndarray | None = None
     eos_is_first: bool | None = None
     for rows in batches:
         # If eos comes before each document, a batch is cut before its last eos, otherwise after it.
         if eos_is_first is None and len(rows.ids):
             eos_is_first = int(rows.ids[0]) == special.eos
         # A new file starts a new document.
-        if rest_ids is not None and not rows.continued:
-            yield _stream(rest_ids), 0
-            rest_ids = None
-        ids = (
-            rows.ids
-            if rest_ids is None or not len(rest_ids)
-            else np.concatenate((rest_ids, rows.ids))
-        )
+        if tail is not None and not rows.continued:
+            yield _stream(tail), 0
+            tail = None
+        ids = rows.ids if tail is None or not len(tail) else np.concatenate((tail, rows.ids))
         cut = max(last_after(ids, special.eos) - bool(eos_is_first), 0)
         # With a wrong eos, the whole stream would become one document.
         if not cut and len(ids) >= MOST_UNFINISHED:
             yield _stream(ids), 1
-            rest_ids = ids[:0]
+            tail = ids[:0]
         else:
             if cut:
                 yield _stream(ids[:cut]), 0
-            rest_ids = ids[cut:]
-    if rest_ids is not None:
-        yield _stream(rest_ids), 0
+            tail = ids[cut:]
+    if tail is not None:
+        yield _stream(tail), 0
 
 
 def read_ahead(batches: Iterator[PackedRows]) -> Iterator[PackedRows]:
@@ -438,9 +434,9 @@ class Audit:
             # A chat template may end texts with another token than eos, and then write line feeds.
             lacks = figures[:, found.ENDS_IN_EOS] == 0
             if (self.end, self.after_end) != (self.special.eos, 0):
-                last_index = documents.end - 1 - self.after_end
-                is_inside = last_index >= documents.begin
-                ids = batch.rows.ids[np.where(is_inside, last_index, 0)]
+                last_indices = documents.end - 1 - self.after_end
+                is_inside = last_indices >= documents.begin
+                ids = batch.rows.ids[np.where(is_inside, last_indices, 0)]
                 lacks &= ~(is_inside & (ids == self.end))
             # A full row may cut its last document. The length of a full row is known only at the
             # end.
@@ -622,10 +618,7 @@ class Audit:
             noun = "row" if kind == "duplicate_rows" else "document at row"
             if not self.data.has_rows:
                 noun = "document"
-            places = [
-                Place(*row_and_token, f"as {noun} {first_place[0]:,}")
-                for row_and_token, first_place in copies.pairs
-            ]
+            places = [Place(*copy, f"as {noun} {original[0]:,}") for copy, original in copies.pairs]
             self.tallies[kind].add(copies.number, partial(_first, places))
 
 

@@ -101,23 +101,20 @@ class HashTable:
         if self._folder is not None or other_table._folder is not None:
             self._spill()
             other_table._spill()
-        for own_records, other_records in zip(self.groups(), other_table.groups(), strict=True):
+        for records, other_records in zip(self.groups(), other_table.groups(), strict=True):
             if not len(other_records):
-                yield own_records, own_records[:0]
+                yield records, records[:0]
                 continue
-            nearest_index = np.minimum(
-                np.searchsorted(other_records["x"], own_records["x"]), len(other_records) - 1
+            indices = np.minimum(
+                np.searchsorted(other_records["x"], records["x"]), len(other_records) - 1
             )
-            is_in = other_records["x"][nearest_index] == own_records["x"]
+            is_in = other_records["x"][indices] == records["x"]
             # Another hash with the same `x` may come first, which almost never happens.
-            for i in np.flatnonzero(
-                is_in & (other_records["y"][nearest_index] != own_records["y"])
-            ):
+            for i in np.flatnonzero(is_in & (other_records["y"][indices] != records["y"])):
                 is_in[i] = (
-                    own_records["y"][i]
-                    in other_records["y"][other_records["x"] == own_records["x"][i]]
+                    records["y"][i] in other_records["y"][other_records["x"] == records["x"][i]]
                 )
-            yield own_records[~is_in], own_records[is_in]
+            yield records[~is_in], records[is_in]
 
     def copies(self, most_pairs: int) -> Copies:
         """Return the number of copies, and the pairs of the `most_pairs` first copies."""
@@ -130,12 +127,10 @@ class HashTable:
             is_copy[1:] = (block["x"][1:] == block["x"][:-1]) & (block["y"][1:] == block["y"][:-1])
             count += int(is_copy.sum())
             firsts = np.flatnonzero(~is_copy)
-            copy_indices = np.flatnonzero(is_copy)
+            copies = np.flatnonzero(is_copy)
             # The first copies of all groups are among the first copies of each group.
-            order = np.lexsort((block["token"][copy_indices], block["row"][copy_indices]))[
-                :most_pairs
-            ]
-            for i in copy_indices[order].tolist():
+            order = np.lexsort((block["token"][copies], block["row"][copies]))[:most_pairs]
+            for i in copies[order].tolist():
                 first_record = block[firsts[np.searchsorted(firsts, i, "right") - 1]]
                 pairs.append(
                     (

@@ -231,42 +231,44 @@ def document_figures(ids, begin, end, special, figures, hashes, heads):
     """
     eos, bos, unk, pad = special[0], special[1], special[2], special[3]
     multiplier, second_multiplier = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
-    left_shift, right_shift = np.uint64(31), np.uint64(33)
+    short_shift, long_shift = np.uint64(31), np.uint64(33)
     for d in range(begin.shape[0]):
         a, b = begin[d], end[d]
         # One bos at the start and one eos at the end are not content, so they do not change the
         # hash.
-        first_token, last_token = a, b
-        if first_token < last_token and ids[first_token] == bos:
-            first_token += 1
-        ends_in_eos = last_token > first_token and ids[last_token - 1] == eos
+        content_begin, content_end = a, b
+        if content_begin < content_end and ids[content_begin] == bos:
+            content_begin += 1
+        ends_in_eos = content_end > content_begin and ids[content_end - 1] == eos
         if ends_in_eos:
-            last_token -= 1
+            content_end -= 1
         # If bos is eos, a single such token is the start and the end of its document.
-        elif first_token == last_token and bos == eos:
+        elif content_begin == content_end and bos == eos:
             ends_in_eos = True
         # The lanes differ in multiplier and rotation, so two documents rarely collide in both.
-        bos_count, eos_count, unk_count, pad_count = first_token - a, 0, 0, 0
+        bos_count, eos_count, unk_count, pad_count = content_begin - a, 0, 0, 0
         x, y = np.uint64(0x243F6A8885A308D3), np.uint64(0x13198A2E03707344)
         heads[d] = 0
-        for i in range(first_token, last_token):
+        for i in range(content_begin, content_end):
             t = np.int64(ids[i])
             bos_count += t == bos
             eos_count += t == eos
             unk_count += t == unk
             pad_count += t == pad
             x = (x ^ np.uint64(t)) * multiplier
-            x = (x << left_shift) | (x >> right_shift)
+            x = (x << short_shift) | (x >> long_shift)
             y = (y ^ np.uint64(t)) * second_multiplier
-            y = (y << right_shift) | (y >> left_shift)
+            y = (y << long_shift) | (y >> short_shift)
             # 0 means that a document is shorter than HEAD, so no head may be 0.
-            if i - first_token == HEAD - 1:
+            if i - content_begin == HEAD - 1:
                 heads[d] = x | np.uint64(1)
         # Inner tokens count as eos then. Only a second one at the start counts as bos.
         if bos == eos:
-            bos_count = (first_token - a) + (first_token < last_token and ids[first_token] == bos)
+            bos_count = (content_begin - a) + (
+                content_begin < content_end and ids[content_begin] == bos
+            )
         # Hashes are divided among files by their top byte, which must depend on all tokens.
-        length = np.uint64(last_token - first_token)
+        length = np.uint64(content_end - content_begin)
         hashes[d, 0] = mixed(x ^ length)
         hashes[d, 1] = mixed(y ^ length)
         figures[d, 0] = b - a

@@ -90,12 +90,12 @@ def _page(described: Mapping[str, Any]) -> bytes:
 
 def _bars(histogram: list[list[int]]) -> list[tuple[str, str, int]]:
     """Return (range, count, width in percent) of each bin."""
-    most_documents = max(count for _, count in histogram)
+    greatest_count = max(count for _, count in histogram)
     return [
         (
             f"{bin_start:,}" if bin_start < 2 else f"{bin_start:,} … {2 * bin_start - 1:,}",
             f"{count:,}",
-            round(100 * count / most_documents),
+            round(100 * count / greatest_count),
         )
         for bin_start, count in histogram
     ]

@@ -75,12 +75,7 @@ def prompt_search(source: str, vocabulary: Vocabulary) -> Search | str:
     answer = answer or next((end.strip() for end in markup.ends.get("user", ()) if end.strip()), "")
     texts = {head.strip(): _PROMPT for role, head in markup.heads.items() if role != "assistant"}
     # After the end of a prompt, an answer may go on that was cut, without markup before it.
-    ends = [
-        end
-        for role, ends_of_role in markup.ends.items()
-        if role != "assistant"
-        for end in ends_of_role
-    ]
+    ends = [end for role, group in markup.ends.items() if role != "assistant" for end in group]
     texts = dict.fromkeys((end.strip() for end in ends), _OUTSIDE) | texts
     texts = {text: role for text, role in texts.items() if text} | {answer: _ASSISTANT}
     if not answer or _PROMPT not in texts.values():
@@ -95,12 +90,10 @@ def prompt_search(source: str, vocabulary: Vocabulary) -> Search | str:
 def _are_visible(source: str, engine: Engine, marks: _Marks) -> bool:
     """Return whether the markers give the roles of a made-up conversation."""
     for ids, roles in _made_up(source, engine):
-        found_order = [
-            role for role in found_roles(read_only(ids), marks).tolist() if role != _OUTSIDE
-        ]
+        codes = [role for role in found_roles(read_only(ids), marks).tolist() if role != _OUTSIDE]
         expected = [_ASSISTANT if role == "assistant" else _PROMPT for role in roles]
         # Some templates write the system message into the user's, or always write one.
-        return found_order in (expected, expected[1:], [_PROMPT, *expected])
+        return codes in (expected, expected[1:], [_PROMPT, *expected])
     return False
 
 
@@ -192,10 +185,10 @@ def mark_at(ids, i, end, marks):
     """Return the number of the first mark that starts at token i, or −1."""
     # Longer marks come first, so the longest mark at a token is found.
     for m in range(marks.roles.shape[0]):
-        first_id, length = marks.offsets[m], marks.offsets[m + 1] - marks.offsets[m]
+        offset, length = marks.offsets[m], marks.offsets[m + 1] - marks.offsets[m]
         if i + length <= end:
             k = 0
-            while k < length and ids[i + k] == marks.ids[first_id + k]:
+            while k < length and ids[i + k] == marks.ids[offset + k]:
                 k += 1
             if k == length:
                 return m

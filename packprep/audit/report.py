@@ -186,16 +186,14 @@ def _searches(
         return {}, reasons | needed
     if not _has_loss(data):
         return {}, reasons
-    searches_or_reasons: dict[str, Search | str] = {
+    results: dict[str, Search | str] = {
         "trained_prompts": "no chat template is known. Give --chat-template"
         if template is None
         else prompt_search(template, vocabulary),
         "empty_reasoning": reasoning_search(vocabulary),
     }
-    searches = {
-        kind: search for kind, search in searches_or_reasons.items() if not isinstance(search, str)
-    }
-    return searches, reasons | {k: v for k, v in searches_or_reasons.items() if isinstance(v, str)}
+    searches = {kind: search for kind, search in results.items() if not isinstance(search, str)}
+    return searches, reasons | {k: v for k, v in results.items() if isinstance(v, str)}
 
 
 def _has_loss(data: PackedData) -> bool:
@@ -217,14 +215,14 @@ def _origin_of_labels(audit: Audit, data: PackedData) -> dict[str, Any] | None:
 
 
 def _lengths(audit: Audit) -> dict[str, Any]:
-    lengths_by_kind = {"documents": audit.document_lengths if audit.has_documents else None}
+    lengths = {"documents": audit.document_lengths if audit.has_documents else None}
     if audit.data.has_rows:
-        lengths_by_kind["rows"] = audit.row_lengths
-        lengths_by_kind["documents_per_row"] = audit.per_row if audit.has_documents else None
+        lengths["rows"] = audit.row_lengths
+        lengths["documents_per_row"] = audit.per_row if audit.has_documents else None
     return {
-        name: length_counts.described()
-        for name, length_counts in lengths_by_kind.items()
-        if length_counts is not None
+        name: statistics.described()
+        for name, statistics in lengths.items()
+        if statistics is not None
     }
 
 
@@ -399,11 +397,11 @@ def verdict_of(described: Mapping[str, Any]) -> list[str]:
     checked = sum(check["state"] != UNCHECKED for check in described["checks"])
     total = f"{counted(len(findings), 'finding')} in {counted(checked, 'check')}"
     states = {check["kind"]: check["state"] for check in described["checks"]}
-    for limit_words, is_unchecked in (
+    for words, is_unchecked in (
         ("over the limits of", False),
         ("not checked in spite of", True),
     ):
         failed = [k for k in described["failed"] if (states[k] == UNCHECKED) == is_unchecked]
         if failed:
-            total += f"; {limit_words} --fail-on: {', '.join(failed)}"
+            total += f"; {words} --fail-on: {', '.join(failed)}"
     return [*lines, total]

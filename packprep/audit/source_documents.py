@@ -116,7 +116,7 @@ def _hashes(
             for read in reader.read(source, work_range, None, xxhash.xxh3_128()):
                 offsets = read.tokens.offsets
                 # Documents that were rejected by the tokenizer have a position, but no tokens.
-                kept_positions = np.delete(
+                kept_indices = np.delete(
                     np.arange(len(read.positions)), [i for i, *_ in read.tokens.rejected]
                 )
                 count = len(offsets) - 1
@@ -127,9 +127,7 @@ def _hashes(
                     read_only(ids), offsets[:-1], offsets[1:], ids_of, figures, hashes, heads
                 )
                 positions = (
-                    read.positions
-                    if len(read.positions) == count
-                    else read.positions[kept_positions]
+                    read.positions if len(read.positions) == count else read.positions[kept_indices]
                 )
                 rejects = len(read.rejects) + len(read.tokens.rejected)
                 # A document without tokens cannot be missing from packed data.

@@ -166,8 +166,8 @@ def _agreed_position(tasks: Sequence[_Task], count: int | None) -> tuple[int, in
     if index >= task_count:
         numbers = f"{scheduler.first} … {int(scheduler.first) + task_count - 1}"
         raise RecipeError(
-            f"{scheduler.index} gives the index {index}, which is not below --array-count"
-            f" {task_count}\n"
+            f"{scheduler.index} gives the index {index}, which is not below"
+            f" --array-count {task_count}\n"
             f"hint: number the tasks {numbers}, or add --array-index I"
         )
     return index, task_count
@@ -182,15 +182,13 @@ def _task_of(scheduler: Scheduler, environment: Mapping[str, str]) -> _Task | No
     Raises:
         RecipeError: If a variable is missing, is not a number, or contradicts another variable.
     """
-    first_variable, number = scheduler.first, scheduler.index
+    start, number = scheduler.first, scheduler.index
     # If the first number is known in advance, the index is known without the other variables.
     needed = (
-        [number]
-        if isinstance(first_variable, int)
-        else [number, first_variable, scheduler.last, scheduler.count]
+        [number] if isinstance(start, int) else [number, start, scheduler.last, scheduler.count]
     )
-    optional_variables = [scheduler.last, scheduler.count, scheduler.step]
-    names = [name for name in dict.fromkeys([*needed, *optional_variables]) if name]
+    other_names = [scheduler.last, scheduler.count, scheduler.step]
+    names = [name for name in dict.fromkeys([*needed, *other_names]) if name]
     values = {name: environment[name] for name in names if name in environment}
     # A variable with the last number shows an array too. Its missing index is then an error, not a
     # whole build.
@@ -207,15 +205,14 @@ def _task_of(scheduler: Scheduler, environment: Mapping[str, str]) -> _Task | No
         )
     # Compute the number of tasks. Other tasks of the array divide the shards by the same number.
     numbers = {name: int(value) for name, value in values.items()}
-    low = first_variable if isinstance(first_variable, int) else numbers[first_variable]
+    low = start if isinstance(start, int) else numbers[start]
     step = numbers.get(scheduler.step) or 1
     count = numbers.get(scheduler.count)
     if (last_number := numbers.get(scheduler.last)) is not None:
         if count is not None and last_number - low + 1 != count:
             raise RecipeError(
                 f"this {scheduler.name} array has {count} tasks numbered {low} … {last_number}, so"
-                " it is"
-                f" incomplete\nhint: {_BOTH_FLAGS}"
+                f" it is incomplete\nhint: {_BOTH_FLAGS}"
             )
         count = (last_number - low) // step + 1
     # In steps of 2 from 1, the numbers 1, 3 and 5 have the indices 0, 1 and 2.

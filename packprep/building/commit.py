@@ -472,8 +472,8 @@ def _refuse_unused_sources(out: Folder, plan: Plan, total: Ledger) -> None:
         if not documents["read"] or documents["used"] or {OTHER_LENGTH, REMOVED} & reasons.keys():
             continue
         # Show a document with the most frequent reason, because it explains most of the rejects.
-        most_frequent = max(sorted(reasons), key=reasons.__getitem__)
-        record = _first_reject(out, plan, source.name, most_frequent)
+        main_reason = max(sorted(reasons), key=reasons.__getitem__)
+        record = _first_reject(out, plan, source.name, main_reason)
         path, begin = "", b""
         if record is not None:
             i = source.files.names.index(record["file"])
@@ -482,11 +482,11 @@ def _refuse_unused_sources(out: Folder, plan: Plan, total: Ledger) -> None:
                 begin, _ = begin_of(path, int(source.files.sizes[i]), source.formats[i][1])
         # Special tokens in messages need other advice than those in plain text.
         quoted = (
-            most_frequent == "special_text"
+            main_reason == "special_text"
             and record is not None
             and record["detail"].endswith(" in a message")
         )
-        advice = advice_on(IN_MESSAGES if quoted else most_frequent, path or "FILE", begin)
+        advice = advice_on(IN_MESSAGES if quoted else main_reason, path or "FILE", begin)
         seen = f". {path}: document at {record['position']}: {record['detail']}" if record else ""
         if quoted:
             seen = (

@@ -177,8 +177,8 @@ def _figures_of_task(recipe: Recipe, task: Task, all_weights: float) -> dict[str
         "longest_last": capacity(recipe, task, 0, int(recipe.documents.eos_after_document)),
         "pieces_of_a_row": pieces_of_a_row(recipe, task),
         "figures": {
-            name: {"wanted": wanted_value, "realised": realised}
-            for name, (wanted_value, realised) in figures.items()
+            name: {"wanted": target, "realised": realised}
+            for name, (target, realised) in figures.items()
         },
     }
 
@@ -196,11 +196,10 @@ def _warnings_of_task(recipe: Recipe, task: Task, figures: Mapping[str, Any]) ->
     )
     # The length formula rounds and limits these figures, so they can differ from the recipe's.
     for name, figure in figures["figures"].items():
-        wanted_value, realised = figure["wanted"], figure["realised"]
-        if abs(realised - wanted_value) > FAR * wanted_value:
+        target, realised = figure["wanted"], figure["realised"]
+        if abs(realised - target) > FAR * target:
             yield (
-                f"task {task.name}: {name} will be {realised:.3g} at full length, not"
-                f" {wanted_value:g}."
+                f"task {task.name}: {name} will be {realised:.3g} at full length, not {target:g}."
                 f" Use {'more sentinels' if lacks_sentinels else 'longer rows'} to come closer"
             )
     # Too few sentinels can limit segments to a part of a row.
@@ -374,15 +373,12 @@ def built_together(
         missing: Number of missing shards of each.
     """
     reader = next((i for i, count in enumerate(missing) if count), 0)
-    documents = [
-        _TOKEN_BYTES * one_forecast["tokens"] // one_forecast["shards"]
-        for one_forecast in forecasts
-    ]
+    documents = [_TOKEN_BYTES * figures["tokens"] // figures["shards"] for figures in forecasts]
     return [
-        one_forecast
-        | {"worker_bytes": one_forecast["worker_bytes"] + sum(documents) - own_bytes}
+        figures
+        | {"worker_bytes": figures["worker_bytes"] + sum(documents) - document_bytes}
         | ({} if i == reader else {"read_s": 0.0, "tokenize_s": 0.0})
-        for i, (one_forecast, own_bytes) in enumerate(zip(forecasts, documents, strict=True))
+        for i, (figures, document_bytes) in enumerate(zip(forecasts, documents, strict=True))
     ]
 
 

@@ -149,9 +149,9 @@ def _of_passes(counts: Mapping[int, int], source: Source) -> dict[str, Any]:
 
     `counts` maps a number of passes to a number of documents, as `Documents.passes`.
     """
-    counts_by_key: dict[str, Any] = {FILTERED: counts[0]} if counts.get(0) else {}
+    filtered: dict[str, Any] = {FILTERED: counts[0]} if counts.get(0) else {}
     of_used = {str(number): counts[number] for number in sorted(counts) if number}
-    return counts_by_key | ({PASSES: of_used} if of_used and isinstance(source.repeat, str) else {})
+    return filtered | ({PASSES: of_used} if of_used and isinstance(source.repeat, str) else {})
 
 
 def _document_counts(documents: Documents, name: str, joined: int) -> dict[str, Any]:

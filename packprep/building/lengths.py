@@ -120,8 +120,8 @@ def shared_work(
     for output, (plan, numbers) in enumerate(zip(plans, missing, strict=True)):
         name = f"seq_{plan.recipe.seq_length}" if len(plans) > 1 else ""
         for number in numbers:
-            range_number = number * parts // plan.shards
-            key = (0, range_number) if are_alike else (output, number)
+            part_number = number * parts // plan.shards
+            key = (0, part_number) if are_alike else (output, number)
             items.setdefault(key, []).append(ShardToMake(number, output, name))
 
     def end_of(shard: ShardToMake) -> Fraction:

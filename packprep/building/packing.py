@@ -31,11 +31,11 @@ in the stack. `assign` explains runs.
 
 
 @kernel(inline=True)
-def _highest(bits, most_slots):
-    """Return the highest member ≤ `most_slots` of a bit set (uint64[…]), or 0."""
-    # Clear the bits above `most_slots` in its block of 64 bits.
-    block = most_slots >> 6
-    word = bits[block] & (~np.uint64(0) >> np.uint64(63 - (most_slots & 63)))
+def _highest(bits, limit):
+    """Return the highest member ≤ `limit` of a bit set (uint64[…]), or 0."""
+    # Clear the bits above `limit` in its block of 64 bits.
+    block = limit >> 6
+    word = bits[block] & (~np.uint64(0) >> np.uint64(63 - (limit & 63)))
     while word == np.uint64(0):
         if block == 0:
             return np.int64(0)
@@ -190,11 +190,11 @@ def _fill_rows(placements, counts, lengths, places, row, offset):
         while place == end:
             length -= 1
             end += counts[length]
-        r, step, rows, row_segment, fill = placements[p]
+        r, step, rows, per_row, fill = placements[p]
         for _ in range(rows):
             # The offset is in the low bits, so adding `length` moves only the offset.
             row_and_offset = np.uint64(r << 32 | fill)
-            for _ in range(row_segment):
+            for _ in range(per_row):
                 places[place] = row_and_offset
                 row_and_offset += np.uint64(length)
                 place += 1
@@ -288,11 +288,9 @@ def _smallest_other_parts(remaining, room):
     # Each list is sorted by the other part, so its first segment has the smallest.
     for side in range(2):
         for v in range(room[side] + 1):
-            first_place = remaining.head[side, v]
-            if first_place < remaining.end[side, v]:
-                least[side, leaves + v] = remaining.parts[
-                    1 - side, remaining.listed[side, first_place]
-                ]
+            head = remaining.head[side, v]
+            if head < remaining.end[side, v]:
+                least[side, leaves + v] = remaining.parts[1 - side, remaining.listed[side, head]]
         for node in range(leaves - 1, 0, -1):
             least[side, node] = min(least[side, 2 * node], least[side, 2 * node + 1])
     return least
@@ -418,9 +416,7 @@ def pack_sides(
     parts = np.stack((inputs, targets))
     order = np.argsort(-np.maximum(inputs * room[1], targets * room[0]), kind="stable")
     listed = np.stack((np.lexsort((targets, inputs)), np.lexsort((inputs, targets))))
-    counts = np.stack(
-        [np.bincount(part_lengths, minlength=int(room.max()) + 1) for part_lengths in parts]
-    )
+    counts = np.stack([np.bincount(slots, minlength=int(room.max()) + 1) for slots in parts])
     end = np.cumsum(counts, axis=1)
     # With 8 slots in each sequence, 80 input slots and 40 target slots, 4 target slots per row stay
     # empty.

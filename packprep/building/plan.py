@@ -78,8 +78,8 @@ def recipe_of(stored: Mapping[str, Any]) -> Recipe:
     ]:
         raise PlanError("plan.json: its sources differ from its recipe's")
     # Later steps look up mode tokens and media kinds without a check.
-    wanted_tokens = {entry.mode_token for entry in recipe.tasks if entry.mode_token is not None}
-    if not wanted_tokens <= stored["vocabulary"]["mode_tokens"].keys():
+    mode_tokens = {entry.mode_token for entry in recipe.tasks if entry.mode_token is not None}
+    if not mode_tokens <= stored["vocabulary"]["mode_tokens"].keys():
         raise PlanError("plan.json: its vocabulary does not have the mode tokens of its tasks")
     if (stored["vocabulary"].get("media") or {}).keys() != (recipe.specials.media or {}).keys():
         raise PlanError("plan.json: its vocabulary does not have the media kinds of its recipe")
@@ -280,8 +280,8 @@ class Plan:
                         f"plan.json: sources[{i}]: ratios has no {format_name(*kind)}, the format"
                         " of its files"
                     )
-            wanted_passes = planned.uses if isinstance(source.repeat, str) else None
-            if (planned.pass_shares and len(planned.pass_shares)) != wanted_passes:
+            pass_count = planned.uses if isinstance(source.repeat, str) else None
+            if (planned.pass_shares and len(planned.pass_shares)) != pass_count:
                 raise PlanError(
                     f"plan.json: sources[{i}]: pass_shares does not match the passes of its repeat"
                 )
@@ -376,9 +376,9 @@ def _opened_store(location: str, manifest_digest: str) -> TokenStore:
     # plan.
     path = folder.path_of(MANIFEST_NAME)
     manifest = check_manifest(decode(folder.read(MANIFEST_NAME), path), path)
-    own_manifest_digest = own_digest(as_stored(manifest, LATER_IN_MANIFEST))
+    actual_digest = own_digest(as_stored(manifest, LATER_IN_MANIFEST))
     if (
-        manifest["digest"] != own_manifest_digest
+        manifest["digest"] != actual_digest
         or manifest["plan"]["digest"] != plan_and_digest[1]
         or manifest.get("kind") != STORE
     ):
@@ -442,7 +442,7 @@ def lengths_in(out: Folder) -> list[int]:
     Return [] without such plans. If the plans disagree, the most frequent value is returned.
     Unreadable plans are ignored.
     """
-    lengths_found = []
+    candidates = []
     for name in [*out.others()] or _mixed_in(out):  # An object store lists nothing.
         if name.startswith("seq_") and "/" not in name:
             with contextlib.suppress(PackprepError):
@@ -450,8 +450,8 @@ def lengths_in(out: Folder) -> list[int]:
                     "seq_lengths"
                 )
                 if isinstance(lengths, list) and all(map(is_count, lengths)):
-                    lengths_found.append(lengths)
-    return max(lengths_found, key=lengths_found.count, default=[])
+                    candidates.append(lengths)
+    return max(candidates, key=candidates.count, default=[])
 
 
 def _mixed_in(out: Folder) -> list[str]:
@@ -600,17 +600,17 @@ def at_text(name: str, prefix: str) -> str:
     """
     if prefix.startswith(IN_STORE):
         with contextlib.suppress(PackprepError, OSError):
-            own_source = next(
-                store_source
-                for store_source in open_store(prefix.removeprefix(IN_STORE)).plan.sources
-                if store_source.name == name
+            store_source = next(
+                source
+                for source in open_store(prefix.removeprefix(IN_STORE)).plan.sources
+                if source.name == name
             )
             paths = (
-                os.path.join(own_source.prefix, file)
-                for file in own_source.files.names[:_LOOKED_AT]
+                os.path.join(store_source.prefix, file)
+                for file in store_source.files.names[:_LOOKED_AT]
             )
-            if not is_url(own_source.prefix) and all(map(os.path.exists, paths)):
-                return own_source.prefix
+            if not is_url(store_source.prefix) and all(map(os.path.exists, paths)):
+                return store_source.prefix
     return prefix
 
 

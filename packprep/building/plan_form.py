@@ -256,12 +256,8 @@ def _disagreement(plan: PlanForm) -> str:
             )
         # A store keeps estimates for later datasets. They must match the number and splits of its
         # files.
-        first_file, end = (
-            bisect_left(plan.files, n, key=lambda file: file.source) for n in (i, i + 1)
-        )
-        if plan.kind == STORE and (
-            why := wrong_estimates(source.estimates, plan.files[first_file:end])
-        ):
+        begin, end = (bisect_left(plan.files, n, key=lambda file: file.source) for n in (i, i + 1))
+        if plan.kind == STORE and (why := wrong_estimates(source.estimates, plan.files[begin:end])):
             return f"sources[{i}]: estimates: {why}"
     if sum(file.pieces for file in plan.files) > MOST_PIECES:
         return f"files: more than {MOST_PIECES} splits, the maximum of a corpus"

@@ -202,23 +202,23 @@ def look_up(recipe: Recipe, moved: Mapping[str, str], is_store: bool = False) ->
                 f"hint: give the name of a source, as in --source {names[0]}=…"
             )
     # Files of a token store are the files that it was made from, so both ways give the same splits.
-    roots_and_files = []
+    prefixes_and_files = []
     for i, source in enumerate(recipe.sources):
         if source.name in stores:
             files = files_in(stores[source.name], source.name, i)
-            roots_and_files.append((files.root, files))
+            prefixes_and_files.append((files.root, files))
         else:
-            roots_and_files.append(find_files(source, i, recipe.base, moved.get(source.name)))
+            prefixes_and_files.append(find_files(source, i, recipe.base, moved.get(source.name)))
         kept_fields = (
             stores[source.name].kept_fields(source.name) if source.name in stores else None
         )
-        _refuse_without_fields(source, i, roots_and_files[-1][1], kept_fields)
+        _refuse_without_fields(source, i, prefixes_and_files[-1][1], kept_fields)
     # Empty inputs usually come from an unfinished download, so refuse them before a plan exists.
-    if not any(files.sizes.any() for _, files in roots_and_files):
+    if not any(files.sizes.any() for _, files in prefixes_and_files):
         first_path = next(
             (
                 os.path.join(files.root, files.names[0])
-                for _, files in roots_and_files
+                for _, files in prefixes_and_files
                 if len(files)
             ),
             "none",
@@ -241,8 +241,8 @@ def look_up(recipe: Recipe, moved: Mapping[str, str], is_store: bool = False) ->
     check_tokenizer(recipe, vocabulary, stores)
     template = template_of(template, stores)
     prefixes, of_sources = (
-        tuple(p for p, _ in roots_and_files),
-        tuple(files for _, files in roots_and_files),
+        tuple(p for p, _ in prefixes_and_files),
+        tuple(files for _, files in prefixes_and_files),
     )
     return Inputs(recipe, vocabulary, prefixes, of_sources, template, stores, is_store)
 
@@ -322,8 +322,7 @@ Five shards are a bad number for two workers: one worker makes three of them and
 UNKNOWN_TURNS = (
     "warning: the chat template does not use add_generation_prompt and has no {% generation %}"
     " blocks. The text that opens an assistant's turn cannot be separated from it, and is trained"
-    " too."
-    " Set documents.chat_template to a copy of the template that uses add_generation_prompt"
+    " too. Set documents.chat_template to a copy of the template that uses add_generation_prompt"
 )
 TWO_ENDS = (
     "warning: the chat template ends conversations with {}, which is eos, and documents.append_eos"
@@ -476,8 +475,7 @@ def _refuse_large_shards(plan: Mapping[str, Any]) -> None:
     if documents_per_shard > MOST_DOCUMENTS:
         raise RecipeError(
             f"each of {plan['shards']} shards would have about {documents_per_shard:.0f} documents,"
-            " but the maximum is"
-            f" {MOST_DOCUMENTS}\nhint: set output.shard_text_bytes to"
+            f" but the maximum is {MOST_DOCUMENTS}\nhint: set output.shard_text_bytes to"
             f" {int(text_bytes * MOST_DOCUMENTS / documents * 0.8)} or less",
             ("output", "shard_text_bytes"),
         )
@@ -700,12 +698,12 @@ def sampled(
     if not is_store:
         return estimates, []
     noted = dict(source.files.piece_bytes)
-    known_estimates = [
+    kept_estimates = [
         estimates_as_json(estimates, noted),
         estimates_as_json(sample(True), source.files.piece_bytes),
     ]
     source.files.forget(noted)
-    return estimates, known_estimates
+    return estimates, kept_estimates
 
 
 def _supervise_of(settings: DocumentKeys, template: str | None) -> Supervise | None:
@@ -722,7 +720,7 @@ def stored_estimates(
     estimates: Estimates,
     source: PlannedSource,
     text_bytes: int,
-    known_estimates: list[dict[str, Any]],
+    kept_estimates: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """From a source's entry in the plan, return the part that the calibration sample determines.
 
@@ -730,7 +728,7 @@ def stored_estimates(
         estimates: The estimates.
         source: The source. Its `repeat` must be set.
         text_bytes: The text bytes of the source in the plan.
-        known_estimates: The second result of `sampled`.
+        kept_estimates: The second result of `sampled`.
     """
     return {
         "ratios": estimates.ratios,
@@ -739,7 +737,7 @@ def stored_estimates(
             round(text_bytes / estimates.document_bytes) if estimates.document_bytes else 0
         ),
         "relative_error": estimates.error_of(source),
-        **({"estimates": known_estimates} if known_estimates else {}),
+        **({"estimates": kept_estimates} if kept_estimates else {}),
         **({} if estimates.pass_shares is None else {"pass_shares": estimates.pass_shares}),
     }
 
@@ -752,8 +750,8 @@ def estimates_in(store: TokenStore, source: PlannedSource) -> Estimates:
     """
     kept_estimates = planned_in(store, source.name)["estimates"]
     estimates, piece_bytes = estimates_from_json(kept_estimates[source.source.share is not None])
-    for i, content_bytes in piece_bytes.items():
-        source.files.note(i, content_bytes)
+    for i, split_bytes in piece_bytes.items():
+        source.files.note(i, split_bytes)
     return estimates if source.passes is None else chosen_estimates(store, source, estimates)
 
 
@@ -805,13 +803,13 @@ def repeats(recipe: Recipe, once: Sequence[int], tokens_per_byte: Sequence[float
             )
     # Without total_tokens, the total is as large as possible without reading a source more than
     # once.
-    parts = [share / total_share for share in shares if share is not None]
+    fractions = [share / total_share for share in shares if share is not None]
     total = recipe.total_tokens or min(
-        t / fraction for t, fraction in zip(tokens, parts, strict=True)
+        t / fraction for t, fraction in zip(tokens, fractions, strict=True)
     )
     repeats_of_sources = [
         max(1e-6, float(f"{total * fraction / t:.6g}"))
-        for t, fraction in zip(tokens, parts, strict=True)
+        for t, fraction in zip(tokens, fractions, strict=True)
     ]
     for source, repeat in zip(recipe.sources, repeats_of_sources, strict=True):
         if repeat > MOST_USES:
@@ -853,11 +851,9 @@ def _shard_text_bytes(
     """
     if recipe.output.shard_text_bytes != "auto":
         return int(recipe.output.shard_text_bytes)
-    fraction_of_text = CHATS_PART if has_chats else 1
-    long_rows = int(2000 // fraction_of_text * recipe.seq_length / max(tokens_per_byte, 1e-6))
-    most_bytes = min(
-        max(64 * MIB // fraction_of_text, long_rows, -(-text_bytes // 50_000)), 512 * MIB
-    )
+    divisor = CHATS_PART if has_chats else 1
+    long_rows = int(2000 // divisor * recipe.seq_length / max(tokens_per_byte, 1e-6))
+    most_bytes = min(max(64 * MIB // divisor, long_rows, -(-text_bytes // 50_000)), 512 * MIB)
     even = next((n for n in EVEN_SHARDS if n * most_bytes >= text_bytes), 1)
     less = -(-text_bytes // even)
     return less if even > 1 and less >= long_rows else most_bytes
@@ -868,17 +864,17 @@ def other_stores(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
 
     For example, one reads files and the other a token store, or both read different token stores.
     """
-    problems = []
+    messages = []
     for source, planned in zip(inputs.recipe.sources, plan["sources"], strict=True):
         store, was_stored = inputs.stores.get(source.name), planned["prefix"].startswith(IN_STORE)
         if (store is not None) != was_stored:
             places = ("a token store", "files") if store else ("files", "a token store")
-            problems.append(
+            messages.append(
                 "source {!r} is in {} here, but in {} in the plan".format(source.name, *places)
             )
         elif store is not None and planned["store"] not in (None, *store.digests):
-            problems.append(other_store(source.name, store, planned["store"]))
-    return problems
+            messages.append(other_store(source.name, store, planned["store"]))
+    return messages
 
 
 def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
@@ -890,26 +886,26 @@ def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
     # Equal fingerprints prove equal inputs. The rest only finds words for a difference.
     if plan["fingerprint"] == inputs.fingerprint:
         return []
-    reasons = []
+    messages = []
     if plan["tokenizer"]["digest"] != inputs.vocabulary.digest:
-        reasons.append(
+        messages.append(
             f"the tokenizer changed (digest {inputs.vocabulary.digest} here,"
             f" {plan['tokenizer']['digest']} in the plan)"
         )
     if plan["chat_template"] != inputs.chat_template:
-        reasons.append("the chat template changed")
+        messages.append("the chat template changed")
     # Compare recipes with presets expanded and defaults filled in, so that only real changes are
     # listed.
-    own_values, planned = (
+    current_recipe, planned_recipe = (
         json_value(without_places(whole_recipe(r)))
         for r in (normalised(inputs.recipe), plan["recipe"])
     )
-    reasons += changed_keys(own_values, planned, "{} is {} here and {} in the plan")
+    messages += changed_keys(current_recipe, planned_recipe, "{} is {} here and {} in the plan")
     # Compare the files of both by source and name. A file counts as equal if its size is equal.
-    listed: dict[tuple[int, str], int] = {
+    planned_sizes: dict[tuple[int, str], int] = {
         (f["source"], f["name"]): f["size"] for f in plan["files"]
     }
-    own_sizes = {
+    current_sizes = {
         (files.source, name): size
         for files in inputs.files
         for name, size in zip(files.names, files.sizes.tolist(), strict=True)
@@ -917,51 +913,50 @@ def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
     names = dict(enumerate([source["name"] for source in plan["recipe"]["sources"]]))
     names |= {i: source.name for i, source in enumerate(inputs.recipe.sources)}
     if inputs.removed_digest != removed_digest(plan):
-        reasons.append(
+        messages.append(
             "the removed documents differ: resume a copy with `packprep remove`, and a build with"
             " its own token store"
         )
-    for key in sorted(set(listed) | set(own_sizes)):
-        if listed.get(key) != own_sizes.get(key):
+    for key in sorted(set(planned_sizes) | set(current_sizes)):
+        if planned_sizes.get(key) != current_sizes.get(key):
             planned_size, current_size = (
-                "no file" if d.get(key) is None else f"{d[key]} bytes" for d in (listed, own_sizes)
+                "no file" if d.get(key) is None else f"{d[key]} bytes"
+                for d in (planned_sizes, current_sizes)
             )
-            reasons.append(
+            messages.append(
                 f"input {key[1]!r} of source {names[key[0]]!r}: {planned_size} in the plan,"
                 f" {current_size} now"
             )
-    return reasons[:10] + (["…"] if len(reasons) > 10 else []) or ["the fingerprint differs"]
+    return messages[:10] + (["…"] if len(messages) > 10 else []) or ["the fingerprint differs"]
 
 
-def changed_keys(new_values: Any, planned: Any, words: str, where: str = "") -> list[str]:
-    """Return a message for each key whose values in `new_values` and `planned` differ.
+def changed_keys(value: Any, planned: Any, words: str, where: str = "") -> list[str]:
+    """Return a message for each key that differs between `value` and `planned`.
 
     Args:
-        new_values: A value of the recipe, such as a dict of keys.
+        value: A value of the recipe, such as a dict of keys.
         planned: The same value in the plan.
         words: A format string with three fields: the key, its value now, and its value in the plan.
-        where: The key of `new_values` in the recipe, for example "documents".
+        where: The key of `value` in the recipe, for example "documents".
     """
-    if isinstance(new_values, dict) and isinstance(planned, dict):
-        keys = sorted(set(new_values) | set(planned))
+    if isinstance(value, dict) and isinstance(planned, dict):
+        keys = sorted(set(value) | set(planned))
         places = [(k, f"{where}.{k}" if where else k) for k in keys]
         return [
             c
             for k, place in places
-            for c in changed_keys(new_values.get(k), planned.get(k), words, place)
+            for c in changed_keys(value.get(k), planned.get(k), words, place)
         ]
     # Lists of tables with equal length, such as sources, are compared table by table.
     if (
-        isinstance(new_values, list)
+        isinstance(value, list)
         and isinstance(planned, list)
-        and len(new_values) == len(planned)
-        and any(isinstance(v, dict) for v in new_values)
+        and len(value) == len(planned)
+        and any(isinstance(v, dict) for v in value)
     ):
-        pairs = enumerate(zip(new_values, planned, strict=True))
+        pairs = enumerate(zip(value, planned, strict=True))
         return [c for i, (a, b) in pairs for c in changed_keys(a, b, words, f"{where}[{i}]")]
-    return (
-        [] if new_values == planned else [words.format(where, _short(new_values), _short(planned))]
-    )
+    return [] if value == planned else [words.format(where, _short(value), _short(planned))]
 
 
 def _short(value: Any) -> str:

@@ -63,12 +63,8 @@ def available_cpus() -> int:
 
     It is SLURM_CPUS_PER_TASK if set, otherwise the number of CPUs in the process's affinity.
     """
-    slurm_cpus = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    return (
-        int(slurm_cpus)
-        if slurm_cpus.isdigit() and int(slurm_cpus)
-        else len(os.sched_getaffinity(0))
-    )
+    cpus = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    return int(cpus) if cpus.isdigit() and int(cpus) else len(os.sched_getaffinity(0))
 
 
 def free_memory() -> int:
@@ -163,8 +159,7 @@ def _keep_sockets_near() -> None:
             return
     raise BuildError(
         f"TMPDIR = {given_folder} is too long for the sockets of worker processes, whose paths"
-        " have at"
-        " most 107 bytes\n"
+        " have at most 107 bytes\n"
         f"hint: set TMPDIR to a folder of at most {_MOST_FOLDER_BYTES} bytes, or give --workers 1"
     )
 
@@ -338,18 +333,18 @@ class _Worker:
         code = self.process.exitcode
         if code in _STOPPED_CODES:
             return Stopped(STOPPED)
-        end_in_words = (
+        outcome = (
             f"was killed by signal {-code}"
             if code is not None and code < 0
             else f"ended with status {code}"
         )
         remedy = "run the same command again"
         if code == -signal.SIGKILL:
-            end_in_words += ", which the kernel does to processes that use too much memory"
+            outcome += ", which the kernel does to processes that use too much memory"
             remedy += " with fewer --workers"
         whose = "its" if self.handed else "a"
         return BuildError(
-            f"{self}{whose} worker process {end_in_words}\nhint: {remedy}; committed work is kept"
+            f"{self}{whose} worker process {outcome}\nhint: {remedy}; committed work is kept"
         )
 
 

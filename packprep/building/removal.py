@@ -209,7 +209,7 @@ def without(
         entry = ledger["sources"][name]
         # All slots of the removed segments become padding of their source, so its total stays.
         tokens, n_slots = gone.tokens[of_source].sum(), gone.slots[of_source].sum()
-        documents, n_records = (int((counts[:, 0] == s).sum()) for counts in (passes, records))
+        documents, n_records = (int((rows[:, 0] == s).sum()) for rows in (passes, records))
         _lose(entry, documents, int(tokens), int(n_slots), n_records - documents)
         # The split between eos and repeated tokens is an estimate. Neither count may be negative.
         added = entry["slots"]["added"]
@@ -233,9 +233,9 @@ def _with_records(passes: np.ndarray, segments: Segments, removed: np.ndarray) -
     if segments.records is None:
         return passes
     owner = segments.records.owner
-    indices = removed[owner]
-    gone = segments.select(owner[indices])
-    columns = gone.source, gone.repeat, gone.file, segments.records.position[indices]
+    is_removed = removed[owner]
+    gone = segments.select(owner[is_removed])
+    columns = gone.source, gone.repeat, gone.file, segments.records.position[is_removed]
     return np.unique(np.concatenate((passes, np.stack(columns, axis=1))), axis=0)
 
 

@@ -133,10 +133,8 @@ def _write_next_tokens(first_slot, slots, prefix, pad, rows):
         begin, n, seen = first_slot[i], slots[i], max(prefix[i] - 1, 0)
         # A slot is trained if the next slot, which has its target, is trainable (P9).
         if rows.trainable.shape[0] > 0:
-            first_label_slot, count = begin + seen, max(n - 1 - seen, 0)
-            copy_items(
-                rows.loss_mask, first_label_slot, rows.trainable, first_label_slot + 1, count
-            )
+            slot, count = begin + seen, max(n - 1 - seen, 0)
+            copy_items(rows.loss_mask, slot, rows.trainable, slot + 1, count)
         else:
             for t in range(np.uint64(begin + seen), np.uint64(begin + max(n - 1, seen))):
                 rows.loss_mask[t] = 1
@@ -528,8 +526,8 @@ class _Writer:
         # Labels are copied before the noise replaces tokens, so they are the original tokens (P10).
         if task.shift:
             for copy in range(copies):  # The labels of each copy end with pad.
-                second_slot = first_slot + copy * half
-                copy_ranges(rows.tokens, second_slot + 1, half - 1, rows.labels, second_slot)
+                copy_slot = first_slot + copy * half
+                copy_ranges(rows.tokens, copy_slot + 1, half - 1, rows.labels, copy_slot)
         else:
             copy_ranges(rows.tokens, first_slot, of_task.slots, rows.labels, first_slot)
         trainable = None if texts.training is None else rows.trainable
@@ -758,9 +756,8 @@ def _media(
         return None
     segment = owners(count)
     place_indices = np.repeat(low, count) + ranks(count)
-    token = (
-        first_tokens[place_indices] - begin[segment] + segments.repeated[segment]
-    )  # index in the body
+    # `token` is the index of the span's first token in the body.
+    token = first_tokens[place_indices] - begin[segment] + segments.repeated[segment]
     slot = (segments.first_slot + segments.bos)[segment] + token
     # The mode token and the slots that an objective adds move a span to later slots.
     for t, task in enumerate(tasks):

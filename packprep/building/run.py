@@ -262,10 +262,10 @@ def _build_each(
     # Without a manifest, other array tasks still have to make shards.
     outcomes = []
     for (_, out, plan), numbers, manifest in zip(outputs, missing, manifests, strict=True):
-        other_shards = (
+        other_count = (
             len(missing_shards(out, plan.digests, range(plan.shards))) if manifest is None else 0
         )
-        outcomes.append(Outcome(out.location, plan, manifest, len(numbers), other_shards, profile))
+        outcomes.append(Outcome(out.location, plan, manifest, len(numbers), other_count, profile))
     return outcomes
 
 
@@ -278,7 +278,7 @@ def _unfilled(plan: Plan, manifest: Mapping[str, Any]) -> list[str]:
         if task.parameters.get("eos_fill") == "block" and ledger["tasks"][task.name].get(ANSWERS)
     ]
     if not names or any(
-        "eos_fill" in counts["slots"]["added"] for counts in ledger["sources"].values()
+        "eos_fill" in entry["slots"]["added"] for entry in ledger["sources"].values()
     ):
         return []
     return [
@@ -418,9 +418,8 @@ def pace(
         return description
     return (
         f"{description}; {shards} {'shards' if shards > 1 else 'shard'} for {at_work} workers. To"
-        " use all"
-        f" of them, give --set output.shard_text_bytes={-(-text_bytes // at_work)} and build into"
-        " another folder"
+        f" use all of them, give --set output.shard_text_bytes={-(-text_bytes // at_work)} and"
+        " build into another folder"
     )
 
 
@@ -475,9 +474,9 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
         ):
             say(f"warning: {warning}")
         # The plan names the tokenizer and removed.json, so it is written after them.
-        is_first = out.create(TOKENIZER_NAME, inputs.vocabulary.tokenizer_json)
+        is_created = out.create(TOKENIZER_NAME, inputs.vocabulary.tokenizer_json)
         if (
-            not is_first
+            not is_created
             and stored_plan(out) is None
             and digest_of(out.read(TOKENIZER_NAME)) != inputs.vocabulary.digest
         ):
@@ -818,17 +817,16 @@ def refuse(plan: Plan, item: DoneShard, source: int, changed: np.ndarray) -> Non
     `source` is the index of the source, and `changed` has the indices of the source's changed
     files.
     """
-    own_source = plan.sources[source]
-    parts = own_source.slices(item.number, plan.shards)
+    planned_source = plan.sources[source]
+    parts = planned_source.slices(item.number, plan.shards)
     paths = {
         work_range.path: None
         for work_range in parts
-        if work_range.file - own_source.first_file in set(changed.tolist())
+        if work_range.file - planned_source.first_file in set(changed.tolist())
     }
-    rest_in_words = f" or {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+    more_files = f" or {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
     raise SourceError(
-        f"{' or '.join(list(paths)[:_SHOWN])}{rest_in_words}: its bytes changed since {item} read"
-        " it, but"
-        " its size did not. The dataset would mix old and new documents\n"
+        f"{' or '.join(list(paths)[:_SHOWN])}{more_files}: its bytes changed since {item} read"
+        " it, but its size did not. The dataset would mix old and new documents\n"
         "hint: restore the file, or build into another folder"
     )

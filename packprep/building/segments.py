@@ -97,11 +97,11 @@ def _block_limits(tasks: Sequence[Task]) -> _BlockLimits:
 def cut_limits(recipe: Recipe, tasks: Sequence[Task]) -> CutLimits:
     """Return the limits that `cut` applies for a recipe and its tasks."""
     by_length = [capacities(replace(recipe, seq_length=length), tasks) for length in recipe.lengths]
-    last_capacity, inner_capacity = (
+    last_capacities, inner_capacities = (
         np.stack(capacity) for capacity in zip(*by_length, strict=True)
     )
-    # The last axis of `last_capacity` is without and with eos, and the recipe selects one of them.
-    capacity = np.ascontiguousarray(last_capacity[..., int(recipe.documents.eos_after_document)])
+    # The last axis of `last_capacities` is without and with eos. The recipe selects one of them.
+    capacity = np.ascontiguousarray(last_capacities[..., int(recipe.documents.eos_after_document)])
     random_length = np.array(
         [int(task.parameters.get("random_length", 0.0) * 2**53) for task in tasks], np.int64
     )
@@ -111,7 +111,7 @@ def cut_limits(recipe: Recipe, tasks: Sequence[Task]) -> CutLimits:
     )
     blocks = _block_limits(tasks)
     of_tasks = random_length, unpredicted, blocks
-    return CutLimits(drawn, drawn_supervised, capacity, inner_capacity, *of_tasks)
+    return CutLimits(drawn, drawn_supervised, capacity, inner_capacities, *of_tasks)
 
 
 def uncut_tokens(recipe: Recipe, limits: CutLimits) -> int:
@@ -412,19 +412,19 @@ def trained_in(turns, span, start):
 
 
 @kernel(inline=True)
-def _first_from(ascending, first_index, end, least):
-    """Return the first index in [first, end) with a value ≥ `least`, or `end` if there is none."""
-    while first_index < end and ascending[first_index] < least:
-        first_index += 1
-    return first_index
+def _first_from(ascending, begin, end, least):
+    """Return the first index in [begin, end) with a value ≥ `least`, or `end` if there is none."""
+    while begin < end and ascending[begin] < least:
+        begin += 1
+    return begin
 
 
 @kernel(inline=True)
-def _first_after(ranges, first_index, end, token):
-    """Return the index of the first range in [first, end) that ends after `token`, or `end`."""
-    while first_index < end and ranges[first_index, 1] <= token:
-        first_index += 1
-    return first_index
+def _first_after(ranges, begin, end, token):
+    """Return the index of the first range in [begin, end) that ends after `token`, or `end`."""
+    while begin < end and ranges[begin, 1] <= token:
+        begin += 1
+    return begin
 
 
 @kernel(inline=True)
@@ -595,7 +595,7 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
     - With block diffusion, a cut inside an answer is at the border of a block. With `eos_fill`, the
       eos that fill up the last block of a text must fit too.
     """
-    capacity, inner_limits = limits.capacity[policy.length], limits.inner[policy.length]
+    capacity, inner_capacity = limits.capacity[policy.length], limits.inner[policy.length]
     messages, ranks, turns = supervision.cuts, supervision.ranks, supervision.turns
     spans, places, blocks = supervision.spans, supervision.places, limits.blocks
     count, too_short = np.int64(0), capacity.shape[0] - 1
@@ -616,7 +616,7 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
             key, task = _drawn_task(documents, d, start, text_end - start, limits.drawn_supervised)
             bos, repeated = (policy.bos if start == 0 else np.int64(0)), np.int64(0)
             # `last_room` limits a chunk that ends its text, and `room` limits every earlier chunk.
-            last_room, room = capacity[task, bos], inner_limits[task, bos]
+            last_room, room = capacity[task, bos], inner_capacity[task, bos]
             # A later chunk repeats the system message, because the message applies to all turns.
             if start > text_begin:
                 min_room = max(2 * policy.min_tail - 1, widest)
@@ -630,8 +630,8 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
             slots_before = bos + blocks.mode[task] + repeated
             # The eos that fill up the last block need slots too, so they can cause a cut.
             if blocks.fills[task]:
-                _, last_trained, run, _ = _trained_part(spans, turns, span, last_span, start, end)
-                is_ended = last_trained == end - 1
+                _, last_token, run, _ = _trained_part(spans, turns, span, last_span, start, end)
+                is_ended = last_token == end - 1
                 if end == total and eos > 0:
                     # The eos may be trained without the token before it.
                     run = run if is_ended else end
@@ -639,8 +639,8 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
                         turns, last_span - 1, start
                     )
                 if blocks.from_segment[task]:
-                    later = _first_from(messages, boundary, last_boundary, last_trained + 1)
-                    is_ended = last_trained >= 0 and (
+                    later = _first_from(messages, boundary, last_boundary, last_token + 1)
+                    is_ended = last_token >= 0 and (
                         later == last_boundary or messages[later] >= text_end
                     )
                 origin = _block_origin(blocks, task, run, start, repeated, bos)
@@ -667,10 +667,10 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
                 # Without a message in reach, the cut may be inside an answer. It then moves to the
                 # border of a block.
                 elif blocks.length[task] > 0:
-                    _, last_trained, run, _ = _trained_part(
+                    _, last_token, run, _ = _trained_part(
                         spans, turns, span, last_span, start, end + 1
                     )
-                    if last_trained == end and run < end:
+                    if last_token == end and run < end:
                         origin = _block_origin(blocks, task, run, start, repeated, bos)
                         around = slots_before + eos
                         end = _end_at_block(blocks, task, origin, run, around, start, end)
@@ -689,20 +689,20 @@ def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
                         break
                     task = task if end - start >= SHORTEST else np.int64(too_short)
             # A segment without loss is left out, because it would only take space.
-            first_trained_token, last_trained, _, apart = _trained_part(
+            first_token, last_token, _, apart = _trained_part(
                 spans, turns, span, last_span, start, end
             )
-            is_eos_trained = last_trained == end - 1
+            is_eos_trained = last_token == end - 1
             if end == total:
                 is_eos_trained = supervision.eos_weight[d] > 0 and trained_in(
                     turns, last_span - 1, start
                 )
             # A trained token counts only if a slot predicts it. The body's first token may have no
             # such slot.
-            is_predicted = repeated + last_trained - start >= limits.unpredicted[task, bos]
-            is_trained = first_trained_token >= 0 and (is_predicted or (eos > 0 and is_eos_trained))
+            is_predicted = repeated + last_token - start >= limits.unpredicted[task, bos]
+            is_trained = first_token >= 0 and (is_predicted or (eos > 0 and is_eos_trained))
             if is_trained and not (policy.has_sides and task == too_short):
-                first_trained = repeated + first_trained_token - start
+                first_trained = repeated + first_token - start
                 length = end - start
                 cut = Cut(d, start, length, task, bos, eos, key, repeated, first_trained, fill)
                 _write_cut(cuts, count, cut)

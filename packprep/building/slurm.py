@@ -395,16 +395,16 @@ def _sbatch(arguments: Sequence[str]) -> str:
     """
     command = shlex.join(["sbatch", *arguments])
     try:
-        process = subprocess.run(
+        result = subprocess.run(
             ["sbatch", "--parsable", *arguments], capture_output=True, text=True, errors="replace"
         )
     except FileNotFoundError:
         raise BuildError(
             f"sbatch was not found\nhint: run {command} on a machine with sbatch"
         ) from None
-    if process.returncode:
-        raise BuildError(f"{command} failed: {' '.join(process.stderr.split())}")
-    return process.stdout.strip()
+    if result.returncode:
+        raise BuildError(f"{command} failed: {' '.join(result.stderr.split())}")
+    return result.stdout.strip()
 
 
 def _script(job: ArrayJob, folder: Path, name: str, body: str) -> str:

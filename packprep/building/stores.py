@@ -51,12 +51,12 @@ def of_store(recipe: Recipe) -> Recipe:
         )
         for s in recipe.sources
     )
-    full_recipe = replace(recipe, total_tokens=0, sources=sources)
+    store_recipe = replace(recipe, total_tokens=0, sources=sources)
     if not recipe.seq_lengths:
-        return full_recipe
+        return store_recipe
     documents = replace(recipe.documents, long="split")
     return replace(
-        full_recipe,
+        store_recipe,
         documents=documents,
         seq_length=recipe.seq_length or recipe.lengths[-1],
         seq_lengths=None,
@@ -144,9 +144,7 @@ def _source_in(store: TokenStore, source: Source, i: int) -> Source:
     Raises:
         RecipeError: If the store has no source of this name.
     """
-    sources_by_name = {
-        store_source.name: store_source for store_source in store.plan.recipe.sources
-    }
+    sources_by_name = {s.name: s for s in store.plan.recipe.sources}
     name = source.name
     if name not in sources_by_name and name == f"source{i}" and len(sources_by_name) == 1:
         (name,) = sources_by_name
@@ -168,27 +166,23 @@ def _refuse_other_keys(recipe: Recipe, store: TokenStore) -> None:
         for format, _ in store_source.files.kinds
     )
     for key in (*_FIXED, *(_FIXED_OF_TOKENS if of_tokens else ())):
-        own_setting, store_setting = (
-            getattr(recipe.documents, key),
-            getattr(store_recipe.documents, key),
-        )
+        value, store_value = getattr(recipe.documents, key), getattr(store_recipe.documents, key)
         if (
-            (bool(own_setting) != bool(store_setting))
+            (bool(value) != bool(store_value))
             if key in _FIXED_OF_TOKENS
-            else (own_setting != store_setting)
+            else (value != store_value)
         ):
             raise RecipeError(
-                f"documents.{key} is {own_setting!r} here, but {store_setting!r} in the token"
-                f" store {store},"
-                " whose tokens depend on it\n"
+                f"documents.{key} is {value!r} here, but {store_value!r} in the token"
+                f" store {store}, whose tokens depend on it\n"
                 "hint: use the same value, or make a store with this one",
                 ("documents", key),
             )
     if recipe.specials.media != store_recipe.specials.media:
         raise RecipeError(
             f"specials.media is {recipe.specials.media!r} here, but"
-            f" {store_recipe.specials.media!r} in the"
-            f" token store {store}, whose tokens depend on it\n"
+            f" {store_recipe.specials.media!r} in the token store {store}, whose tokens depend"
+            " on it\n"
             "hint: use the same value, or make a store with this one",
             ("specials", "media"),
         )
@@ -234,10 +228,7 @@ def _refuse_other_specials(vocabulary: Vocabulary, store: TokenStore) -> None:
     if special_text != "text":
         why = f'documents.special_text = "{special_text}" rejects or accepts documents by them'
     elif (
-        any(
-            planned_source["estimates"][0]["chat"]
-            for planned_source in store.plan.stored["sources"]
-        )
+        any(planned["estimates"][0]["chat"] for planned in store.plan.stored["sources"])
         and not own_specials <= store_specials
     ):
         why = "they determine which of its conversations are rejected"
@@ -288,11 +279,7 @@ def patterns_of(source: Source, base: Path, stores: Mapping[str, TokenStore]) ->
 
 def planned_in(store: TokenStore, name: str) -> Mapping[str, Any]:
     """Return the entry of source `name` in the plan of a token store."""
-    return next(
-        planned_source
-        for planned_source in store.plan.stored["sources"]
-        if planned_source["name"] == name
-    )
+    return next(entry for entry in store.plan.stored["sources"] if entry["name"] == name)
 
 
 def files_in(store: TokenStore, name: str, index: int) -> Files:
@@ -301,9 +288,7 @@ def files_in(store: TokenStore, name: str, index: int) -> Files:
     The root of the files is "store:" and the store's location, because the documents are read from
     the store. `index` is the index of the source in the recipe.
     """
-    planned_source = next(
-        store_source for store_source in store.plan.sources if store_source.name == name
-    )
+    planned_source = next(s for s in store.plan.sources if s.name == name)
     files, source = planned_source.files, planned_source.source
     root = f"{IN_STORE}{store}"
     return Files(

@@ -122,16 +122,10 @@ def say_usage(error: Any, words: Sequence[str]) -> None:
         if parameter is None
         else [*parameter.opts, str(parameter.metavar)]
     )
-    argument = next(
-        (w for option, w in zip(words, words[1:], strict=False) if option in names), None
-    )
+    value = next((w for option, w in zip(words, words[1:], strict=False) if option in names), None)
     # The message shows the value, unless it has the value already.
-    if (
-        argument is not None
-        and message.startswith("Invalid value")
-        and repr(argument) not in message
-    ):
-        message += f", and {argument!r} is given"
+    if value is not None and message.startswith("Invalid value") and repr(value) not in message:
+        message += f", and {value!r} is given"
     is_known = not message.startswith(("Invalid", "No such"))
     advice = next((_WANTED[name] for name in names if name in _WANTED), None) if is_known else None
     say_error(

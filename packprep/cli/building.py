@@ -179,21 +179,18 @@ def plan(
     if not recipe.seq_length:
         outputs = [None] * len(recipes)
         if out is not None:
-            outputs = [
-                folder_at(output_folder)
-                for _, output_folder in folders_of_lengths(recipe, folder_at(out))
-            ]
+            outputs = [folder_at(path) for _, path in folders_of_lengths(recipe, folder_at(out))]
     inputs_by_length = look_up_each(recipes, moved_of(source))
     for note in inputs_by_length[0].vocabulary.notes:
         say(note)
     # If a build was started in the folder, its plan is shown instead of a new plan.
     standing = [
-        None if output is None else begun(one_input, output)
-        for one_input, output in zip(inputs_by_length, outputs, strict=True)
+        None if output is None else begun(dataset_inputs, output)
+        for dataset_inputs, output in zip(inputs_by_length, outputs, strict=True)
     ]
     results, missing = [], []
-    for one_input, output, stored in zip(inputs_by_length, outputs, standing, strict=True):
-        results.append(_forecast(one_input, stored and stored[0], workers))
+    for dataset_inputs, output, stored in zip(inputs_by_length, outputs, standing, strict=True):
+        results.append(_forecast(dataset_inputs, stored and stored[0], workers))
         shards = range(results[-1]["shards"])
         missing.append(
             len(shards)
@@ -304,13 +301,13 @@ def slurm(
     from packprep.building.slurm import ArrayJob, arguments_of, prepare, print_prepared
 
     first_option = next((i for i, word in enumerate(inputs or ()) if word.startswith("-")), None)
-    recipe_words, words = (
+    input_words, words = (
         (inputs or [])[:first_option],
         [] if first_option is None else (inputs or [])[first_option:],
     )
     if command != "verify":
         # Report errors here instead of in every task.
-        recipe_of(recipe_words, tokenizer, seq_length, tasks, text_key, seed, set_)
+        recipe_of(input_words, tokenizer, seq_length, tasks, text_key, seed, set_)
         moved_of(source)
     flags = {
         "--tokenizer": tokenizer,
@@ -324,7 +321,7 @@ def slurm(
     }
     job = ArrayJob(
         command,
-        arguments_of(command, recipe_words, flags),
+        arguments_of(command, input_words, flags),
         out,
         array,
         at_once,
@@ -441,8 +438,4 @@ def schema() -> None:
     from packprep.objectives.tasks import recipe_schema
     from packprep.sources.formats import formats_asked
 
-    put(
-        recipe_schema(formats_asked()),
-        False,
-        lambda json_schema: print(json.dumps(json_schema, indent=2)),
-    )
+    put(recipe_schema(formats_asked()), False, lambda schema: print(json.dumps(schema, indent=2)))

@@ -76,9 +76,7 @@ def verify(
             f"--recipe {recipe}: expected a RECIPE.toml"
             "\nhint: give the recipe that the dataset was built from"
         )
-    given_recipe = (
-        None if recipe is None else recipe_of([recipe], None, None, None, None, None, None)
-    )
+    one_recipe = None if recipe is None else recipe_of([recipe], None, None, None, None, None, None)
     seed = time.time_ns() % 1_000_000 if replay_seed is None else replay_seed
     reports = [
         verify_dataset(
@@ -89,7 +87,7 @@ def verify(
             count,
             bar,
             replay_seed=seed,
-            recipe=given_recipe,
+            recipe=one_recipe,
             epoch=epoch,
         )
         for folder in datasets_in(directory)
@@ -115,10 +113,8 @@ def _with_exports(command: Callable[..., None]) -> Callable[..., None]:
     for name, choices in {
         export.option: export.choices for export in EXPORTS.values() if export.option
     }.items():
-        first_choice, *other_choices = choices.values()
-        help = (
-            f"{exports_with(name)}: {', or '.join([f'{first_choice} (default)', *other_choices])}."
-        )
+        default, *other_choices = choices.values()
+        help = f"{exports_with(name)}: {', or '.join([f'{default} (default)', *other_choices])}."
         typer_option = typer.Option(help=help, show_default=False)
         option = Annotated[Literal[*choices] | None, typer_option]  # type: ignore
         chosen.append(Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=option))
@@ -154,8 +150,8 @@ def export(
 
     folders, count = folders_to_export(directory, out, to, options), workers or available_cpus()
     results = [
-        export_dataset(one_dataset, to, into, Bar(), count, card_at, loss_weights, **options)
-        for one_dataset, into in folders
+        export_dataset(dataset, to, into, Bar(), count, card_at, loss_weights, **options)
+        for dataset, into in folders
     ]
     put_each(results, as_json, print_export, after_work=True)
 
@@ -296,7 +292,7 @@ def inspect(
     # --source has two forms, which belong to different views.
     name, moved = named_and_moved(source)
     check_view(
-        chosen_options := {
+        is_given := {
             "--row": row is not None,
             "--segment": segment is not None,
             "--epoch": epoch is not None,
@@ -316,9 +312,7 @@ def inspect(
     names = datasets_in(directory)
     # A view shows a single dataset, but a folder may have several row lengths.
     if len(names) > 1:
-        _inspect_several(
-            directory, names, [view for view in VIEWS if chosen_options[view]], as_json
-        )
+        _inspect_several(directory, names, [view for view in VIEWS if is_given[view]], as_json)
     elif segment is not None:
         # Each branch imports only the modules of its view, so that the command starts fast.
         from packprep.inspection.row import describe_segment, print_segment
@@ -380,26 +374,24 @@ def _inspect_several(directory: str, names: list[str], views: list[str], as_json
     put_each([describe_several(directory, summaries), *summaries], as_json, print_summary)
 
 
-def check_view(chosen_options: dict[str, bool]) -> None:
+def check_view(is_given: dict[str, bool]) -> None:
     """Check that the options of `inspect` are compatible.
 
     Args:
-        chosen_options: Option → whether the user gave it. The keys include all options of VIEWS.
+        is_given: Option → whether the user gave it. The keys include all options of VIEWS.
 
     Raises:
         RecipeError: If there are two views, or an option does not belong to the view.
     """
     from packprep.errors import RecipeError
 
-    views = [option for option in VIEWS if chosen_options[option]]
+    views = [option for option in VIEWS if is_given[option]]
     if len(views) > 1:
         raise RecipeError(
             f"{' and '.join(views)}: inspect shows one view at a time\nhint: give one of them"
         )
     view = views[0] if views else None
-    for option in (
-        option for option, is_set in chosen_options.items() if is_set and option not in VIEWS
-    ):
+    for option in (option for option, given in is_given.items() if given and option not in VIEWS):
         if view is None or option not in VIEWS[view]:
             goes_with = [name for name, options in VIEWS.items() if option in options]
             raise RecipeError(
@@ -463,7 +455,7 @@ def _print_written(written: Mapping[str, Any]) -> None:
     from packprep.messages import counted
 
     faults = written["faults"]
-    sampled = (
+    verdict = (
         "not verified"
         if faults is None
         else "every invariant holds"
@@ -471,4 +463,4 @@ def _print_written(written: Mapping[str, Any]) -> None:
         else counted(faults, "fault")
     )
     rows = f"{written['shown_rows']:,} of {counted(written['rows'], 'row')}"
-    put_line(f"{written['html']}: {written['bytes']:,} bytes, {rows}; {sampled}")
+    put_line(f"{written['html']}: {written['bytes']:,} bytes, {rows}; {verdict}")

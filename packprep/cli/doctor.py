@@ -131,8 +131,8 @@ def _engines() -> Finding:
     if not missing:
         return Finding("engines", OK, f"all fast engines are installed: {installed}")
     says = (
-        f"fast engines: {installed}; not installed: {', '.join(missing)}, so slower ones do their"
-        " work"
+        f"fast engines: {installed}; not installed: {', '.join(missing)}, so slower ones"
+        " do their work"
     )
     return Finding(
         "engines", OK, says, "give a RECIPE.toml to see which engine its tokenizer needs"
@@ -177,11 +177,11 @@ def _kernels() -> Finding:
             return Finding(
                 "kernels", OK, "; ".join([f"compiled kernels are cached in {folders.own}", *heard])
             )
-        place = (
+        first_cost = (
             f"the first command takes about {compiling.seconds} s more and caches them in"
             f" {folders.own}"
         )
-        says = "; ".join([f"not compiled yet: {place}", *heard])
+        says = "; ".join([f"not compiled yet: {first_cost}", *heard])
         return Finding("kernels", OK, says, "run packprep warm to compile them now")
     if is_kept("packprep.building.render.*"):
         says = (
@@ -224,8 +224,8 @@ def _memory(figures: Mapping[str, Any] | None) -> Finding:
         f"{resources}; {workers} worker{'s take' if workers > 1 else ' takes'}"
         f" {workers * of_one / 2**30:.1f} GiB"
     )
-    if (free_space := free_addresses()) is not None and free_space < of_one:
-        says += f"; the limit of this process leaves {free_space / 2**30:.1f} GiB"
+    if (address_bytes := free_addresses()) is not None and address_bytes < of_one:
+        says += f"; the limit of this process leaves {address_bytes / 2**30:.1f} GiB"
         return Finding(
             "memory",
             FAILS,
@@ -316,11 +316,9 @@ def _file_system(path: Path, free: int | None) -> Finding:
     Raises:
         BuildError: If the directory is not writable.
     """
-    absolute_path = Path(os.path.abspath(path))
+    target = Path(os.path.abspath(path))
     # The folder may not exist yet, so its nearest existing parent is measured.
-    above = next(
-        folder for folder in (absolute_path, *absolute_path.parents) if os.path.lexists(folder)
-    )
+    above = next(folder for folder in (target, *target.parents) if os.path.lexists(folder))
     try:
         folder = Path(tempfile.mkdtemp(prefix=".packprep-doctor-", dir=above))
     except OSError as error:
@@ -342,7 +340,7 @@ def _file_system(path: Path, free: int | None) -> Finding:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     rate = "too little space to measure MB/s" if mb_s is None else f"{mb_s:,.0f} MB/s"
-    says = f"{absolute_path}: a file is on disk after {file_s * 1000:.1f} ms, {rate}, {links}"
+    says = f"{target}: a file is on disk after {file_s * 1000:.1f} ms, {rate}, {links}"
     if file_s > SLOW_FILE_S:
         return Finding(
             "out",

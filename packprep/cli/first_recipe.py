@@ -318,9 +318,9 @@ def _sources(
             continue
         endings_by_format, other_endings = _formats_below(place)
         if not endings_by_format:
-            suffixes = ", ".join(dict.fromkeys(s for f in FORMATS.values() for s in f.suffixes))
+            extensions = ", ".join(dict.fromkeys(s for f in FORMATS.values() for s in f.suffixes))
             raise RecipeError(
-                f"{path}: no file in this folder has a known extension ({suffixes}, .txt, .md;"
+                f"{path}: no file in this folder has a known extension ({extensions}, .txt, .md;"
                 " formats of lines also with .gz or .zst)"
                 "\nhint: name the files with a pattern"
             )
@@ -393,8 +393,8 @@ def _seq_length(lengths: np.ndarray, weights: np.ndarray) -> tuple[int, str]:
     order = np.argsort(lengths)
     below = np.cumsum(weights[order]) / weights.sum()
 
-    def of_part(quantile: float) -> int:
-        return int(lengths[order][min(int(np.searchsorted(below, quantile)), len(order) - 1)])
+    def of_part(fraction: float) -> int:
+        return int(lengths[order][min(int(np.searchsorted(below, fraction)), len(order) - 1)])
 
     chosen = next((n for n in _SEQ_LENGTHS if n >= of_part(_WHOLE) + 2), 4096)
     stays = float(weights[lengths + 2 <= chosen].sum() / weights.sum())

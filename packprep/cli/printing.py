@@ -103,12 +103,8 @@ def print_forecast(f: dict[str, Any]) -> None:
     fill = f["utilisation"]
     if fill["all_rows"] is not None:
         without = fill["without_last_rows"]
-        without_last_rows = (
-            "" if without is None else f"; {without:.2%} without each shard's last row"
-        )
-        put_line(
-            f"about {fill['all_rows']:.2%} of slots filled{without_last_rows}{sides_in_words(fill)}"
-        )
+        addition = "" if without is None else f"; {without:.2%} without each shard's last row"
+        put_line(f"about {fill['all_rows']:.2%} of slots filled{addition}{sides_in_words(fill)}")
     if "to_come" in f:
         _print_outlook(f["to_come"], f["shards"], f.get("out"))
     _print_sources(f["sources"])
@@ -162,8 +158,8 @@ def _print_outlook(come: Mapping[str, Any], shards: int, out: Mapping[str, Any] 
             ("packs and writes", come["rows_mb_s"], "rows"),
         ]
         rates = [
-            f"{step_name} {float(f'{rate:.3g}'):,g} MB/s of {input_name}"
-            for step_name, rate, input_name in steps
+            f"{step} {float(f'{rate:.3g}'):,g} MB/s of {kind}"
+            for step, rate, kind in steps
             if rate is not None
         ]
         compiling = f", plus {come['compile_s']} s to compile kernels" if come["compile_s"] else ""
@@ -252,14 +248,14 @@ def _lines(profile: Mapping[str, Any]) -> Iterator[str]:
         )
         if profile[name] is not None
     ]
-    size = (
+    summary = (
         f"{totals}: {', '.join(rates)}"
         if rates
         else totals
         if profile["documents"]
         else "nothing was read"
     )
-    yield f"{profile['wall_s']:.2f} s with {workers}, from plan to publication: {size}"
+    yield f"{profile['wall_s']:.2f} s with {workers}, from plan to publication: {summary}"
     means = "(seconds: all workers together; rates: one worker, in this stage only)"
     yield f"{'stage':<10} {'seconds':>9} {'share':>7} {'MB/s':>9} {'M tokens/s':>11}   {means}"
     for stage in profile["stages"]:

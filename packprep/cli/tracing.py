@@ -153,8 +153,8 @@ def trace(
             f"{missing} is missing\nhint: give --batch-size B and --world-size W of the run"
         )
     # A saved state replaces these options, so giving both is an error.
-    own_options = {"--seed": seed, "--shuffle": shuffle, "--balance": balance, "--window": window}
-    options, stored = _options(own_options, state)
+    given_options = {"--seed": seed, "--shuffle": shuffle, "--balance": balance, "--window": window}
+    options, stored = _options(given_options, state)
     options["skip"] = [_steps_of("--skip", value) for value in skip or ()]
     run = TrainingRun(_sizes_of(batch_size), world_size, options, stored, first_step)
     if rank is not None and rank >= world_size:
@@ -182,10 +182,10 @@ def trace(
         elif document is not None:
             put(describe_reads(dataset, run, source, document, epochs), as_json, print_reads)
         elif losses is not None:
-            described = describe_losses(dataset, run, losses, limit)
+            description = describe_losses(dataset, run, losses, limit)
             if out is not None:
-                described["written"] = write_removal_lists(described["documents"], out)
-            put(described, as_json, print_losses, after_work=out is not None)
+                description["written"] = write_removal_lists(description["documents"], out)
+            put(description, as_json, print_losses, after_work=out is not None)
 
 
 def _check_options(view: str, given_options: dict[str, Any]) -> None:
@@ -204,13 +204,13 @@ def _check_options(view: str, given_options: dict[str, Any]) -> None:
             )
 
 
-def _options(own_options: dict[str, Any], state: str | None) -> tuple[dict[str, Any], Any]:
+def _options(given_options: dict[str, Any], state: str | None) -> tuple[dict[str, Any], Any]:
     """Return the arguments of the loader, and the contents of the file --state."""
     from packprep.errors import RecipeError
     from packprep.inspection.trace import options_of_state
 
     if state is not None:
-        for option, value in own_options.items():
+        for option, value in given_options.items():
             if value is not None:
                 raise RecipeError(
                     f"{option} and --state both describe the order\nhint: omit {option}"
@@ -223,11 +223,14 @@ def _options(own_options: dict[str, Any], state: str | None) -> tuple[dict[str, 
                 "\nhint: give a file with the JSON of the loader's state_dict()"
             ) from None
         return options_of_state(stored, state), stored
-    options = {"seed": own_options["--seed"] or 0, "shuffle": own_options["--shuffle"] is not False}
-    if own_options["--balance"] is not None:
-        options["balance"] = _balance_of(own_options["--balance"])
-    if own_options["--window"] is not None:
-        options["window"] = own_options["--window"]
+    options = {
+        "seed": given_options["--seed"] or 0,
+        "shuffle": given_options["--shuffle"] is not False,
+    }
+    if given_options["--balance"] is not None:
+        options["balance"] = _balance_of(given_options["--balance"])
+    if given_options["--window"] is not None:
+        options["window"] = given_options["--window"]
     return options, None
 
 
@@ -264,12 +267,12 @@ def _steps_of(option: str, text: str) -> tuple[int, int]:
     """Return the first and the last step of S or FIRST-LAST. Steps may be negative."""
     from packprep.errors import RecipeError
 
-    steps = re.fullmatch(r"(-?\d+)(?:-(-?\d+))?", text)
-    if steps is None or int(steps[2] or steps[1]) < int(steps[1]):
+    match = re.fullmatch(r"(-?\d+)(?:-(-?\d+))?", text)
+    if match is None or int(match[2] or match[1]) < int(match[1]):
         raise RecipeError(
             f"{option} {text}: expected a step, or FIRST-LAST\nhint: write 812, or 800-812"
         )
-    return int(steps[1]), int(steps[2] or steps[1])
+    return int(match[1]), int(match[2] or match[1])
 
 
 @contextmanager

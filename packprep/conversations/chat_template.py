@@ -193,14 +193,9 @@ def unused_templates(tokenizer: str, base: Path) -> str:
     """
     files = {name: read_beside(tokenizer, base, name) for name in HINT_FILES}
     configs = [hints_in(name, data) for name, data in files.items() if data is not None]
-    config_values = [
-        config.get("chat_template") for config in (*configs, *_of_processor(tokenizer, base))
-    ]
+    values = [config.get("chat_template") for config in (*configs, *_of_processor(tokenizer, base))]
     if names := [
-        name
-        for config_value in config_values
-        if not isinstance(config_value, str)
-        for name in _by_name(config_value)
+        name for value in values if not isinstance(value, str) for name in _by_name(value)
     ]:
         return (
             "a document has messages, and none of the tokenizer's chat templates is named default:"
@@ -303,7 +298,7 @@ class ChatTemplate:
 
         if not go_on:
             self.begin()
-        own_functions = {
+        own_variables = {
             "messages": messages,
             "tools": tools,
             "add_generation_prompt": prompt,
@@ -311,7 +306,7 @@ class ChatTemplate:
         }
         # `Template.render` copies the globals slowly, and rewrites the traceback of each refusal.
         template, environment = self._template, self._template.environment
-        context_variables = {**self._globals, "documents": None, **variables, **own_functions}
+        context_variables = {**self._globals, "documents": None, **variables, **own_variables}
         context = environment.context_class(
             environment, context_variables, template.name, template.blocks
         )
@@ -473,8 +468,8 @@ def _written_day(day: datetime.date, form: str) -> str:
     def written(match: re.Match[str]) -> str:
         if match[2] not in parts:
             raise ValueError(f"no part of a day: {match[0]}")
-        number = parts[match[2]]
-        return (number.lstrip("0 ") or "0") if match[1] else number
+        part = parts[match[2]]
+        return (part.lstrip("0 ") or "0") if match[1] else part
 
     return re.sub("%(-?)(.?)", written, form, flags=re.DOTALL)
 

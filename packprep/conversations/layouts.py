@@ -136,7 +136,7 @@ def read_layout(
             ),
         )
     try:
-        dialogue = _LAYOUTS[supervision.layout](supervision.record, supervision.kinds)
+        result = _LAYOUTS[supervision.layout](supervision.record, supervision.kinds)
     except _Bad as bad:
         return "bad_messages", str(bad)
     except BadMedia as bad:
@@ -145,14 +145,14 @@ def read_layout(
         return "bad_messages", f"the document has {beside!r}, which is not read: " + (
             REFUSED_FIELDS[beside]
         )
-    if isinstance(dialogue, Dialogue) and supervision.record.get(MEDIA):
+    if isinstance(result, Dialogue) and supervision.record.get(MEDIA):
         return (
             BAD_MEDIA,
             "the document has media beside messages: write each as a part of a message's content",
         )
-    if isinstance(dialogue, Dialogue) and not any(
-        (message["role"] in trained_roles if train is None else train) or dialogue.trains_part(k)
-        for k, (message, train) in enumerate(zip(dialogue.messages, dialogue.train, strict=True))
+    if isinstance(result, Dialogue) and not any(
+        (message["role"] in trained_roles if train is None else train) or result.trains_part(k)
+        for k, (message, train) in enumerate(zip(result.messages, result.train, strict=True))
     ):
         whose = (
             "the assistant's"
@@ -160,7 +160,7 @@ def read_layout(
             else "of documents.trained_roles"
         )
         return "bad_messages", f"no message is {whose}: nothing would be trained"
-    return dialogue
+    return result
 
 
 def _of_messages(record: Mapping[str, Any], kinds: Sequence[str]) -> Dialogue:
@@ -274,26 +274,24 @@ def _dialogue(
         place = f"message {k}"
         if not isinstance(message, dict):
             raise _Bad(f"{place} is {_kind(message)}, not an object with a role and a content")
-        own_message = (
+        fields = (
             _from_sharegpt(message, place)
             if "from" in message and "role" not in message
             else message
         )
         # Null means that a key is missing, except for a content.
-        own_message = {
-            key: value
-            for key, value in own_message.items()
-            if value is not None or key == "content"
+        fields = {
+            key: value for key, value in fields.items() if value is not None or key == "content"
         }
-        trained, weight = _take_marks(own_message, place)
+        trained, weight = _take_marks(fields, place)
         weights.append(_product(of_record, weight, place))
-        _check(own_message, place, kinds)
-        parts.append(_take_part_marks(own_message, place, kinds))
+        _check(fields, place, kinds)
+        parts.append(_take_part_marks(fields, place, kinds))
         # Each product of weights must be finite in float32.
         for j, mark in enumerate(parts[-1]):
             _product(weights[-1], mark.weight, f"{place}: part {j}")
-        media += _taken_off(own_message, place, kinds)
-        messages.append(own_message)
+        media += _taken_off(fields, place, kinds)
+        messages.append(fields)
         # Messages of a prompt are trained only if their mark says so.
         train.append(False if trained is None and k < untrained else trained)
     if system:
@@ -416,8 +414,8 @@ def _from_sharegpt(message: Mapping[str, Any], place: str) -> dict[str, Any]:
 
     All other keys are kept, so the marks are kept too.
     """
-    own_message = dict(message)
-    sender, value = own_message.pop("from"), own_message.pop("value", None)
+    fields = dict(message)
+    sender, value = fields.pop("from"), fields.pop("value", None)
     role = ROLES.get(sender.lower()) if isinstance(sender, str) else None
     if role is None:
         shown = ascii(sender[:40]) if isinstance(sender, str) else _kind(sender)
@@ -426,13 +424,13 @@ def _from_sharegpt(message: Mapping[str, Any], place: str) -> dict[str, Any]:
         raise _Bad(f"{place}: value is {_kind(value)}; a text is wanted")
     calls = _calls(value, place) if sender.lower() == "function_call" and value else None
     return (
-        {"role": role, "content": None, "tool_calls": calls, **own_message}
+        {"role": role, "content": None, "tool_calls": calls, **fields}
         if calls
-        else {"role": role, "content": value, **own_message}
+        else {"role": role, "content": value, **fields}
     )
 
 
-def _calls(value: str, what: str) -> list[dict[str, Any]] | None:
+def _calls(value: str, place: str) -> list[dict[str, Any]] | None:
     """Parse a text that is the JSON of one or several calls, and return them as `tool_calls`.
 
     A call is an object with a name and arguments, or such an object at the key `function`. Return
@@ -452,7 +450,7 @@ def _calls(value: str, what: str) -> list[dict[str, Any]] | None:
     for function in functions:
         if unread := sorted(function.keys() - {"name", "arguments", "id", "type"}):
             shown = ascii(unread[0][:40])
-            raise _Bad(f"{what}: a call has {shown}; only its name and arguments are read")
+            raise _Bad(f"{place}: a call has {shown}; only its name and arguments are read")
     return [
         {
             "type": "function",
@@ -563,8 +561,8 @@ def parsed_json(text: str) -> Any:
     return json.loads(text, parse_int=read_integer)
 
 
-def _weight(record: Mapping[str, Any], place: str, key: str = "weight") -> float:
-    weight = record.get(key)
+def _weight(fields: Mapping[str, Any], place: str, key: str = "weight") -> float:
+    weight = fields.get(key)
     if weight is None:
         return 1.0
     if type(weight) not in (int, float):

@@ -31,10 +31,8 @@ def check_written(
     such a part. `without_content` has the numbers of messages whose record has no content.
     """
 
-    def leaves_out(
-        field: str, other_messages: Sequence[dict[str, Any]], **more_variables: Any
-    ) -> None:
-        if attempted(partial(render, other_messages, **more_variables)) == text:
+    def leaves_out(field: str, other_messages: Sequence[dict[str, Any]], **variables: Any) -> None:
+        if attempted(partial(render, other_messages, **variables)) == text:
             raise LeftOut(
                 f"the template does not write {field}, so the model would be trained without: give"
                 " another template in documents.chat_template, or take it off the records"
@@ -53,7 +51,7 @@ def check_written(
     ):
         leaves_out("reasoning_content", [_without(message, THOUGHTS) for message in messages])
     contents = [
-        [text_part for whole in texts_of(message) if (text_part := whole.strip())]
+        [part_text for whole in texts_of(message) if (part_text := whole.strip())]
         for message in messages
     ]
     uncertain = _uncertain_messages(messages, contents, text)
@@ -209,24 +207,20 @@ def writes_any(text: str, texts: Sequence[str]) -> bool:
     `texts` has the texts of a message's content. The answer is a long string outside <think> and
     </think>. The answer suffices, because a template may drop the reasoning before an answer.
     """
-    for text_part in texts:
-        if text_part in text:
+    for part_text in texts:
+        if part_text in text:
             return True
-    answers = (string for text_part in texts for string in TAGS.split(text_part)[::2])
+    answers = (string for part_text in texts for string in TAGS.split(part_text)[::2])
     return any(len(string) >= _LONG_TEXT and string in text for string in answers)
 
 
 def _describes(text: str, tool: Any) -> bool:
     """Return whether a text contains a tool's description, or a string of its parameters."""
     function = function_of(tool) if isinstance(tool, dict) else {}
-    schema_texts = [
-        text_in_schema
-        for text_in_schema in strings_of(function.get("parameters"))
-        if len(text_in_schema) > 3
-    ]
+    schema_texts = [string for string in strings_of(function.get("parameters")) if len(string) > 3]
     description = function.get("description")
     schema_texts += [description] if isinstance(description, str) and description else []
-    return any(text_part in text for text_part in schema_texts if text_part not in _OF_SCHEMAS)
+    return any(string in text for string in schema_texts if string not in _OF_SCHEMAS)
 
 
 _LONG_TEXT = 20
@@ -254,17 +248,17 @@ def check_parts(render: Render, messages: Sequence[Mapping[str, Any]], text: str
         as_data = [repr(content_part) for content_part in message["content"]]
         if message["role"] != "tool":
             as_data += [
-                json.dumps(content_part, ensure_ascii=keeps_unicode)
+                json.dumps(content_part, ensure_ascii=is_ascii)
                 for content_part in message["content"]
-                for keeps_unicode in (False, True)
+                for is_ascii in (False, True)
             ]
         if any(written in text for written in as_data):
             raise TemplateRefusal(
                 f"it writes the parts of message {k} as data; write one text instead"
             )
-        texts = [content_part for content_part in texts_of(message) if content_part.strip()]
+        texts = [part_text for part_text in texts_of(message) if part_text.strip()]
         # A template may drop the reasoning of some turns, so parts with reasoning are not checked.
-        has_tags = any("think>" in content_part for content_part in texts)
+        has_tags = any("think>" in part_text for part_text in texts)
         if texts and not has_tags and not _writes_parts(render, messages, k):
             as_text = [*messages[:k], {**message, "content": "".join(texts)}, *messages[k + 1 :]]
             if attempted(partial(render, as_text)) not in (text, None):
@@ -287,7 +281,7 @@ def _writes_parts(render: Render, messages: Sequence[Mapping[str, Any]], k: int)
         for content_part in messages[k]["content"]
     ]
     marked = [*messages[:k], {**messages[k], "content": content}, *messages[k + 1 :]]
-    count = sum(bool(content_part.strip()) for content_part in texts_of(messages[k]))
+    count = sum(bool(part_text.strip()) for part_text in texts_of(messages[k]))
     text = attempted(partial(render, marked))
     escaped = json.dumps(mark)[1:-1]  # as a template writes it in JSON
     return text is None or text.count(mark) + text.count(escaped) >= count

@@ -202,7 +202,6 @@ def shared_start(prompt: str, written: str) -> int | None:
     rests = prompt[count : count + 1], written[count : count + 1]
     return (
         count
-        if all(not rest_text or rest_text in "<[" or rest_text.isspace() for rest_text in rests)
-        or not rests[0]
+        if all(not rest or rest in "<[" or rest.isspace() for rest in rests) or not rests[0]
         else None
     )

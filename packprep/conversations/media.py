@@ -68,7 +68,7 @@ class MediaPlaces(NamedTuple):
     refs: np.ndarray  # uint8: the refs in UTF-8, concatenated
 
     def at(self, indices: np.ndarray) -> "MediaPlaces":
-        """Return the media spans with the indices `indices`, in this order."""
+        """Return the media spans at `indices`, in this order."""
         lengths = np.diff(self.ref_offsets)[indices]
         bytes_of = np.repeat(self.ref_offsets[indices], lengths) + ranks(lengths)
         spans, first_slots, tokens, kind = (column[indices] for column in self[:4])
@@ -141,8 +141,7 @@ def read_media(entries: Any, text: str, kinds: Sequence[str]) -> tuple[MediaPlac
         if spans and position < spans[-1].at:
             raise BadMedia(
                 f"entry {i}: at is {position}, before the one before it, {spans[-1].at}: write"
-                " them in"
-                " the text's order"
+                " them in the text's order"
             )
         if not isinstance(kind, str) or kind not in kinds:
             raise BadMedia(
@@ -339,8 +338,8 @@ def put_in_chats(
             of_document.get(i, []),
         )
         if i not in rejected and wanted_slots != written_slots:
-            # `mismatch` is the first part with another placeholder, or −1 if only the numbers
-            # differ.
+            # `mismatch` is the number of the first part with another placeholder. It is −1 if the
+            # template only writes too few or too many.
             mismatch = next(
                 (
                     k
@@ -356,17 +355,16 @@ def put_in_chats(
             if mismatch >= 0:
                 detail = (
                     f"the template writes another placeholder than that of part {mismatch} of"
-                    " media,"
-                    f" which is {own_places[mismatch].kind}"
+                    f" media, which is {own_places[mismatch].kind}"
                 )
             rejected[i] = (BAD_MEDIA, detail)
     # Only slots of accepted documents are repeated. `_repeated` removes other documents.
-    is_good = np.array([i not in rejected for i in range(len(places))], np.bool_)
-    kept_places = [own_places if is_good[i] else () for i, own_places in enumerate(places)]
-    kept_tokens = Tokens(
+    is_accepted = np.array([i not in rejected for i in range(len(places))], np.bool_)
+    kept_places = [own_places if is_accepted[i] else () for i, own_places in enumerate(places)]
+    with_rejects = Tokens(
         tokens.ids, tokens.offsets, [(i, *rejected[i]) for i in sorted(rejected)], tokens.characters
     )
-    return _repeated(kept_tokens, slot_indices[is_good[document]], kept_places, vocabulary)
+    return _repeated(with_rejects, slot_indices[is_accepted[document]], kept_places, vocabulary)
 
 
 def slot_tokens(ids: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
@@ -394,8 +392,7 @@ def refuse_strays(tokens: Tokens, vocabulary: Vocabulary) -> Tokens:
     ):
         stray = (
             f"token {slot_index - int(tokens.offsets[i])} is the slot token"
-            f" {int(tokens.ids[slot_index])} of media,"
-            " at no place"
+            f" {int(tokens.ids[slot_index])} of media, at no place"
         )
         rejected.setdefault(i, (BAD_MEDIA, stray))
     return _without_rejected(

@@ -281,8 +281,8 @@ def _empty_reasoning(rendered: Rendered, answers: set[int]) -> Iterator[Change]:
             continue
         # The prompt may have written the opening tag, which is then before the turn.
         begun = _BEGUN.search(text[max(begin - _MOST_BEGUN, 0) : begin])
-        first_character = begin - len(begun[0]) if begun else begin
-        block = _EMPTY.match(text, first_character, end)
+        block_begin = begin - len(begun[0]) if begun else begin
+        block = _EMPTY.match(text, block_begin, end)
         if block is None and (block := _EMPTY.search(text, begin, end)) is not None:
             # After the first string, such tags are a part of the content.
             strings = rendered.strings(k, "an empty reasoning")
@@ -353,18 +353,18 @@ def _part_of_tags(
     if not pattern:
         return 0, 0
     # The tags are between the strings of the neighbouring parts.
-    following = next((s for s in strings if s.place.part > j), None)
+    string_after = next((s for s in strings if s.place.part > j), None)
     string_before = next((s for s in reversed(strings) if s.place.part < j), None)
-    if following is not None:
-        bounds = following.before, following.begin
+    if string_after is not None:
+        bounds = string_after.before, string_after.begin
     elif string_before is not None:
         bounds = string_before.end, string_before.after
     else:
         bounds = 0, len(rendered.text)
-    matches = [match.span() for match in re.compile(pattern).finditer(rendered.text, *bounds)]
-    if len(matches) > 1:
+    tag_ranges = [match.span() for match in re.compile(pattern).finditer(rendered.text, *bounds)]
+    if len(tag_ranges) > 1:
         raise UncertainPart(f"the text has the tags of part {j} of message {k} more than once")
-    return matches[0] if matches else (0, 0)
+    return tag_ranges[0] if tag_ranges else (0, 0)
 
 
 def _tags_in(pieces: Iterable[str]) -> str:

@@ -318,12 +318,8 @@ class Placeholders:
         if type(value) is int and self._replaces_numbers:
             return _FIRST_NUMBER + int(self._new(k, str(value), "number")[1:-1])
         if isinstance(value, dict):
-            return {key: self._argument(k, inner_value) for key, inner_value in value.items()}
-        return (
-            [self._argument(k, inner_value) for inner_value in value]
-            if isinstance(value, list)
-            else value
-        )
+            return {key: self._argument(k, item) for key, item in value.items()}
+        return [self._argument(k, item) for item in value] if isinstance(value, list) else value
 
     def _new(self, k: int, string: str, key: str, source: Place | None = None) -> str:
         """Return the placeholder for a string of message k, or a blank string unchanged.
@@ -388,11 +384,9 @@ class Placeholders:
         """
         parts = self._pattern.split(rendered)
         # A placeholder matches one of three groups: a text, a text in JSON, or a number.
-        matches = zip(parts[1::4], parts[2::4], parts[3::4], strict=True)
-        digits = (raw or in_json or number for raw, in_json, number in matches)
-        numbers = [
-            int(digits_or_empty) if len(digits_or_empty) < 10 else -1 for digits_or_empty in digits
-        ]
+        groups = zip(parts[1::4], parts[2::4], parts[3::4], strict=True)
+        digits = (raw or in_json or number for raw, in_json, number in groups)
+        numbers = [int(string) if len(string) < 10 else -1 for string in digits]
         if any(not 0 <= number < len(self._strings) for number in numbers):
             raise TemplateRefusal("the messages hold the noncharacters U+FDD0 to U+FDEF")
         return parts[::4], numbers
@@ -406,24 +400,24 @@ class Placeholders:
         """
         seen: dict[int, int] = {}
         owners: list[int] = []
-        messages_before = [-1]  # the last message before each place, except system messages
+        last_before = [-1]  # the last message before each place, except system messages
         for number in numbers:
             # Occurrence i of a shared placeholder belongs to its i-th message.
-            own_messages, times = self._owners[number], seen.get(number, 0)
-            owners.append(own_messages[min(times, len(own_messages) - 1)])
+            its_owners, times = self._owners[number], seen.get(number, 0)
+            owners.append(its_owners[min(times, len(its_owners) - 1)])
             seen[number] = times + 1
-            messages_before.append(
-                messages_before[-1]
+            last_before.append(
+                last_before[-1]
                 if self._roles[owners[-1]] in SYSTEM
-                else max(messages_before[-1], owners[-1])
+                else max(last_before[-1], owners[-1])
             )
         # A system message inside another message gets the number of that message.
-        messages_after = len(self.messages) - 1
+        first_after = len(self.messages) - 1
         for j in range(len(owners) - 1, -1, -1):
             if self._roles[owners[j]] not in SYSTEM:
-                messages_after = owners[j]
-            elif not messages_before[j] <= owners[j] <= messages_after:
-                owners[j] = messages_after
+                first_after = owners[j]
+            elif not last_before[j] <= owners[j] <= first_after:
+                owners[j] = first_after
         return owners if all(a <= b for a, b in pairwise(owners)) else None
 
     def _end(self, k: int, then: str = "") -> _End | None:
@@ -612,10 +606,10 @@ class Placeholders:
         )
         if alike in self._known:
             return self._known[alike]._replace(literal=gap)
-        place = self._looked_up(k)
-        if place.literal == gap:
-            self._known[alike] = place
-        return place
+        places = self._looked_up(k)
+        if places.literal == gap:
+            self._known[alike] = places
+        return places
 
     def _looked_up(self, k: int) -> _Places:
         if k == 0:
@@ -815,13 +809,11 @@ def _fitted(
     """
     if not text.startswith(literals[0]):
         return None, False
-    reached: list[
-        dict[int, tuple[int, int]]
-    ] = []  # end of a literal → (begin, end) of the string before it
+    # For each string: end of the literal after it → (begin, end) of the string.
+    reached: list[dict[int, tuple[int, int]]] = []
     ends = [len(literals[0])]
-    ambiguous_ends: list[
-        set[int]
-    ] = []  # ends of a literal with several ranges for the string before it
+    # For each string: the ends that several ranges of the string lead to.
+    ambiguous_ends: list[set[int]] = []
     for string, literal in zip(strings, literals[1:], strict=True):
         range_by_end: dict[int, tuple[int, int]] = {}
         reached_again: set[int] = set()
@@ -842,13 +834,13 @@ def _fitted(
     if len(text) not in ends:
         return None, False
     # Follow the ranges back from the end of the text.
-    places, string_end, is_certain = [], len(text), True
+    places, literal_end, is_certain = [], len(text), True
     for range_by_end, reached_again in zip(
         reversed(reached), reversed(ambiguous_ends), strict=True
     ):
-        places.append(range_by_end[string_end])
-        is_certain = is_certain and string_end not in reached_again
-        string_end = range_by_end[string_end][0]
+        places.append(range_by_end[literal_end])
+        is_certain = is_certain and literal_end not in reached_again
+        literal_end = range_by_end[literal_end][0]
     return places[::-1], is_certain
 
 
@@ -863,12 +855,9 @@ def forms_of(string: str, in_json: bool = True) -> list[str]:
     if core == string and not in_json:
         return [string, ""] if string else [""]
     core_begin = string.index(core)
-    left_space, right_space = string[:core_begin], string[core_begin + len(core) :]
+    lead, tail = string[:core_begin], string[core_begin + len(core) :]
     # A template may strip all white space at an end, or only line feeds.
-    begins, ends = (
-        (left_space, left_space.lstrip("\n"), ""),
-        (right_space, right_space.rstrip("\n"), ""),
-    )
+    begins, ends = (lead, lead.lstrip("\n"), ""), (tail, tail.rstrip("\n"), "")
     plain = list(dict.fromkeys(begin + core + end for begin in begins for end in ends))
     escaped = [
         json.dumps(form, ensure_ascii=only_ascii)[1:-1]

@@ -198,29 +198,25 @@ def _with_few_slots(
 ) -> Iterator[tuple[Batch, dict[int, Conversation]]]:
     """Yield a batch with its conversations, in parts with about MOST_SLOTS media slots per part."""
     slots = np.zeros(len(batch.texts), np.int64)
-    slots[[*conversations]] = [
-        conversation_of_document.slots for conversation_of_document in conversations.values()
-    ]
+    slots[[*conversations]] = [document.slots for document in conversations.values()]
     # A document belongs to the part of its first slot, so documents stay complete.
-    part_number = (np.cumsum(slots) - slots) // MOST_SLOTS
-    if not part_number.any():
+    part_numbers = (np.cumsum(slots) - slots) // MOST_SLOTS
+    if not part_numbers.any():
         yield batch, conversations
         return
     rejects = batch.rejects
-    for part_documents in np.split(
-        np.arange(len(part_number)), np.flatnonzero(np.diff(part_number)) + 1
+    for indices in np.split(
+        np.arange(len(part_numbers)), np.flatnonzero(np.diff(part_numbers)) + 1
     ):
-        first_document, end = int(part_documents[0]), int(part_documents[-1]) + 1
+        begin, end = int(indices[0]), int(indices[-1]) + 1
         own_conversations = {
-            i - first_document: conversations[i]
-            for i in range(first_document, end)
-            if i in conversations
+            i - begin: conversations[i] for i in range(begin, end) if i in conversations
         }
         yield (
             Batch(
-                batch.texts[first_document:end],
-                batch.files[first_document:end],
-                batch.positions[first_document:end],
+                batch.texts[begin:end],
+                batch.files[begin:end],
+                batch.positions[begin:end],
                 rejects,
                 {},
             ),
@@ -248,20 +244,20 @@ def conversation(
     Raises:
         RecipeError: If the document has messages, but there is no template.
     """
-    dialogue_or_text = (
+    parsed_record = (
         read_layout(record, settings.trained_roles)
         if isinstance(record, Supervision) and record.layout
         else record
     )
-    if isinstance(dialogue_or_text, tuple):
-        return dialogue_or_text
-    if isinstance(dialogue_or_text, Supervision):
-        return _with_media(dialogue_or_text)
+    if isinstance(parsed_record, tuple):
+        return parsed_record
+    if isinstance(parsed_record, Supervision):
+        return _with_media(parsed_record)
     # With this setting, weights depend on where messages begin, even in documents that are not cut.
     with_boundaries |= settings.loss_weighting == "turn"
     if settings.trained_turns != "each":
-        return _of_dialogue(dialogue_or_text, template, settings, with_boundaries)
-    dialogues = _attempt(dialogues_with_own_history, dialogue_or_text, template, settings)
+        return _of_dialogue(parsed_record, template, settings, with_boundaries)
+    dialogues = _attempt(dialogues_with_own_history, parsed_record, template, settings)
     if isinstance(dialogues, tuple):
         return dialogues
     if len(dialogues) == 1:
@@ -269,21 +265,21 @@ def conversation(
     parts = []
     # Each text trains only new messages. Messages of the text before are history.
     for k, dialogue in enumerate(dialogues):
-        known_messages = len(dialogues[k - 1].messages) if k else 0
-        one_text = _of_dialogue(dialogue, template, settings, True, known_messages)
-        if not isinstance(one_text, Conversation):
-            return one_text
-        if not one_text.spans:
+        known_count = len(dialogues[k - 1].messages) if k else 0
+        text_part = _of_dialogue(dialogue, template, settings, True, known_count)
+        if not isinstance(text_part, Conversation):
+            return text_part
+        if not text_part.spans:
             return "template_not_incremental", (
                 f"it cannot be told what the template writes for message"
                 f" {len(dialogue.messages) - 1}; a template with a {{% generation %}} block for"
                 " each of its messages would say it"
             )
-        parts.append(one_text)
-    text = "".join(one_text.text for one_text in parts)
+        parts.append(text_part)
+    text = "".join(text_part.text for text_part in parts)
     if too_large := large_text(text):
         return too_large
-    spans = tuple(span for one_text in parts for span in one_text.spans)
+    spans = tuple(span for text_part in parts for span in text_part.spans)
     weight = parts[0].weight
     ignored = parts[-1].ignored
     return Conversation(text, spans, weight=weight, chat=True, ignored=ignored, parts=tuple(parts))
@@ -294,7 +290,7 @@ def _of_dialogue(
     template: str | None,
     settings: DocumentKeys,
     with_boundaries: bool,
-    known_messages: int = 0,
+    known_count: int = 0,
 ) -> Conversation | Problem:
     """Return a dialogue's text with its trained characters, or the reason of a reject.
 
@@ -303,7 +299,7 @@ def _of_dialogue(
         template: The result of `find_template`.
         settings: The recipe's table `documents`.
         with_boundaries: As in `conversation`.
-        known_messages: Number of leading messages that are also in an earlier text of the same
+        known_count: Number of leading messages that are also in an earlier text of the same
             document.
     """
     turns = rendered_turns(dialogue, template, settings, with_boundaries)
@@ -314,12 +310,12 @@ def _of_dialogue(
     rendered = _rendered(turns, dialogue, settings, compiled)
     if not isinstance(rendered, Conversation):
         return rendered
-    if known_messages:
+    if known_count:
         # If the start of the first new message is unknown, the history ends where training begins.
         begins = [begin for begin, *_ in turns.trained]
         begins += [change.begin for of_list in turns.changes for change in of_list if change.train]
         first_trained = min(begins, default=len(turns.text))
-        rendered = replace(rendered, history=turns.begins.get(known_messages, first_trained))
+        rendered = replace(rendered, history=turns.begins.get(known_count, first_trained))
     if with_boundaries or turns.begins:
         return rendered
 
@@ -338,9 +334,7 @@ def _of_dialogue(
     return replace(rendered, whole=whole)
 
 
-def weighted(
-    text: str, ranges: Iterable[tuple[int, int, float]], **more_fields: Any
-) -> Conversation:
+def weighted(text: str, ranges: Iterable[tuple[int, int, float]], **fields: Any) -> Conversation:
     """Return a `Conversation` with this text, in which the given ranges of characters are trained.
 
     Ranges of weight 0 are untrained. Touching ranges of the same weight are merged.
@@ -348,21 +342,21 @@ def weighted(
     Args:
         text: The text.
         ranges: (begin, end, weight), ascending and not overlapping.
-        more_fields: Other attributes of the `Conversation`.
+        fields: Other attributes of the `Conversation`.
     """
     spans: list[tuple[int, int]] = []
     weights: list[float] = []
     for begin, end, weight in ranges:
-        kept_weight = float(np.float32(weight))
-        if begin == end or kept_weight == 0:
+        rounded_weight = float(np.float32(weight))
+        if begin == end or rounded_weight == 0:
             continue
-        if spans and spans[-1][1] == begin and weights[-1] == kept_weight:
+        if spans and spans[-1][1] == begin and weights[-1] == rounded_weight:
             begin, _ = spans.pop()
             weights.pop()
         spans.append((begin, end))
-        weights.append(kept_weight)
+        weights.append(rounded_weight)
     span_weights = () if all(weight == 1 for weight in weights) else tuple(weights)
-    return Conversation(text, tuple(spans), weights=span_weights, **more_fields)
+    return Conversation(text, tuple(spans), weights=span_weights, **fields)
 
 
 def _with_media(supervision: Supervision) -> Conversation | Problem:
@@ -442,14 +436,14 @@ def _with_spans(
     united: list[tuple[int, int, float]] = []
     for begin, end, weight in sorted(ranges):
         if united and begin < united[-1][1]:
-            first_character, last_character, other_weight = united.pop()
+            other_begin, other_end, other_weight = united.pop()
             if weight != other_weight:
                 return (
                     "bad_loss_spans",
                     f"character {begin} is in spans of unequal weight, {other_weight:g} and"
                     f" {weight:g}",
                 )
-            begin, end = first_character, max(end, last_character)
+            begin, end = other_begin, max(end, other_end)
         united.append((begin, end, weight))
     products = ((begin, end, weight * of_document) for begin, end, weight in united)
     return weighted(text, products, weight=of_document, places=places)

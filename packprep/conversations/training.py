@@ -304,12 +304,12 @@ def _all_trained(
                 ranks,
                 0,
                 weight,
-                own_places,
+                media,
                 document.limited,
             ),
             document_weight=document.weight,
         )
-        for a, b, weight, own_places, document in zip(
+        for a, b, weight, media, document in zip(
             bounds, bounds[1:], of_document.tolist(), places, conversations, strict=False
         )
     ]
@@ -328,8 +328,8 @@ def trained_by_weight(weights: Mapping[int, float], lengths: np.ndarray) -> dict
     ]
     trained = _all_trained(conversations, lengths[[*weights]], [NO_PLACES] * len(conversations))
     return {
-        i: trained_tokens_of if trained_tokens_of.eos_weight else _NOTHING_TRAINED
-        for i, trained_tokens_of in zip(weights, trained, strict=True)
+        i: entry if entry.eos_weight else _NOTHING_TRAINED
+        for i, entry in zip(weights, trained, strict=True)
     }
 
 
@@ -342,14 +342,10 @@ def all_supervised(trained: Mapping[int, Trained], lengths: np.ndarray) -> dict[
         lengths: Tokens of each document, int64[n].
     """
     unsupervised = [i for i in range(len(lengths)) if i not in trained]
-    whole_documents = [Conversation("", ((0, 0),))] * len(unsupervised)
-    all_trained_tokens = _all_trained(
-        whole_documents, lengths[unsupervised], [NO_PLACES] * len(unsupervised)
-    )
-    limited = {
-        i: trained_of_document._replace(limited=True) for i, trained_of_document in trained.items()
-    }
-    return limited | dict(zip(unsupervised, all_trained_tokens, strict=True))
+    documents = [Conversation("", ((0, 0),))] * len(unsupervised)
+    all_trained = _all_trained(documents, lengths[unsupervised], [NO_PLACES] * len(unsupervised))
+    limited = {i: entry._replace(limited=True) for i, entry in trained.items()}
+    return limited | dict(zip(unsupervised, all_trained, strict=True))
 
 
 def trained_by_tokens(weights: np.ndarray, of_document: float, n: int) -> Trained | None:
@@ -417,7 +413,7 @@ def tokenize_supervised(
         uncut_tokens: Documents with at most this number of tokens are never cut, so the starts of
             their messages are not searched.
     """
-    encoding_options = engine, special_text, vocabulary
+    options = engine, special_text, vocabulary
     if not conversations:
         tokens = tokenize(engine, texts, special_text, vocabulary)
         return (refuse_strays(tokens, vocabulary) if vocabulary.media else tokens), {}
@@ -433,15 +429,11 @@ def tokenize_supervised(
     # Each group needs another call of the tokenizer, so the results are joined at the end.
     groups = []
     if plain:
-        groups.append(
-            _tokenize_texts(plain, texts, conversations, *encoding_options, characters=False)
-        )
+        groups.append(_tokenize_texts(plain, texts, conversations, *options, characters=False))
     if with_spans:
-        groups.append(
-            _tokenize_texts(with_spans, texts, conversations, *encoding_options, characters=True)
-        )
+        groups.append(_tokenize_texts(with_spans, texts, conversations, *options, characters=True))
     if chats:
-        groups.append(_tokenize_chats(chats, conversations, *encoding_options))
+        groups.append(_tokenize_chats(chats, conversations, *options))
     trained: dict[int, Trained] = {}
     for group in groups:
         trained |= _trained_of_group(group, conversations, uncut_tokens)
@@ -470,11 +462,7 @@ def _tokenize_texts(
     if not vocabulary.media:
         return _Group(documents, tokens)
     tokens, media = put_in(tokens, places, vocabulary)
-    return _Group(
-        documents,
-        tokens,
-        {documents[k]: media_of_document for k, media_of_document in media.items()},
-    )
+    return _Group(documents, tokens, {documents[k]: spans for k, spans in media.items()})
 
 
 def _tokenize_chats(
@@ -500,11 +488,7 @@ def _tokenize_chats(
     if not vocabulary.media:
         return _Group(documents, tokens)
     tokens, media = put_in_chats(tokens, [conversations[i].places for i in documents], vocabulary)
-    return _Group(
-        documents,
-        tokens,
-        {documents[k]: media_of_document for k, media_of_document in media.items()},
-    )
+    return _Group(documents, tokens, {documents[k]: spans for k, spans in media.items()})
 
 
 def _trained_of_group(
@@ -519,10 +503,7 @@ def _trained_of_group(
         lengths = np.diff(tokens.offsets)[[k for k, _ in used]]
         places = [group.places.get(i, NO_PLACES) for _, i in used]
         all_trained = _all_trained([conversations[i] for _, i in used], lengths, places)
-        return {
-            i: trained_of_document
-            for (_, i), trained_of_document in zip(used, all_trained, strict=True)
-        }
+        return {i: entry for (_, i), entry in zip(used, all_trained, strict=True)}
     trained: dict[int, Trained] = {}
     for k, i in used:
         document, of_document = conversations[i], slice(bounds[k], bounds[k + 1])
@@ -609,11 +590,8 @@ def _trained_parts(
             new = int(np.searchsorted(begins, text_part.history))
             # END_OF_HISTORY needs a position in `cuts`, even if no cut is allowed there.
             if new < len(begins) and new not in cuts:
-                cut_index = np.searchsorted(cuts, new)
-                cuts, ranks = (
-                    np.insert(cuts, cut_index, new),
-                    np.insert(ranks, cut_index, np.uint8(NEVER)),
-                )
+                index = np.searchsorted(cuts, new)
+                cuts, ranks = np.insert(cuts, index, new), np.insert(ranks, index, np.uint8(NEVER))
             ranks = np.where(cuts == new, ranks | END_OF_HISTORY, ranks).astype(np.uint8)
         if begin:
             # Each text after the first starts a new chunk.

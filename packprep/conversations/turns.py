@@ -427,10 +427,9 @@ def trained_messages(dialogue: Dialogue, settings: DocumentKeys) -> list[bool]:
     if settings.trained_turns == "last":
         last_taken = max((k for k, is_taken in enumerate(taken) if is_taken), default=-1)
         taken = [k == last_taken for k in range(len(taken))]
-    own_settings = dialogue.train or (None,) * len(taken)
+    marks = dialogue.train or (None,) * len(taken)
     return [
-        by_recipe if own_setting is None else own_setting
-        for by_recipe, own_setting in zip(taken, own_settings, strict=True)
+        by_recipe if mark is None else mark for by_recipe, mark in zip(taken, marks, strict=True)
     ]
 
 
@@ -451,7 +450,7 @@ class _Chat:
 
     def has_answer(self, begin: int, end: int, k: int) -> bool:
         """Return whether a range of the text contains the content of message k or a tool call."""
-        texts = [text_part.strip() for text_part in texts_of(self.messages[k]) if text_part.strip()]
+        texts = [part_text.strip() for part_text in texts_of(self.messages[k]) if part_text.strip()]
         return (
             writes_any(self.text[begin:end], texts) if texts else "tool_calls" in self.messages[k]
         )
@@ -522,13 +521,15 @@ def _found(chat: _Chat, blocks: list[tuple[int, int]] | None) -> Turns:
     begins, spans, why, laid = _told(chat, blocks is None or wants_others, wants_others)
     # Blocks show an assistant's turns. Other trained messages need renderings.
     if blocks is not None:
-        own_wanted = [want and speaker for want, speaker in zip(chat.wanted, speaks, strict=True)]
+        is_wanted_answer = [
+            want and speaker for want, speaker in zip(chat.wanted, speaks, strict=True)
+        ]
         rest_spans = spans if wants_others else []
-        of_blocks = _owned(blocks, begins, messages, own_wanted)
+        of_blocks = _owned(blocks, begins, messages, is_wanted_answer)
         spans = (
             None
             if rest_spans is None
-            else sorted([span for span in rest_spans if not own_wanted[span[2]]] + of_blocks)
+            else sorted([span for span in rest_spans if not is_wanted_answer[span[2]]] + of_blocks)
         )
     if spans is None:
         if isinstance(why, NotIncremental | TemplateLimit):
@@ -572,26 +573,26 @@ def _told(chat: _Chat, with_spans: bool, wants_others: bool) -> _Told:
     from packprep.conversations.template_limits import TemplateLimit
 
     count = len(chat.messages)
-    known_positions = (
+    positions = (
         _told_by_prefixes(chat, with_spans and not wants_others)
         if count <= MOST_BY_PREFIXES
         else _Told({})
     )
-    needed = with_spans and known_positions.spans is None
+    needed = with_spans and positions.spans is None
     if (
         needed
-        or len(known_positions.begins) < count - 1
+        or len(positions.begins) < count - 1
         or (chat.tools and chat.messages[0]["role"] not in SYSTEM)
     ):
         try:
-            known_positions = _told_by_placeholders(chat, known_positions, needed)
+            positions = _told_by_placeholders(chat, positions, needed)
         except TemplateLimit:
             if needed:
                 raise
     # Long conversations need many renderings of prefixes, so these come last.
-    if known_positions.laid is None and count > MOST_BY_PREFIXES:
-        known_positions = _told_by_prefixes(chat, with_spans and not wants_others)
-    return known_positions
+    if positions.laid is None and count > MOST_BY_PREFIXES:
+        positions = _told_by_prefixes(chat, with_spans and not wants_others)
+    return positions
 
 
 def _told_by_prefixes(chat: _Chat, with_spans: bool) -> _Told:
@@ -617,36 +618,33 @@ def _told_by_prefixes(chat: _Chat, with_spans: bool) -> _Told:
         return _Told(begins, None, error)
 
 
-def _told_by_placeholders(chat: _Chat, known_positions: _Told, needed: bool) -> _Told:
-    """Return the positions in `known_positions`, and the missing positions from placeholders.
+def _told_by_placeholders(chat: _Chat, positions: _Told, needed: bool) -> _Told:
+    """Return `positions`, and the missing positions from placeholders.
 
-    If no placeholders fit the text, return `known_positions`.
+    If no placeholders fit the text, return `positions`.
 
     Args:
         chat: The rendered conversation.
-        known_positions: The positions that are already known.
-        needed: Whether to find the trained ranges with placeholders. If false, `told.spans` is
-            returned.
+        positions: The positions that are already known.
+        needed: Whether to find the trained ranges with placeholders. If false, `positions.spans`
+            is returned.
     """
     chat.template.begin()
     laid = chat.laid
     if laid is None:
-        return known_positions
-    begins = _ascending(
-        {k: known_positions.begins.get(k, begin) for k, begin in laid.begins().items()}
-    )
+        return positions
+    begins = _ascending({k: positions.begins.get(k, begin) for k, begin in laid.begins().items()})
     inside = {k: begin for k, begin in begins.items() if 0 < begin < len(chat.text)}
     try:
         return _Told(
             inside,
-            _by_placeholders(chat, laid, begins) if needed else known_positions.spans,
-            known_positions.why,
+            _by_placeholders(chat, laid, begins) if needed else positions.spans,
+            positions.why,
             laid,
         )
     except NotIncremental as error:
-        return known_positions._replace(
-            why=known_positions.why if isinstance(known_positions.why, NotIncremental) else error,
-            laid=laid,
+        return positions._replace(
+            why=positions.why if isinstance(positions.why, NotIncremental) else error, laid=laid
         )
 
 
@@ -659,13 +657,9 @@ def _begins(prefix: Callable[..., str], count: int, text: str) -> dict[int, int]
     """
     begins: dict[int, int] = {}
     for k in range(1, count):
-        text_before = attempted(partial(prefix, k))
-        if (
-            text_before is not None
-            and 0 < len(text_before) < len(text)
-            and text.startswith(text_before)
-        ):
-            begins[k] = len(text_before)
+        start = attempted(partial(prefix, k))
+        if start is not None and 0 < len(start) < len(text) and text.startswith(start):
+            begins[k] = len(start)
     return begins
 
 
@@ -693,10 +687,10 @@ class _Begins(dict[int, int]):
     def _begin(self, k: int) -> int:
         """Return the index of the first character of message k, or 0 if it is uncertain."""
         if k not in self._lengths:
-            text_before = attempted(partial(self.prefix, k)) if k > 0 else None
-            is_told = text_before is not None and 0 < len(text_before) < len(self._text)
-            is_told = is_told and self._text.startswith(text_before or "")
-            self._lengths[k] = len(text_before or "") if is_told else 0
+            start = attempted(partial(self.prefix, k)) if k > 0 else None
+            is_told = start is not None and 0 < len(start) < len(self._text)
+            is_told = is_told and self._text.startswith(start or "")
+            self._lengths[k] = len(start or "") if is_told else 0
         return self._lengths[k]
 
 
@@ -909,10 +903,7 @@ def _owned(
         # the block belongs to it. Otherwise the block belongs to the next assistant's message.
         owners = []
         for begin, _ in blocks:
-            first_message = max(
-                (k for k, begin_of_message in begins.items() if begin_of_message <= begin),
-                default=0,
-            )
+            first_message = max((k for k, start in begins.items() if start <= begin), default=0)
             owners.append(next((k for k in speakers if k >= first_message), speakers[-1]))
     owned_blocks = [(*block, owner) for block, owner in zip(blocks, owners, strict=bool(speakers))]
     return [span for span in owned_blocks if is_wanted is None or is_wanted[span[2]]]
@@ -943,4 +934,4 @@ def _system_end(
         texts = [
             str(function_of(tool).get("name", "")) for tool in tools or () if isinstance(tool, dict)
         ]
-    return end if texts and all(text_part.strip() in text[:end] for text_part in texts) else 0
+    return end if texts and all(string.strip() in text[:end] for string in texts) else 0

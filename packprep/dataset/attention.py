@@ -246,21 +246,19 @@ def next_token_labels(
     if distance < 1:
         raise ArgumentError(f"distance {distance} should be at least 1")
     labels = np.full(tokens.shape, ignore_index, np.int64)
-    slots_with_target = max(0, tokens.shape[-1] - distance)
-    if slots_with_target == 0:
+    count = max(0, tokens.shape[-1] - distance)
+    if count == 0:
         return labels
-    own_ids, target_ids = segment_ids[..., :slots_with_target], segment_ids[..., distance:]
+    own_ids, target_ids = segment_ids[..., :count], segment_ids[..., distance:]
     # The slot before a token decides whether the token is trained, so the mask is read there.
-    is_target = (
+    has_target = (
         (own_ids == target_ids)
         & (own_ids != 0)
-        & (loss_mask[..., distance - 1 : distance - 1 + slots_with_target] != 0)
+        & (loss_mask[..., distance - 1 : distance - 1 + count] != 0)
     )
     if in_place is not None:
-        is_target &= ~np.asarray(in_place, bool)[..., :slots_with_target]
-    np.copyto(
-        labels[..., :slots_with_target], tokens[..., distance:], where=is_target, casting="unsafe"
-    )
+        has_target &= ~np.asarray(in_place, bool)[..., :count]
+    np.copyto(labels[..., :count], tokens[..., distance:], where=has_target, casting="unsafe")
     return labels
 
 

@@ -262,9 +262,9 @@ class Reader:
 
     def _with(self, **changes: Any) -> Any:
         """Return a shallow copy with some attributes replaced."""
-        copied = object.__new__(type(self))
-        vars(copied).update(vars(self), **changes)
-        return copied
+        copy = object.__new__(type(self))
+        vars(copy).update(vars(self), **changes)
+        return copy
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return one row as a dict column → array [T]. The arrays are writable copies.
@@ -294,16 +294,16 @@ class Reader:
         return index % n
 
     def _places(self, indices: Any) -> np.ndarray:
-        asked_rows, n = np.asarray(indices, None if len(indices) else np.int64), len(self)
-        if asked_rows.ndim != 1 or asked_rows.dtype.kind not in "iu":
+        given_rows, n = np.asarray(indices, None if len(indices) else np.int64), len(self)
+        if given_rows.ndim != 1 or given_rows.dtype.kind not in "iu":
             raise ArgumentError(
                 "row indices should be a list of integers, but are"
-                f" {asked_rows.dtype}{list(asked_rows.shape)}"
+                f" {given_rows.dtype}{list(given_rows.shape)}"
             )
-        outside = (asked_rows < -n) | (asked_rows >= n)
+        outside = (given_rows < -n) | (given_rows >= n)
         if outside.any():
-            raise IndexError(f"row {asked_rows[outside][0]} of a {self.what} of {n} rows")
-        rows = asked_rows.astype(np.int64)
+            raise IndexError(f"row {given_rows[outside][0]} of a {self.what} of {n} rows")
+        rows = given_rows.astype(np.int64)
         rows[rows < 0] += n
         return rows
 
@@ -732,10 +732,10 @@ class Batches:
         # Deliver only whole steps, so that all ranks end at the same step.
         elif self._exhaustion is not None:
             self.refuse_exhausted(self._rows + (next_step + 1) * self.step_samples)
-            last_sample = self._skips.n_delivered(self._exhaustion[0])
+            end = self._skips.n_delivered(self._exhaustion[0])
             steps = min(
                 steps,
-                -(-((last_sample - self._rows) // self.step_samples - next_step) // self._every),
+                -(-((end - self._rows) // self.step_samples - next_step) // self._every),
             )
         if steps <= 0:
             return
@@ -754,8 +754,8 @@ class Batches:
         )
         if self._step_rows is not None:
             samples = self._skips.of_delivered(delivered[:, 0])
-            order_of_steps = (self._seed, self._shuffle, self._step_rows, *self._share)
-            rows_and_epochs = self.dataset.rows_of_steps(samples, *order_of_steps)
+            arguments = (self._seed, self._shuffle, self._step_rows, *self._share)
+            rows_and_epochs = self.dataset.rows_of_steps(samples, *arguments)
             return [
                 (np.full(len(rows), sample), rows, epochs)
                 for sample, (rows, epochs) in zip(samples.tolist(), rows_and_epochs, strict=True)
@@ -885,8 +885,8 @@ class Batches:
         if self._exhaustion is None:
             return order.SAMPLES_END
         # Only whole steps are delivered before a max_epochs.
-        last_sample = self._skips.n_delivered(self._exhaustion[0])
-        return last_sample - (last_sample - self._rows) % self.step_samples
+        end = self._skips.n_delivered(self._exhaustion[0])
+        return end - (end - self._rows) % self.step_samples
 
     def _balanced_sample(self, plain: int) -> int:
         """Return the sample of the balanced order for a sample of the unbalanced order."""
@@ -967,19 +967,19 @@ class Batches:
         return plain.reshape(samples.shape)
 
     def _window(self, begin: int, end: int) -> np.ndarray:
-        known_order = self._windows.get(begin)
-        if known_order is None:
+        window_order = self._windows.get(begin)
+        if window_order is None:
             assert self._balance is not None
             rows, _ = self.dataset.rows_of_samples(np.arange(begin, end), self._seed, self._shuffle)
             costs = self.dataset.costs(rows, self._balance.attention, self._balance.linear)
-            known_order = begin + order.balanced(costs, begin, self._balance, self._seed)
+            window_order = begin + order.balanced(costs, begin, self._balance, self._seed)
             while len(self._windows) >= _WINDOWS:
                 self._windows.pop(next(iter(self._windows)), None)
-            self._windows[begin] = known_order
-        return known_order
+            self._windows[begin] = window_order
+        return window_order
 
     def part(self, first_step: int, every: int, steps_made: int) -> None:
-        """Restrict the iteration to the steps first, first + every, first + 2 · every, …
+        """Restrict the iteration to every `every`-th step, from `first_step` on.
 
         Args:
             first_step: Number of the first step.
@@ -1007,22 +1007,22 @@ class Batches:
         rows = self._rows + (self._step + steps) * self.step_samples
         if self.end is not None:
             rows = max(self._rows, min(rows, self.end))
-        state_keys: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "fingerprint": self.dataset.fingerprint,
             "digest": self.dataset.digest,
         }
         if self._balance is not None:
-            state_keys["balance"] = {
+            settings["balance"] = {
                 key: value for key, value in self._balance._asdict().items() if value is not None
             }
         if self._step_rows is not None:
-            state_keys["step_rows"] = {
+            settings["step_rows"] = {
                 str(length): rows for length, rows in sorted(self._step_rows.items())
             }
         if self._skips.ranges:
-            state_keys["skip"] = self._skips.stored()
+            settings["skip"] = self._skips.stored()
         return {
-            **state_keys,
+            **settings,
             "seed": self._seed,
             "shuffle": self._shuffle,
             "redraw": self._redraw,
@@ -1087,13 +1087,10 @@ class Batches:
         for end in (own_balance["end"], balance.get("end")):
             if type(end) is int and end // window == position // window and position % window:
                 return state
-        balance_without_end = {key: value for key, value in balance.items() if key != "end"}
+        other_keys = {key: value for key, value in balance.items() if key != "end"}
         return {
             **state,
-            "balance": {
-                **balance_without_end,
-                **(own_balance if own_balance["end"] is not None else {}),
-            },
+            "balance": {**other_keys, **(own_balance if own_balance["end"] is not None else {})},
         }
 
 
@@ -1171,12 +1168,12 @@ def refuse_tasks(names: Iterable[str], tasks: Sequence[StoredTask]) -> None:
         if name == "seq_idx":
             refused = [task for task in tasks if RULES[task["attention"]].ahead != "never"]
             names_refused = {task["name"] for task in refused}
-            other_tasks = [
+            other_names = [
                 *dict.fromkeys(task["name"] for task in tasks if task["name"] not in names_refused)
             ]
             ways = (
-                [f"limit the loss to the others with with_loss_on(task={other_tasks})"]
-                if other_tasks
+                [f"limit the loss to the others with with_loss_on(task={other_names})"]
+                if other_names
                 else []
             )
             ways.append("use a dataset of causal tasks")
@@ -1216,11 +1213,11 @@ def _sizes(batch_size: Any, lengths: tuple[int, ...] | None, length: Any) -> dic
                 f"hint: give {{{example}}}"
             )
         return {None: integer("batch_size", batch_size, 1, 1 << 31)}
-    lengths_needed = {length()} if lengths is None else {*lengths}
-    if batch_size.keys() != lengths_needed:
+    seq_lengths = {length()} if lengths is None else {*lengths}
+    if batch_size.keys() != seq_lengths:
         raise ArgumentError(
             f"batch_size has the seq_lengths {sorted(batch_size)}, but the rows have"
-            f" {sorted(lengths_needed)}\n"
+            f" {sorted(seq_lengths)}\n"
             "hint: give the seq_lengths of the rows"
         )
     return {

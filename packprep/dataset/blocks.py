@@ -110,11 +110,11 @@ def answers_of_flags(flags: np.ndarray, first_slot: np.ndarray, slots: np.ndarra
     trained_before, trained_after = np.zeros((2, len(slot)), np.bool_)
     trained_before[1:] = is_trained[:-1] & (slot[1:] > 0)
     trained_after[:-1] = is_trained[1:] & (slot[1:] > 0)
-    first_slots, last_slots = (
+    first_indices, last_indices = (
         np.flatnonzero(is_trained & ~trained_before),
         np.flatnonzero(is_trained & ~trained_after),
     )
-    return Answers(segment[first_slots], slot[first_slots], slot[last_slots] + 1)
+    return Answers(segment[first_indices], slot[first_indices], slot[last_indices] + 1)
 
 
 def answers_of_ranges(segment: np.ndarray, ranges: np.ndarray) -> Answers:

@@ -43,8 +43,8 @@ def boundaries(
     row = owners(counts)
     # cu_seqlens has one more entry per row than the row has segments. So segment i of row r starts
     # at entry i + r.
-    real_indices = np.arange(len(row)) + row
-    return row, physical[real_indices], real[real_indices + 1] - real[real_indices]
+    entries = np.arange(len(row)) + row
+    return row, physical[entries], real[entries + 1] - real[entries]
 
 
 def offsets_of(lengths: np.ndarray) -> np.ndarray:
@@ -264,9 +264,9 @@ def meetings(
         `key_ids`, [B, Q] each.
     """
     # Padding is at the end of a row here. Its id is above all others, so that the ids ascend.
-    padded_ids = where(key_ids > 0, key_ids, 1 << 30)
-    ids = where(query_ids > 0, query_ids, padded_ids[..., :1])
-    return searchsorted(padded_ids, ids), searchsorted(padded_ids, ids + 1)
+    ascending_ids = where(key_ids > 0, key_ids, 1 << 30)
+    ids = where(query_ids > 0, query_ids, ascending_ids[..., :1])
+    return searchsorted(ascending_ids, ids), searchsorted(ascending_ids, ids + 1)
 
 
 def thd(segment_ids, max_segments, fill=0) -> tuple[np.ndarray, np.ndarray]:
@@ -442,13 +442,11 @@ class _Side(NamedTuple):
                 np.arange(flat_slice.start, flat_slice.stop) // length * self.width
                 + ids[flat_slice]
             )
-            relative_positions = positions[flat_slice].astype(np.int64)
+            position = positions[flat_slice].astype(np.int64)
             yield (
                 flat_slice,
                 group,
-                relative_positions
-                if self.origins is None
-                else relative_positions - self.origins[group],
+                position if self.origins is None else position - self.origins[group],
             )
 
 

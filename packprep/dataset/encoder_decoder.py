@@ -109,7 +109,7 @@ def split(batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         "encoder_segment_ids": ids[rows, slots],
         "encoder_positions": slots - begin[rows, slots],
     }
-    new_arrays = _filled(arrays, rows, column, (len(ids), length))
+    encoder_arrays = _filled(arrays, rows, column, (len(ids), length))
     # The decoder sequence gets all other slots. Their positions count from the end of the prefix.
     decoder_length = ids.shape[1] - length
     rows, slots, column = _places_in("decoder", (ids > 0) & ~is_input, decoder_length, length)
@@ -127,7 +127,7 @@ def split(batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         "decoder_positions": positions,
         "decoder_loss_weights": weights,
     }
-    return new_arrays | _filled(arrays, rows, column, (len(ids), decoder_length))
+    return encoder_arrays | _filled(arrays, rows, column, (len(ids), decoder_length))
 
 
 def _places_in(

@@ -117,24 +117,24 @@ class Dataset(Reader):
         manifest: Manifest,
         max_open: int,
         io: IO = "mmap",
-        held_shards: Held | None = None,
+        hold_shard: Held | None = None,
         read_file: Callable[[str], bytes] | None = None,
     ):
         """Initialize a dataset from its manifest. To open a dataset, call `open_dataset`.
 
         Args:
-            directory: The folder of the shards. With `held_shards`, it is the dataset's name in
+            directory: The folder of the shards. With `hold_shard`, it is the dataset's name in
                 messages, such as its URL.
             manifest: The checked manifest.
             max_open: Maximum number of open shards.
             io: "mmap" or "pread".
-            held_shards: A function that takes a shard's entry in the manifest, and returns a
+            hold_shard: A function that takes a shard's entry in the manifest, and returns a
                 context manager. Entering the context gives the path of the shard's file. The file
                 exists until the context ends. None opens the shards in `directory`.
             read_file: A function that takes the name of another file of the dataset, and returns
                 its bytes. None reads files in `directory`.
         """
-        self.directory, self._held, self.max_open, self.io = directory, held_shards, max_open, io
+        self.directory, self._held, self.max_open, self.io = directory, hold_shard, max_open, io
         self._read_file = read_file or partial(_read_in, Path(directory))
         self.manifest = manifest
         self.seq_length, self.vocab_size, self.pad_id = (
@@ -206,13 +206,8 @@ class Dataset(Reader):
         value is NaN if the task does not have the parameter.
         """
         values = [{**task["parameters"], "mode_token": task["mode_token"]} for task in self.tasks]
-        numbers = [
-            [numbers_of_task.get(name) for name in TASK_PARAMS] for numbers_of_task in values
-        ]
-        table = [
-            [v if isinstance(v, int | float) else np.nan for v in numbers_of_task]
-            for numbers_of_task in numbers
-        ]
+        numbers = [[parameters.get(name) for name in TASK_PARAMS] for parameters in values]
+        table = [[v if isinstance(v, int | float) else np.nan for v in row] for row in numbers]
         return read_only(np.array(table, np.float32))
 
     @lazy
@@ -533,8 +528,8 @@ class Dataset(Reader):
         """
         costs, by_place = np.empty(len(rows)), np.argsort(rows, kind="stable")
         for begin in range(0, len(rows), _ROWS_AT_ONCE):  # Few shards are open at a time.
-            some_places = by_place[begin : begin + _ROWS_AT_ONCE]
-            costs[some_places] = RowSegments(self.facts, self._find(rows[some_places])).costs(
+            indices = by_place[begin : begin + _ROWS_AT_ONCE]
+            costs[indices] = RowSegments(self.facts, self._find(rows[indices])).costs(
                 attention, linear
             )
         return costs
@@ -559,10 +554,10 @@ class Dataset(Reader):
         ledger.
         """
         counts, loss_on = self.manifest["ledger"].get("tasks"), self.facts.loss_on
-        sources, kept_tasks = loss_on or (np.ones(1, bool), np.ones(len(self.tasks), bool))
+        sources, is_kept = loss_on or (np.ones(1, bool), np.ones(len(self.tasks), bool))
         with_loss = [
             task
-            for task, on in zip(self.tasks, (kept_tasks & sources.any()).tolist(), strict=True)
+            for task, on in zip(self.tasks, (is_kept & sources.any()).tolist(), strict=True)
             if on
         ]
         if not isinstance(counts, dict):  # Opening a dataset does not check its ledger.
@@ -609,8 +604,8 @@ class Dataset(Reader):
             )
             for name in wanted_names:
                 if name not in names:
-                    known_names = ", ".join(map(repr, dict.fromkeys(names)))
-                    raise ArgumentError(f"unknown {kind} {name!r}; there are {known_names}")
+                    choices = ", ".join(map(repr, dict.fromkeys(names)))
+                    raise ArgumentError(f"unknown {kind} {name!r}; there are {choices}")
             masks.append(np.array([name in wanted_names for name in names], np.bool_))
         return self._with(facts=self.facts.restricted(*masks))
 
@@ -711,14 +706,14 @@ def open_dataset(
                 return open_dataset(**read_mixture(mixture), io=io, max_open=max_open)
             except ArgumentError as error:
                 raise DatasetError(f"{mixture}: {error}") from error
-        for name, option in (
+        for name, value in (
             ("shares", shares),
             ("interpolate", interpolate),
             ("max_epochs", max_epochs),
         ):
-            if option is not None:
+            if value is not None:
                 raise ArgumentError(
-                    f"{name} = {option!r} requires a list of directories, but {str(directory)!r}"
+                    f"{name} = {value!r} requires a list of directories, but {str(directory)!r}"
                     " is a single directory"
                 )
         return Dataset(Path(directory), read_manifest(directory), limit, io)

@@ -367,17 +367,15 @@ def _check(
             raise DatasetError(f"{where}: {key} is {value[key]!r:.200} and should be {requirement}")
 
 
-def replaced(plan_or_manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+def replaced(stored: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return one entry for each earlier version of a dataset, the oldest version first.
 
-    Each removal of documents makes a new version. `plan_or_manifest` is a manifest or a stored
-    plan. In a manifest, an entry has the keys `fingerprint`, `digest` and `plan`. If a removal made
-    the earlier version too, its entry also has the key `removed`, with the digest of that version's
+    Each removal of documents makes a new version. `stored` is a manifest or a stored plan. In a
+    manifest, an entry has the keys `fingerprint`, `digest` and `plan`. If a removal made the
+    earlier version too, its entry also has the key `removed`, with the digest of that version's
     removed.json. In a plan, entries have more keys, see `plan_form.ReplacedForm`.
     """
-    entries: list[dict[str, Any]] = (plan_or_manifest.get("removed") or {"replaces": []})[
-        "replaces"
-    ]
+    entries: list[dict[str, Any]] = (stored.get("removed") or {"replaces": []})["replaces"]
     return entries
 
 
@@ -387,9 +385,9 @@ def named_removal(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {"digest": plan["removed"]["digest"], "replaces": entries}
 
 
-def removed_digest(plan_or_manifest: Mapping[str, Any]) -> str | None:
+def removed_digest(stored: Mapping[str, Any]) -> str | None:
     """Return the digest of removed.json in a plan or manifest, or None without a removal."""
-    removal: dict[str, Any] = plan_or_manifest.get("removed") or {}
+    removal: dict[str, Any] = stored.get("removed") or {}
     return removal.get("digest")
 
 
@@ -608,9 +606,8 @@ def _branch(title: str, indent: str, entries: Sequence[tuple[str, int, str]]) ->
     return [
         title,
         *(
-            f"{indent}{twig}{name:<{width}}  {tokens / total:7.2%}  {tokens:,} tokens,"
-            f" {description}"
-            for twig, name, (_, tokens, description) in zip(twigs, names, entries, strict=False)
+            f"{indent}{twig}{name:<{width}}  {tokens / total:7.2%}  {tokens:,} tokens, {text}"
+            for twig, name, (_, tokens, text) in zip(twigs, names, entries, strict=False)
         ),
     ]
 
@@ -676,12 +673,13 @@ def read_manifest(directory: str | os.PathLike, stores: bool = False) -> Manifes
                 "hint: use open_remote of packprep.adapters.remote"
             ) from error
         if several := sorted(
-            str(subfolders.parent) for subfolders in Path(directory).glob(f"*/{MANIFEST_NAME}")
+            str(manifest_path.parent)
+            for manifest_path in Path(directory).glob(f"*/{MANIFEST_NAME}")
         ):
-            rest_in_words = ", …" if len(several) > 5 else ""
+            ellipsis = ", …" if len(several) > 5 else ""
             raise DatasetError(
                 f"{directory} is not a dataset, but contains several\n"
-                f"hint: name one of them, {', '.join(several[:5])}{rest_in_words}"
+                f"hint: name one of them, {', '.join(several[:5])}{ellipsis}"
             ) from error
         absence = "" if Path(directory).exists() else ", and there is no such folder"
         raise DatasetError(

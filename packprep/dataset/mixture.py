@@ -157,13 +157,12 @@ class Mixture(Reader):
         if not ends:
             return None
         end, d = min(ends)
-        exhausted, epochs = self.datasets[d], self.max_epochs[d]
+        dataset, epochs = self.datasets[d], self.max_epochs[d]
         return (
             end,
             (
-                f"dataset {d} of the mixture, {exhausted.directory}, has used its max_epochs ="
-                f" {epochs},"
-                f" of {len(exhausted)} rows,"
+                f"dataset {d} of the mixture, {dataset.directory}, has used its max_epochs ="
+                f" {epochs}, of {len(dataset)} rows,"
             ),
         )
 
@@ -271,17 +270,17 @@ class Mixture(Reader):
 
     def _fill(
         self,
-        parts_of_batch: list[Any],
+        places: list[Any],
         batch: dict[str, np.ndarray],
         epochs: Sequence[int] | None,
         accelerate: str,
     ) -> None:
-        for dataset, where, own_rows in parts_of_batch:
+        for dataset, where, own_rows in places:
             own_epochs = [epochs[i] for i in where.tolist()] if epochs is not None else None
             # If several datasets provide rows, their rows alternate in the batch, so each writes to
             # its own arrays.
             own_batch = batch
-            if len(parts_of_batch) > 1:
+            if len(places) > 1:
                 own_batch = {
                     name: np.empty((len(own_rows), *values.shape[1:]), values.dtype)
                     for name, values in batch.items()
@@ -296,12 +295,12 @@ class Mixture(Reader):
         """The names of all kinds of media in the datasets."""
         return tuple(sorted({kind for dataset in self.datasets for kind in dataset.kinds}))
 
-    def _media(self, parts_of_batch: list[Any]) -> Media:
-        parts = [dataset._media(dataset._find(own_rows)) for dataset, _, own_rows in parts_of_batch]
+    def _media(self, places: list[Any]) -> Media:
+        parts = [dataset._media(dataset._find(own_rows)) for dataset, _, own_rows in places]
         return joined(
             parts,
             self.kinds,
-            np.concatenate([np.zeros(0, np.int64), *(where for _, where, _ in parts_of_batch)]),
+            np.concatenate([np.zeros(0, np.int64), *(where for _, where, _ in places)]),
         )
 
     def rows_of_samples(
@@ -401,20 +400,14 @@ class Mixture(Reader):
         dataset_numbers, numbers = order.of_samples(steps, self.counts, seed, shuffle)
         rows_and_epochs: list[Any] = [None] * len(dataset_numbers)
         for d, dataset in enumerate(self.datasets):
-            own_indices, of_step = (
-                np.flatnonzero(dataset_numbers == d),
-                step_rows[self.seq_lengths[d]],
-            )
+            indices, of_step = np.flatnonzero(dataset_numbers == d), step_rows[self.seq_lengths[d]]
             own_samples = order.samples_of_step(0, 0, of_step // world_size, rank, world_size)
-            samples = numbers[own_indices][:, None] * of_step + np.array(own_samples)
+            samples = numbers[indices][:, None] * of_step + np.array(own_samples)
             rows = order.rows_of_samples(samples, len(dataset), order.seed_of(seed, d), shuffle)
-            for i, step, epochs in zip(
-                own_indices.tolist(),
-                self._first_row[d] + rows,
-                samples // len(dataset),
-                strict=True,
+            for i, own_rows, epochs in zip(
+                indices.tolist(), self._first_row[d] + rows, samples // len(dataset), strict=True
             ):
-                rows_and_epochs[i] = step, epochs
+                rows_and_epochs[i] = own_rows, epochs
         return rows_and_epochs
 
     def row_length(self, rows: np.ndarray) -> int:
@@ -544,8 +537,8 @@ class Mixture(Reader):
         begun, _ = order.of_samples(
             batches.plain_samples(np.arange(begin, samples)), self.counts, seed, shuffle
         )
-        total_samples = order.among_first(begin, self.counts, seed, shuffle)
-        return total_samples + np.bincount(begun, minlength=len(total_samples))
+        counts = order.among_first(begin, self.counts, seed, shuffle)
+        return counts + np.bincount(begun, minlength=len(counts))
 
     def with_loss_on(
         self,
@@ -575,12 +568,9 @@ class Mixture(Reader):
         """
         names = {
             "source": [
-                [entry["name"] for entry in one_dataset.manifest["sources"]]
-                for one_dataset in self.datasets
+                [entry["name"] for entry in member.manifest["sources"]] for member in self.datasets
             ],
-            "task": [
-                [entry["name"] for entry in one_dataset.tasks] for one_dataset in self.datasets
-            ],
+            "task": [[entry["name"] for entry in member.tasks] for member in self.datasets],
         }
         wanted_names = {}
         for kind, choice in (("source", source), ("task", task)):
@@ -593,9 +583,9 @@ class Mixture(Reader):
             )
             for name in wanted_names[kind] or ():
                 if name not in known_names:
-                    names_in_words = ", ".join(map(repr, known_names))
+                    choices = ", ".join(map(repr, known_names))
                     raise ArgumentError(
-                        f"unknown {kind} {name!r} in all datasets; there are {names_in_words}"
+                        f"unknown {kind} {name!r} in all datasets; there are {choices}"
                     )
         every = range(len(self.datasets))
         places = (
@@ -603,17 +593,15 @@ class Mixture(Reader):
         )
         places = [integer("dataset", place, 0, len(every)) for place in places]
         restricted = []
-        for d, one_dataset in enumerate(self.datasets):
+        for d, member in enumerate(self.datasets):
             # A dataset gets only the names that it has. None keeps all its loss, and an empty list
             # removes it.
             own_choice = {
-                w: g if g is None else [name for name in g if name in names[w][d]]
-                for w, g in wanted_names.items()
+                kind: choice if choice is None else [n for n in choice if n in names[kind][d]]
+                for kind, choice in wanted_names.items()
             }
             restricted.append(
-                one_dataset.with_loss_on(**own_choice)
-                if d in places
-                else one_dataset.with_loss_on(source=[])
+                member.with_loss_on(**own_choice) if d in places else member.with_loss_on(source=[])
             )
         return self._with(datasets=tuple(restricted))
 
@@ -749,11 +737,11 @@ def split_bound(max_open: int, shards: Sequence[int]) -> list[int]:
     Returns:
         The limit of each dataset.
     """
-    bounds, rest_bound = [1] * len(shards), max_open
+    bounds, remaining = [1] * len(shards), max_open
     # Small datasets come first, so the shards that they do not need are left for larger ones.
-    for divided, d in enumerate(sorted(range(len(shards)), key=shards.__getitem__)):
-        bounds[d] = max(1, min(shards[d], rest_bound // (len(shards) - divided)))
-        rest_bound -= bounds[d]
+    for n_done, d in enumerate(sorted(range(len(shards)), key=shards.__getitem__)):
+        bounds[d] = max(1, min(shards[d], remaining // (len(shards) - n_done)))
+        remaining -= bounds[d]
     return bounds
 
 
@@ -770,8 +758,8 @@ def _check_alike(datasets: Sequence[Any]) -> None:
             if value_of(dataset) != value_of(first_dataset):
                 raise ArgumentError(
                     f"{name} is {value_of(dataset)!r} in {dataset.directory}, but"
-                    f" {value_of(first_dataset)!r} in"
-                    f" {first_dataset.directory}, so one model cannot read both\n"
+                    f" {value_of(first_dataset)!r} in {first_dataset.directory}, so one model"
+                    " cannot read both\n"
                     "hint: build one of them again with the value of the other"
                 )
         if len(dataset) == 0:

@@ -135,9 +135,8 @@ def rows_of_samples(samples: np.ndarray, n_rows: int, seed: int, shuffle: bool) 
     epochs, places = np.divmod(np.asarray(samples, np.int64), n_rows)
     if not shuffle:
         return places
-    is_one_epoch = (
-        epochs.size and epochs.min() == epochs.max()
-    )  # One key is enough for a single epoch.
+    # One key is enough for a single epoch.
+    is_one_epoch = epochs.size and epochs.min() == epochs.max()
     return permutation(seed, int(epochs.flat[0]) if is_one_epoch else epochs, n_rows, places)
 
 
@@ -223,26 +222,26 @@ class Balance(NamedTuple):
 
 
 def window_of(
-    sample: int, window: int, epoch_rows: int | None, last_sample: int | None = None
+    sample: int, window: int, epoch_rows: int | None, cut: int | None = None
 ) -> tuple[int, int]:
     """Return the window that contains a sample.
 
     A window is a range of samples that are balanced together. Windows are cut at the bounds of
-    epochs, and before sample `last_sample`.
+    epochs, and before sample `cut`.
 
     Args:
         sample: A sample of the balanced order.
         window: Number of samples of a window that is not cut.
         epoch_rows: Number of rows of an epoch, or None without epochs.
-        last_sample: The sample before which a window is cut, or None.
+        cut: The sample before which a window is cut, or None.
 
     Returns:
         The window's first sample, and the first sample after the window.
     """
     begin = sample // window * window
     end = begin + window
-    if last_sample is not None and begin < last_sample < end:
-        begin, end = (begin, last_sample) if sample < last_sample else (last_sample, end)
+    if cut is not None and begin < cut < end:
+        begin, end = (begin, cut) if sample < cut else (cut, end)
     if epoch_rows is not None:
         epoch_begin = sample // epoch_rows * epoch_rows
         begin, end = max(begin, epoch_begin), min(end, epoch_begin + epoch_rows)
@@ -328,10 +327,10 @@ def dealt(costs: np.ndarray) -> np.ndarray:
         merged, together = np.zeros(shape), np.empty((*shape, 0), np.int64)
         by_cost = np.argsort(-sums, axis=1, kind="stable")
         # Add the most expensive entries first, each to the cheapest sum so far.
-        for group_columns in np.split(by_cost, several, axis=1):
+        for entries in np.split(by_cost, several, axis=1):
             to = np.argsort(merged, axis=1, kind="stable")
-            added = np.empty_like(group_columns)
-            np.put_along_axis(added, to, group_columns, axis=1)
+            added = np.empty_like(entries)
+            np.put_along_axis(added, to, entries, axis=1)
             merged = merged + np.take_along_axis(sums, added, axis=1)
             together = np.concatenate(
                 (together, np.take_along_axis(places, added[..., None], axis=1)), axis=2
@@ -540,18 +539,14 @@ def of_samples(
     # The number of each sample of a cycle within its dataset, for samples sorted by dataset.
     in_cycle = ranks(counts)
     # The index in `by_cycle` of the first sample of each cycle.
-    first_of_cycle = np.flatnonzero(np.diff(cycles[by_cycle], prepend=-1))
+    begins = np.flatnonzero(np.diff(cycles[by_cycle], prepend=-1))
     # Only the cycles that contain samples are computed, and only some at a time.
     at_once = max(1, _PLACES_AT_ONCE // length)
-    for begin in range(0, len(first_of_cycle), at_once):
-        end = (
-            first_of_cycle[begin + at_once]
-            if begin + at_once < len(first_of_cycle)
-            else len(cycles)
-        )
-        sample_indices, own_cycles = (
-            by_cycle[first_of_cycle[begin] : end],
-            cycles[by_cycle[first_of_cycle[begin : begin + at_once]]],
+    for begin in range(0, len(begins), at_once):
+        end = begins[begin + at_once] if begin + at_once < len(begins) else len(cycles)
+        indices, own_cycles = (
+            by_cycle[begins[begin] : end],
+            cycles[by_cycle[begins[begin : begin + at_once]]],
         )
         dataset_numbers = pattern(own_cycles, counts, seed, shuffle)
         # Within a cycle, a stable sort lists the positions of each dataset in ascending order.
@@ -559,15 +554,9 @@ def of_samples(
         np.put_along_axis(
             number, np.argsort(dataset_numbers, axis=1, kind="stable"), in_cycle[None], axis=1
         )
-        places_in_cycle = (
-            np.searchsorted(own_cycles, cycles[sample_indices]),
-            places[sample_indices],
-        )
-        datasets[sample_indices] = dataset_numbers[places_in_cycle]
-        numbers[sample_indices] = (
-            cycles[sample_indices] * counts[dataset_numbers[places_in_cycle]]
-            + number[places_in_cycle]
-        )
+        index = np.searchsorted(own_cycles, cycles[indices]), places[indices]
+        datasets[indices] = dataset_numbers[index]
+        numbers[indices] = cycles[indices] * counts[dataset_numbers[index]] + number[index]
     shape = np.shape(samples)
     return datasets.reshape(shape), numbers.reshape(shape)
 
@@ -594,31 +583,29 @@ def among_first(
 
 
 def first_beyond(
-    dataset: int, most_samples: int, counts: "np.ndarray | Schedule", seed: int, shuffle: bool
+    dataset: int, limit: int, counts: "np.ndarray | Schedule", seed: int, shuffle: bool
 ) -> int | None:
     """Return the first global sample that a dataset cannot provide, because of its limit.
 
     Args:
         dataset: Index of the dataset.
-        most_samples: The limit: number of samples that the dataset can provide.
+        limit: Number of samples that the dataset can provide.
         counts: Samples of each dataset in a cycle, int64[D], or a `Schedule`.
         seed: Random seed of the mixture.
         shuffle: Whether the positions of a cycle are shuffled.
 
     Returns:
-        The global sample. None if the dataset provides at most `most_samples` of the first 2⁶²
-        samples.
+        The global sample. None if the dataset provides at most `limit` of the first 2⁶² samples.
     """
-    low, high = most_samples, SAMPLES_END
-    if among_first(high, counts, seed, shuffle)[dataset] <= most_samples:
+    low, high = limit, SAMPLES_END
+    if among_first(high, counts, seed, shuffle)[dataset] <= limit:
         return None
-    # At most `most_samples` of the first `low` samples are from the dataset, but more of the first
-    # `high`.
+    # At most `limit` of the first `low` samples are from the dataset, but more of the first `high`.
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (
             (low, middle)
-            if among_first(middle, counts, seed, shuffle)[dataset] > most_samples
+            if among_first(middle, counts, seed, shuffle)[dataset] > limit
             else (middle, high)
         )
     return low
@@ -837,8 +824,8 @@ def schedule_of(shares: Sequence[Any], n_datasets: int, interpolate: str) -> Sch
             )
         if len(given_shares) != n_datasets:
             raise ArgumentError(
-                f"shares[{m}] has {len(given_shares)} numbers, but there are {n_datasets}"
-                " datasets\n"
+                f"shares[{m}] has {len(given_shares)} numbers, but there are"
+                f" {n_datasets} datasets\n"
                 "hint: give one number for each"
             )
         # The shortest decimal of a float is taken as exact, so 0.1 is a tenth.

@@ -196,9 +196,9 @@ class Row:
         begins = self._segments.at[segment]
         columns = (segment, begins + ranges[:, 0], begins + ranges[:, 1], weights)
         return [
-            values
-            for values in zip(*(column.tolist() for column in columns), strict=True)
-            if values[3] != 1
+            entry
+            for entry in zip(*(column.tolist() for column in columns), strict=True)
+            if entry[3] != 1
         ]
 
     def micro_sequences(self, size: int) -> Iterator[tuple[slice, attention.MicroSequence]]:

@@ -90,17 +90,17 @@ class Media:
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of the media of {len(self)} rows")
         begin, end = self.offsets[row % len(self) :][:2].tolist()
-        begin_span, end_span = self.ref_offsets[[begin, end]].tolist()
+        begin_byte, end_byte = self.ref_offsets[[begin, end]].tolist()
         slot, tokens, kind = (column[begin:end] for column in (self.slot, self.tokens, self.kind))
         # The references of the result count from its own first byte.
-        bounds = self.ref_offsets[begin : end + 1] - begin_span
+        bounds = self.ref_offsets[begin : end + 1] - begin_byte
         return Media(
             np.array([0, end - begin]),
             slot,
             tokens,
             kind,
             bounds,
-            self.ref[begin_span:end_span],
+            self.ref[begin_byte:end_byte],
             self.names,
         )
 
@@ -194,25 +194,24 @@ def joined(
     """
     if order is not None:
         # Row i gets the index order[i], so argsort gives the row at each index.
-        rows = [row for row_media in parts for row in row_media]
+        rows = [row for media in parts for row in media]
         parts = [rows[i] for i in np.argsort(order).tolist()]
     # Datasets of a mixture may have different kinds, so the kinds are numbered again.
     number = {name: i for i, name in enumerate(names)}
     kinds = [
-        np.array([number[name] for name in row_media.names], np.uint16)[row_media.kind]
-        for row_media in parts
+        np.array([number[name] for name in media.names], np.uint16)[media.kind] for media in parts
     ]
     # A leading 0 makes the running sums offsets.
     span_counts = np.concatenate(
-        [np.zeros(1, np.int64), *(np.diff(row_media.offsets) for row_media in parts)]
+        [np.zeros(1, np.int64), *(np.diff(media.offsets) for media in parts)]
     )
     bytes_of = np.concatenate(
-        [np.zeros(1, np.int64), *(np.diff(row_media.ref_offsets) for row_media in parts)]
+        [np.zeros(1, np.int64), *(np.diff(media.ref_offsets) for media in parts)]
     )
     slot, tokens = (
-        np.concatenate([np.zeros(0, np.int32), *(getattr(row_media, name) for row_media in parts)])
+        np.concatenate([np.zeros(0, np.int32), *(getattr(media, name) for media in parts)])
         for name in ("slot", "tokens")
     )
-    ref = np.concatenate([np.zeros(0, np.uint8), *(row_media.ref for row_media in parts)])
+    ref = np.concatenate([np.zeros(0, np.uint8), *(media.ref for media in parts)])
     kind = np.concatenate([np.zeros(0, np.uint16), *kinds])
     return Media(np.cumsum(span_counts), slot, tokens, kind, np.cumsum(bytes_of), ref, names)

@@ -211,17 +211,17 @@ class RowSegments:
             physical = np.concatenate(self.parts("cu_seqlens_padded", 1, 1), dtype=np.int64)
         segment_counts = np.array([end - begin for begin, end in self._ranges])
         row, begin, slots = boundaries(segment_counts, real, physical)
-        # A row with n segments has n + 1 entries. Entry last[r] is the end of row r, and entry
-        # last[r] − n is its start.
-        last_indices = np.cumsum(segment_counts + 1) - 1
-        is_wrong = (real[last_indices - segment_counts] != 0) | (
-            physical[last_indices] > self.facts.seq_length
+        # A row with n segments has n + 1 entries. Entry last_entries[r] is the end of row r,
+        # and entry last_entries[r] − n is its start.
+        last_entries = np.cumsum(segment_counts + 1) - 1
+        is_wrong = (real[last_entries - segment_counts] != 0) | (
+            physical[last_entries] > self.facts.seq_length
         )
         is_wrong[row[slots < 1]] = True
         # The padded arrays give the physical slots. No segment may be longer than its physical
         # slots.
         if padded:
-            is_wrong |= physical[last_indices - segment_counts] != 0
+            is_wrong |= physical[last_entries - segment_counts] != 0
             is_wrong[row[physical[np.arange(len(row)) + row + 1] - begin < slots]] = True
         if is_wrong.any():
             name = "cu_seqlens or cu_seqlens_padded" if padded else "cu_seqlens"
@@ -352,17 +352,17 @@ class RowSegments:
 
         In shards without trained ranges, each half of a segment is one run.
         """
-        places_with_ranges = self._with_ranges
-        if not places_with_ranges:
+        rows = self._with_ranges
+        if not rows:
             return None
-        # Only shards with trained ranges can be asked for ranges, so `own_segments` has just their
-        # rows.
+        # Only shards with trained ranges can be asked for ranges, so `own_segments` has only
+        # `rows`.
         own_segments = self
-        if len(places_with_ranges) < len(self.places):
-            own_segments = RowSegments(self.facts, [self.places[i] for i in places_with_ranges])
+        if len(rows) < len(self.places):
+            own_segments = RowSegments(self.facts, [self.places[i] for i in rows])
         segment, ranges, _ = own_segments.trained()
         # `own_segments` numbers its segments from 0. of_own maps these numbers to all segments.
-        of_own = np.flatnonzero(np.isin(self.row, places_with_ranges))
+        of_own = np.flatnonzero(np.isin(self.row, rows))
         stored = answers_of_ranges(of_own[segment], ranges)
         # A shard without ranges is trained everywhere, so each half is one answer.
         other_segments = np.setdiff1d(np.arange(len(self)), of_own)
@@ -542,15 +542,13 @@ class RowSegments:
         Returns:
             float32[size], or None if no shard of the rows stores trained_weights.
         """
-        places_with_weights = [
-            i for i, (shard, _) in enumerate(self.places) if "trained_weights" in shard.layout
-        ]
-        if not places_with_weights:
+        rows = [i for i, (shard, _) in enumerate(self.places) if "trained_weights" in shard.layout]
+        if not rows:
             return None
         own_segments = (
             self
-            if len(places_with_weights) == len(self.places)
-            else RowSegments(self.facts, [self.places[i] for i in places_with_weights])
+            if len(rows) == len(self.places)
+            else RowSegments(self.facts, [self.places[i] for i in rows])
         )
         segment, ranges, parts = own_segments.trained()
         is_ahead = ~self.facts.in_place | self.facts.shift
@@ -558,13 +556,11 @@ class RowSegments:
         # tokens.
         lead = own_segments.looked_up("task", is_ahead.astype(np.int64))[segment]
         begins, ends = np.maximum(ranges[:, 0] - lead, 0), ranges[:, 1] - lead
-        moved = (
-            (np.array(places_with_weights) - np.arange(len(places_with_weights)))
-            * self.facts.seq_length
-        )  # Distance from a slot in `own_segments` to the same slot in `self`.
-        target_slots = (own_segments.at + moved[own_segments.row])[segment] + begins
+        # Distance from a slot in `own_segments` to the same slot in `self`.
+        moved = (np.array(rows) - np.arange(len(rows))) * self.facts.seq_length
+        first_slots = (own_segments.at + moved[own_segments.row])[segment] + begins
         return fill_slots(
-            target_slots, ends - begins, own_segments.weights_of_ranges(parts), 1, self.size
+            first_slots, ends - begins, own_segments.weights_of_ranges(parts), 1, self.size
         )
 
     def costs(self, attention: float = 1, linear: float = 0) -> np.ndarray:
@@ -612,12 +608,12 @@ class RowSegments:
             values.append(
                 shard.part("block_loss_weight", row, int(own_offsets[0]), int(own_offsets[-1]))
             )
-        with_levels = np.flatnonzero(has_levels)
+        indices = np.flatnonzero(has_levels)
         # With `shift`, the slot before a block predicts its first token. So its weights move one
         # slot earlier.
-        ahead = self.looked_up("task", self.facts.shift.astype(np.int64))[with_levels]
-        blocks = self.blocks.select(with_levels)
-        put_by_block(weights, self.at[with_levels], blocks, np.concatenate(values), ahead)
+        ahead = self.looked_up("task", self.facts.shift.astype(np.int64))[indices]
+        blocks = self.blocks.select(indices)
+        put_by_block(weights, self.at[indices], blocks, np.concatenate(values), ahead)
         return weights
 
 
@@ -687,7 +683,7 @@ def refuse_columns(names: Iterable[str], without: Iterable[str] = ()) -> None:
     known_columns = KNOWN.difference(without) if without else KNOWN
     for name in names:
         if name not in known_columns:
-            columns_in_words = [
+            columns = [
                 column
                 for column in (*COLUMNS, *MORE_COLUMNS, MEDIA)
                 if column in known_columns and column not in AHEAD
@@ -703,7 +699,7 @@ def refuse_columns(names: Iterable[str], without: Iterable[str] = ()) -> None:
                     " packprep.dataset.attention.flatten(batch)"
                 )
             raise ArgumentError(
-                f"unknown column {name!r}; the columns are {', '.join(columns_in_words)}, and"
+                f"unknown column {name!r}; the columns are {', '.join(columns)}, and"
                 f" {ahead}{layout}"
             )
 
@@ -803,18 +799,10 @@ def _fill_block_labels(segments: RowSegments, labels: np.ndarray) -> None:
         for flags_of_tasks in (segments.facts.in_blocks, segments.facts.shift)
     )
     for i, (target, (shard, of_shard)) in enumerate(zip(labels, segments.places, strict=True)):
-        own_segments = np.flatnonzero(twice & (segments.row == i))
-        first_slots, half = (
-            segments.at[own_segments] - i * labels.shape[1],
-            segments.slots[own_segments] // 2,
-        )
+        indices = np.flatnonzero(twice & (segments.row == i))
+        first_slots, half = segments.at[indices] - i * labels.shape[1], segments.slots[indices] // 2
         put_block_labels(
-            target,
-            shard.tokens[of_shard],
-            first_slots,
-            half,
-            shift[own_segments],
-            segments.facts.pad_id,
+            target, shard.tokens[of_shard], first_slots, half, shift[indices], segments.facts.pad_id
         )
 
 
@@ -848,11 +836,11 @@ def gather(
     # Sums and columns of later tokens need a source column, even if the batch does not have it.
     for name in made_names:
         source = MADE_FROM[name]
-        full_dtype = own_dtype(source, facts.token_dtype)
+        source_dtype = own_dtype(source, facts.token_dtype)
         # Sum the weights in their own dtype, before they are cast to the dtype in `batch`.
-        cut = source == "loss_weights" and source in slots and slots[source].dtype != full_dtype
+        cut = source == "loss_weights" and source in slots and slots[source].dtype != source_dtype
         if source not in slots or cut:
-            slots[source] = np.empty((len(places), facts.seq_length), full_dtype)
+            slots[source] = np.empty((len(places), facts.seq_length), source_dtype)
     for name, values in slots.items():
         if name not in redrawn:
             fill(segments, name, values, not slots.keys().isdisjoint(BLOCK_COLUMNS))

@@ -409,8 +409,7 @@ def _inferred_layout(
     if unexpected_names:
         raise DatasetError(
             f"{where}: array {unexpected_names[0]!r} is present, but 'segment_ids' is missing."
-            " Both must be"
-            " present or missing"
+            " Both must be present or missing"
         )
     return expected
 
@@ -843,14 +842,12 @@ def open_shard(
         io,
     )
     # A valid shard of another dataset passes all checks above, so the counts are compared too.
-    for noun, own_value, manifest in (
+    for noun, count, manifest in (
         ("rows", shard.rows, rows),
         ("segments", shard.segments, segments),
     ):
-        if manifest is not None and own_value != manifest:
-            raise DatasetError(
-                f"{path}: it has {own_value} {noun}, but the manifest has {manifest}"
-            )
+        if manifest is not None and count != manifest:
+            raise DatasetError(f"{path}: it has {count} {noun}, but the manifest has {manifest}")
     return shard
 
 

@@ -72,8 +72,7 @@ class Skips:
         position = self.position(rows)
         for begin, end in other_skips.ranges:
             is_known = any(
-                first_sample <= begin and end <= last_sample
-                for first_sample, last_sample in self.ranges
+                known_begin <= begin and end <= known_end for known_begin, known_end in self.ranges
             )
             if begin < position and not is_known:
                 raise StateError(
@@ -125,18 +124,18 @@ def skips_of_state(state: Any) -> Skips:
         StateError: If the key `skip` is invalid.
     """
     stored = state.get("skip", []) if isinstance(state, Mapping) else []
-    last_end = 0
+    least_begin = 0
     for pair in stored if isinstance(stored, list) else [None]:
         if (
             not isinstance(pair, list)
             or [type(bound) for bound in pair] != [int, int]
-            or not last_end <= pair[0] < pair[1] < SAMPLES_END
+            or not least_begin <= pair[0] < pair[1] < SAMPLES_END
         ):
             raise StateError(
                 f"the state's skip is {stored!r:.200} and should be a list of ascending"
                 " [first sample, sample after the last]"
             )
-        last_end = pair[1] + 1
+        least_begin = pair[1] + 1
     return Skips(tuple((begin, end) for begin, end in stored))
 
 

@@ -98,7 +98,7 @@ class Estimates:
         """
         low, high = source.source.sample
         # The variance of the token count has a term for each random choice of the build.
-        kept_rate, repeat, pieces = high - low, source.repeat, len(source.pieces)
+        rate, repeat, pieces = high - low, source.repeat, len(source.pieces)
         lengths, weights = self.lengths.astype(np.float64), self.length_weights
         total = float((weights * lengths).sum())
         if not total:
@@ -107,29 +107,27 @@ class Estimates:
             # Each document draws its last pass independently.
             once, fraction = weights / self.numbers, self.numbers % 1
             # `of_document` is the variance of a document's number of passes.
-            of_document = kept_rate * (1 - kept_rate) * self.numbers**2 + kept_rate * fraction * (
-                1 - fraction
-            )
+            of_document = rate * (1 - rate) * self.numbers**2 + rate * fraction * (1 - fraction)
             variance = float((once * of_document * lengths**2).sum())
-            return math.hypot(self.sampling_error, math.sqrt(variance) / (kept_rate * total))
-        # `sample` keeps each document with probability `kept_rate`, once for every pass.
-        variance = kept_rate * (1 - kept_rate) * repeat**2 * float((weights * lengths**2).sum())
+            return math.hypot(self.sampling_error, math.sqrt(variance) / (rate * total))
+        # `sample` keeps each document with probability `rate`, once for every pass.
+        variance = rate * (1 - rate) * repeat**2 * float((weights * lengths**2).sum())
         chance = repeat % 1 * (1 - repeat % 1)
         # The classes of a Choice are the numbers of bits of the sizes, as docs/format.md says.
         of_class = np.frexp(self.sizes.astype(np.float64))[1]
         for bits in np.unique(of_class) if chance else ():
-            class_weights, own_lengths = weights[of_class == bits], lengths[of_class == bits]
+            class_weights, class_lengths = weights[of_class == bits], lengths[of_class == bits]
             # A class of a split keeps n · f documents, give or take less than one.
             per_piece, mean = (
-                kept_rate * class_weights.sum() / max(pieces, 1),
-                float(np.average(own_lengths, weights=class_weights)),
+                rate * class_weights.sum() / max(pieces, 1),
+                float(np.average(class_lengths, weights=class_weights)),
             )
             # The documents of a class have different lengths, so the choice among them matters.
-            within = float(np.average((own_lengths - mean) ** 2, weights=class_weights))
+            within = float(np.average((class_lengths - mean) ** 2, weights=class_weights))
             variance += pieces * (
                 min(per_piece * chance, 0.25) * mean**2 + per_piece * chance * within
             )
-        return math.hypot(self.sampling_error, math.sqrt(variance) / (kept_rate * repeat * total))
+        return math.hypot(self.sampling_error, math.sqrt(variance) / (rate * repeat * total))
 
 
 def calibrate(
@@ -348,15 +346,15 @@ def _warmed(supervise: Supervise, clock: Clock) -> Supervise:
     def timed(batch: Batch) -> tuple[Batch, dict[int, Any]]:
         if cold and batch.supervision:
             cold.clear()
-            first_conversations = {0: next(iter(batch.supervision.values()))}
+            conversations = {0: next(iter(batch.supervision.values()))}
             with clock.stage("warm-up"):
                 supervise(
                     Batch(
-                        [first_conversations[0].text or ""],
+                        [conversations[0].text or ""],
                         np.zeros(1, np.int32),
                         np.zeros(1, np.int64),
                         [],
-                        first_conversations,
+                        conversations,
                     )
                 )
         return supervise(batch)
@@ -432,12 +430,12 @@ class _TokenCounter:
         windows, special_text = self._windows(places), self._settings.special_text
         if not self._is_warm and windows.texts:  # The first call of a library takes longer.
             short = windows.texts[0][:WARM_UP_CHARACTERS]
-            first_conversations = (
+            conversations = (
                 {0: Conversation(short, ((0, len(short)),))} if windows.conversations else {}
             )
             with self._clock.stage("warm-up"):
                 tokenize_supervised(
-                    self._engine, [short], first_conversations, special_text, self._vocabulary
+                    self._engine, [short], conversations, special_text, self._vocabulary
                 )
         self._is_warm = True
         # Only counts matter here, so the starts of messages are not searched.

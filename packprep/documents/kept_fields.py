@@ -101,22 +101,21 @@ class FieldNotes:
             # Numbers keep their bits. A float32 is widened, which loses nothing.
             code = TYPES.index(values.dtype.name)
             wide = values.astype(np.float64) if values.dtype.kind == "f" else values
-            words = wide.astype(np.int64) if wide.dtype == np.bool_ else wide.view(np.int64)
+            bits = wide.astype(np.int64) if wide.dtype == np.bool_ else wide.view(np.int64)
         elif kind == rows.TEXT:
             # A text keeps its number among all texts of these notes.
             code, texts = TEXT, values.cast(pa.large_binary()).to_pylist()
             numbers = (self._texts.setdefault(t or b"", len(self._texts)) for t in texts)
-            words = np.fromiter(numbers, np.int64, len(texts))
+            bits = np.fromiter(numbers, np.int64, len(texts))
         else:
-            code, words = _times(values)
+            code, bits = _times(values)
         # Null rows have zero bits, so that equal records are stored as equal bytes.
-        return np.where(valid, code, NULL), np.where(valid, words, 0)
+        return np.where(valid, code, NULL), np.where(valid, bits, 0)
 
     def at(self, places: np.ndarray) -> KeptFields:
         """Return the fields of some documents. `places` has their numbers in order of `add`."""
         kinds, bits = (
-            np.concatenate(arrays_of_batches, axis=1)[:, places]
-            for arrays_of_batches in (self._kinds, self._bits)
+            np.concatenate(batches, axis=1)[:, places] for batches in (self._kinds, self._bits)
         )
         # The order of the texts must not depend on the batches in which they were read.
         is_text, known_texts = kinds == TEXT, list(self._texts)
@@ -166,9 +165,9 @@ def reader_of_part(arrays: Arrays, k: int, names: Sequence[str], documents: slic
         field_indices = [names.index(name) for name in wanted_names]
         some_kinds, some_bits = kinds[field_indices, documents], bits[field_indices, documents]
         # A column has one type, so documents whose fields have the same types are read together.
-        type_groups, groups = np.unique(some_kinds, axis=1, return_inverse=True)
+        types, groups = np.unique(some_kinds, axis=1, return_inverse=True)
         records = []
-        for g, codes in enumerate(type_groups.T.tolist()):
+        for g, codes in enumerate(types.T.tolist()):
             if UNREADABLE in codes:
                 continue
             rows = np.flatnonzero(groups.reshape(-1) == g)
@@ -245,14 +244,14 @@ def texts_used(kinds: np.ndarray, bits: np.ndarray, count: int) -> np.ndarray:
     return is_used
 
 
-def _entries(arrays: Arrays, is_selected: np.ndarray, counts: Iterable[int]) -> np.ndarray:
+def _entries(arrays: Arrays, is_erased: np.ndarray, counts: Iterable[int]) -> np.ndarray:
     """Return which entries of `field_kinds` belong to some documents, bool[entries].
 
     The arguments are as in `without_fields`.
     """
     bounds = arrays["part_offsets"].tolist()
     parts = [
-        np.tile(is_selected[a:b], count)
+        np.tile(is_erased[a:b], count)
         for a, b, count in zip(bounds, bounds[1:], counts, strict=False)
     ]
     return np.concatenate([np.zeros(0, np.bool_), *parts])

@@ -349,14 +349,14 @@ def keeper(source: PlannedSource, use: int, piece: int) -> Keep | None:
     sample = None if source.sample == ALL else partial(in_sample, source)
     passes = source.passes
     keep = ByFields(passes, use, partial(file_key, source), sample) if passes else sample
-    kept_range = source.kept_of_use(use)
-    if kept_range == 1:
+    kept_fraction = source.kept_of_use(use)
+    if kept_fraction == 1:
         return keep
     # The key of u names the first file of the split and the split's number in this file.
     first_file = int(source.pieces.at(np.array([piece])).file[0])
     name, number = source.files.names[first_file], int(source.pieces.at(np.array([piece])).part[0])
     key = segment_key(text_key(source.seed, source.name, name), number, use, 0)
-    choice = Choice(key, int(kept_range * 2**32), keep)
+    choice = Choice(key, int(kept_fraction * 2**32), keep)
     if position_of(*source.formats[first_file]) != "whole":
         return choice
     # A Choice numbers the documents of all files of the split, so it is called in file order.
@@ -510,9 +510,9 @@ class TextReader:
                     # `pop` leaves only documents without token weights for `trained_by_weight`.
                     weight, of_token = weights.pop(i, 1.0), self._token_weights(batch, tokens, i)
                     if (
-                        trained_ranges := trained_by_tokens(of_token, weight, int(lengths[i]))
+                        new_trained := trained_by_tokens(of_token, weight, int(lengths[i]))
                     ) is not None:
-                        trained[i] = trained_ranges
+                        trained[i] = new_trained
         return tokens, trained | (trained_by_weight(weights, lengths) if weights else {})
 
     def _token_weights(self, batch: Batch, tokens: Tokens, i: int) -> np.ndarray:
@@ -820,11 +820,7 @@ class DocumentsBuilder:
             self._file_keys[work_range.file] = file_key(source, work_range.file)
         # `numbers[i]` is the number of document i among the used documents.
         numbers = np.cumsum(used) - 1
-        trained = {
-            int(numbers[i]): trained_of_document
-            for i, trained_of_document in batch.trained.items()
-            if used[i]
-        }
+        trained = {int(numbers[i]): t for i, t in batch.trained.items() if used[i]}
         same = work_range.file, source.index, work_range.use, self._file_keys[work_range.file]
         repeated = (np.repeat(value, int(used.sum())) for value in same)
         columns = (lengths[used], batch.positions[used], *repeated)
@@ -850,10 +846,7 @@ class DocumentsBuilder:
         trained: dict[int, Trained] = {}
         first_document = 0
         for batch in batches:
-            trained |= {
-                first_document + i: trained_of_document
-                for i, trained_of_document in batch.trained.items()
-            }
+            trained |= {first_document + i: t for i, t in batch.trained.items()}
             first_document += len(batch.columns[0])
         training = None
         if trained or self._settings.loss_weighting != "token":
@@ -981,9 +974,7 @@ def _marked(
         return {}
     places = np.flatnonzero(np.isin(ids, of_plain))
     supervised = np.zeros(len(offsets) - 1, np.bool_)
-    supervised[[i for i, trained_of_document in trained.items() if trained_of_document.limited]] = (
-        True
-    )
+    supervised[[i for i, t in trained.items() if t.limited]] = True
     owner = np.searchsorted(offsets, places, side="right") - 1
     places = places[~supervised[owner] | np.isin(ids[places], of_supervised)]
     reason = "which a task that its source draws writes itself"
@@ -1116,6 +1107,5 @@ def fail_on_bad(records: Iterable[dict[str, Any]], path: str) -> None:
                 f"{path}: document at {record['position']}: {record['reason']}:"
                 f" {record['detail']}\n"
                 'hint: fix the file, or set documents.bad_documents = "reject" to count and log'
-                " such"
-                " documents"
+                " such documents"
             )

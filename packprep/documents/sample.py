@@ -491,26 +491,26 @@ def _windows(
     )
     # Window k starts at a random byte of the k-th of equal intervals, so windows spread evenly.
     shifts = uniforms(key, CALIBRATION, round_ * windows + np.arange(windows))
-    line_positions = ((np.arange(windows) + shifts) * (int(starts[-1]) / windows)).astype(np.int64)
+    window_begins = ((np.arange(windows) + shifts) * (int(starts[-1]) / windows)).astype(np.int64)
 
     def lines_of(place: int, last_line: _Line | None = None) -> list[tuple[_Line, float]]:
         number = int(np.searchsorted(starts, place, "right")) - 1
         i, file_position = int(files[number]), place - int(starts[number])
         size = int(source.files.sizes[i])
         # Positions continue at the start of the file, so each byte has the same probability.
-        wanted_positions = [(file_position + k * n_bytes // places) % size for k in range(places)]
+        positions = [(file_position + k * n_bytes // places) % size for k in range(places)]
         return _lines_at(
-            os.path.join(source.prefix, source.files.names[i]), size, wanted_positions, last_line
+            os.path.join(source.prefix, source.files.names[i]), size, positions, last_line
         )
 
     # Requests run at the same time. `map` yields the windows in order.
     if remote:
         with ThreadPoolExecutor(REMOTE_WINDOWS) as threads:
-            yield from threads.map(lines_of, line_positions.tolist())
+            yield from threads.map(lines_of, window_begins.tolist())
         return
     # A line that spans several windows is passed on, so it is read once.
     last_line = None
-    for place in line_positions.tolist():
+    for place in window_begins.tolist():
         lines = lines_of(place, last_line)
         last_line = lines[-1][0]
         yield lines
@@ -716,7 +716,7 @@ def _read(
 ) -> Iterator[Look]:
     documents = bad = 0
     for work_range in parts:
-        if work_range.grouping:  # The documents before and after the part would bias the estimates.
+        if work_range.grouping:  # The documents before and after it would bias the estimates.
             work_range = work_range._replace(grouping=work_range.grouping._replace(is_alone=True))
         # Positions of different files may be equal, so numbers from the previous work range are
         # forgotten.
@@ -853,24 +853,20 @@ def _note(
     expansion = sum(text_bytes) / max(
         1, sum(int(source.files.sizes[i]) for i in in_order[: len(text_bytes)])
     )
-    recorded_bytes = []
+    estimates = []
     # An estimate from metadata is needed only if some file was not read.
     for i in in_order if len(in_order) > len(text_bytes) else ():
         path, size = os.path.join(source.prefix, source.files.names[i]), int(source.files.sizes[i])
-        recorded_bytes.append(
+        estimates.append(
             said_bytes(path, size, source.formats[i][1], size * expansion) or size * expansion
         )
     # The files that were read show the factor that corrects these estimates.
-    of_text = (
-        sum(text_bytes) / max(1.0, sum(recorded_bytes[: len(text_bytes)]))
-        if recorded_bytes
-        else 1.0
-    )
+    of_text = sum(text_bytes) / max(1.0, sum(estimates[: len(text_bytes)])) if estimates else 1.0
     for k, i in enumerate(in_order):
         source.files.note(
-            i, [text_bytes[k] if k < len(text_bytes) else round(recorded_bytes[k] * of_text)]
+            i, [text_bytes[k] if k < len(text_bytes) else round(estimates[k] * of_text)]
         )
-    return [of_text * n_bytes for n_bytes in recorded_bytes[: len(text_bytes)]]
+    return [of_text * n_bytes for n_bytes in estimates[: len(text_bytes)]]
 
 
 _ALL = 1 << 20
@@ -925,15 +921,15 @@ def _some(looks: Iterator[Look]) -> tuple[Look, float]:
     texts: list[str] = []
     conversations: list[Any] = []
     numbers: list[float] = []
-    bytes_in_looks = n_bytes = 0
+    used_bytes = n_bytes = 0
     for more_texts, more_conversations, more_numbers in looks:
         n_bytes += sum(len(text.encode()) for text in more_texts)
-        if bytes_in_looks < HELD_BYTES and len(texts) < HELD_DOCUMENTS:
+        if used_bytes < HELD_BYTES and len(texts) < HELD_DOCUMENTS:
             texts += more_texts
             conversations += more_conversations
             numbers += more_numbers
-            bytes_in_looks = n_bytes
-    return (texts, conversations, numbers), bytes_in_looks / n_bytes if n_bytes else 1.0
+            used_bytes = n_bytes
+    return (texts, conversations, numbers), used_bytes / n_bytes if n_bytes else 1.0
 
 
 def _texts_of(
@@ -947,11 +943,11 @@ def _texts_of(
     `fraction` is the number of decoded bytes divided by the number of bytes in `lines`. The
     documents and rejects are counted in `sampling.tally`.
     """
-    # Splitting at most HELD_DOCUMENTS times leaves the other lines in `unused_lines`.
-    *first_lines, unused_lines = lines.removeprefix(BOM).split(b"\n", HELD_DOCUMENTS)
-    share = 1 - len(unused_lines) / len(lines) if len(first_lines) == HELD_DOCUMENTS else 1.0
+    # Splitting at most HELD_DOCUMENTS times leaves the other lines in `other_lines`.
+    *first_lines, other_lines = lines.removeprefix(BOM).split(b"\n", HELD_DOCUMENTS)
+    share = 1 - len(other_lines) / len(lines) if len(first_lines) == HELD_DOCUMENTS else 1.0
     rejects: list[Reject] = []
-    used_lines = first_lines if share < 1 else [*first_lines, unused_lines]
+    used_lines = first_lines if share < 1 else [*first_lines, other_lines]
     # The lines were cut out of a stream, so their positions are not known.
     unknown = [-1] * len(used_lines)
     look = _look_of(*_documents(decode, used_lines, sampling, rejects, unknown))

@@ -103,15 +103,15 @@ class SampleNotes:
 
         `has_share` says whether the source has a share, which needs an estimate of its tokens.
         """
-        fields_in_words = f"; the fields are {self.fields}" if self.fields else ""
+        field_list = f"; the fields are {self.fields}" if self.fields else ""
         if self.judged and self.unjudged == self.judged:
-            return f"{self.fault}{fields_in_words}\nhint: correct the expression"
+            return f"{self.fault}{field_list}\nhint: correct the expression"
         if self.judged and not self.kept and (self.empty or self.is_whole or has_share):
             fields = ", ".join(sorted(self.empty or ()))
             why = f": no record has the field {fields}" if fields else ""
             return (
-                f"{self.keys_keep} none of {self.judged:,} sampled"
-                f" documents{why}{fields_in_words}\n"
+                f"{self.keys_keep} none of {self.judged:,} sampled documents"
+                f"{why}{field_list}\n"
                 "hint: correct the expression"
             )
         if not self.two_bos:

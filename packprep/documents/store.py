@@ -234,10 +234,7 @@ class _Columns:
         kind = np.dtype(_ALL_TYPES[name])
         empty = np.zeros((0, 2) if name in _PAIRS else 0, kind)
         values = np.concatenate(
-            [
-                empty,
-                *(part_values.astype(kind, copy=False) for part_values in self.of.get(name, ())),
-            ]
+            [empty, *(array.astype(kind, copy=False) for array in self.of.get(name, ()))]
         )
         # Offsets were collected as lengths, which can be appended part by part.
         return (
@@ -490,8 +487,8 @@ def _layout(head: bytes, size: int, where: str) -> Places:
     names = _names(f'"{next(iter(types))}"'.encode() in head for types in _OPTIONAL_TYPES)
     layout = places_in(head, size, where, METADATA, names)
     for name, (dtype, shape, _) in layout.items():
-        has_type = dtype == _ALL_TYPES[name] or (name == "tokens" and dtype == np.uint16)
-        if not has_type or len(shape) != 1 + (name in _PAIRS):
+        is_valid_dtype = dtype == _ALL_TYPES[name] or (name == "tokens" and dtype == np.uint16)
+        if not is_valid_dtype or len(shape) != 1 + (name in _PAIRS):
             raise DatasetError(
                 f"{where}: damaged, because array {name!r} has dtype {dtype} and shape {shape}"
             )
@@ -686,21 +683,21 @@ def _fetched(folder: Any, entry: ShardEntry, checked: Hashable) -> tuple[dict[st
     layout = _layout(folder.read(name, 0, _HEAD_BYTES), size, where)
     tokens, (count,), begin = layout["tokens"]
     end = begin + tokens.itemsize * count
-    data_before, behind = folder.read(name, 0, begin), folder.read(name, end, size)
+    data_before, data_after = folder.read(name, 0, begin), folder.read(name, end, size)
     # The state leaves out the tokens, which would take long to download again.
-    state = digest_of_buffers((data_before, behind))
+    state = digest_of_buffers((data_before, data_after))
     # A digest covers the whole file, so the tokens are read once in blocks and not kept.
     if state != checked:
         blocks = (
             folder.read(name, offset, min(offset + _BLOCK_BYTES, end))
             for offset in range(begin, end, _BLOCK_BYTES)
         )
-        _check_digest(digest_of_buffers(chain((data_before,), blocks, (behind,))), entry, where)
+        _check_digest(digest_of_buffers(chain((data_before,), blocks, (data_after,))), entry, where)
     arrays: dict[str, Any] = {"tokens": _TokensAtUrl(folder, name, begin, tokens)}
-    # Arrays have their offsets in the file. Arrays after the tokens are in `behind`.
+    # Arrays have their offsets in the file. Arrays after the tokens are in `data_after`.
     for key, (dtype, shape, offset) in layout.items():
         if key != "tokens":
-            data, start = (data_before, 0) if offset < begin else (behind, end)
+            data, start = (data_before, 0) if offset < begin else (data_after, end)
             arrays[key] = np.ndarray(shape, dtype, data, offset - start)
     return arrays, state
 
@@ -712,8 +709,7 @@ def _check_digest(actual_digest: str, entry: ShardEntry, where: str) -> None:
     if actual_digest != entry["digest"]:
         raise DatasetError(
             f"{where}: its digest is {actual_digest}, but {MANIFEST_NAME} has {entry['digest']}."
-            " It was"
-            " changed or damaged"
+            " It was changed or damaged"
         )
 
 
@@ -758,11 +754,9 @@ class TokenStore:
         Raises:
             SourceError: If a field is missing.
         """
-        kept_names = self.kept_fields(source.name)
+        names = self.kept_fields(source.name)
         missing = (
-            [name for name in source.passes.fields if name not in kept_names]
-            if source.passes
-            else []
+            [name for name in source.passes.fields if name not in names] if source.passes else []
         )
         if missing:
             raise SourceError(
@@ -793,16 +787,16 @@ class TokenStore:
         self.check_fields(source)
         # The store's plan numbers files and splits itself, but a file has the same index in its
         # source.
-        own_source, i = self._sources[source.name], work_range.file - source.first_file
-        piece = own_source.pieces.of_file(i)[work_range.piece]
-        for shard in own_source.shards_of(np.array([piece]), self.plan.shards).tolist():
+        store_source, i = self._sources[source.name], work_range.file - source.first_file
+        piece = store_source.pieces.of_file(i)[work_range.piece]
+        for shard in store_source.shards_of(np.array([piece]), self.plan.shards).tolist():
             opened_shard = self._shard(shard)
-            k = opened_shard.parts.get((own_source.first_file + i, work_range.piece))
+            k = opened_shard.parts.get((store_source.first_file + i, work_range.piece))
             if k is None:
                 continue
             arrays = opened_shard.arrays
-            first_document, end = arrays["part_offsets"][k : k + 2].tolist()
-            units, unit = int(arrays["part_units"][k]), arrays["unit"][first_document:end]
+            begin, end = arrays["part_offsets"][k : k + 2].tolist()
+            units, unit = int(arrays["part_units"][k]), arrays["unit"][begin:end]
             # A dataset may decompress in larger steps, so its units combine several units of the
             # store.
             if position_of(work_range.format, work_range.compression) == "stream":
@@ -810,8 +804,8 @@ class TokenStore:
                 unit = unit // (work_range.step_bytes // STEP_BYTES)
             # Documents are sorted by unit, so the work range is a range of documents.
             low, high = np.searchsorted(unit, work_range.range(units)).tolist()
-            positions = arrays["position"][first_document : first_document + high]
-            sizes = arrays["size"][first_document : first_document + high]
+            positions = arrays["position"][begin : begin + high]
+            sizes = arrays["size"][begin : begin + high]
             # A Choice counts the documents of the split before the work range.
             seen = slice(0 if isinstance(keep, Choice) else low, high)
             read_fields = reader_of_part(arrays, k, self.kept_fields(source.name), seen)
@@ -830,7 +824,7 @@ class TokenStore:
                 chosen = by_fields(keep)
                 bad = chosen.bad if chosen is not None else {}
                 # A rejected document is yielded as a reject, so that the dataset lists it too.
-                read = _documents(arrays, first_document + low, is_wanted, bad, work_range.file)
+                read = _documents(arrays, begin + low, is_wanted, bad, work_range.file)
                 self._refuse_special(read, vocabulary, work_range)
                 yield read
 
@@ -840,10 +834,10 @@ class TokenStore:
         `file` is the index of the file in the source. `arrays` are those of the shard, and `part`
         is the number of the part in it.
         """
-        own_source = self._sources[source.name]
-        first_file, count = own_source.first_file, len(own_source.files)
-        for shard in own_source.shards_of(
-            np.arange(len(own_source.pieces)), self.plan.shards
+        store_source = self._sources[source.name]
+        first_file, count = store_source.first_file, len(store_source.files)
+        for shard in store_source.shards_of(
+            np.arange(len(store_source.pieces)), self.plan.shards
         ).tolist():
             opened_shard = self._shard(shard)
             for (file, _), k in opened_shard.parts.items():
@@ -898,8 +892,7 @@ class TokenStore:
     def _depends(self, position: int, reason: str, work_range: Slice) -> SourceError:
         return SourceError(
             f"{self.folder}: the document at {position} of {work_range.path} {reason}, which is"
-            " special"
-            " only in the store or only in the recipe. Its text may give other tokens\n"
+            " special only in the store or only in the recipe. Its text may give other tokens\n"
             "hint: build a store with this recipe's special tokens and tasks, or build from text"
         )
 
@@ -943,7 +936,7 @@ def _documents(
     Args:
         arrays: The arrays of the shard.
         first_document: Number of the first of the n documents in the shard.
-        is_wanted: bool[n], wanted[i] says whether document first + i is returned.
+        is_wanted: bool[n], is_wanted[i] says whether document first_document + i is returned.
         bad: `ByFields.bad`: position → detail of each document that an expression cannot judge.
         file: Index of the documents' file among the plan's files.
     """
@@ -967,9 +960,9 @@ def _documents(
     ]
     for i, r in zip(rejected.tolist(), range(begin, stop), strict=True):
         if is_wanted[i] and not is_bad[i]:
-            begin_byte, to = arrays["reject_offsets"][r : r + 2].tolist()
+            begin_byte, end_byte = arrays["reject_offsets"][r : r + 2].tolist()
             reason, _, detail = (
-                arrays["reject_text"][begin_byte:to].tobytes().decode().partition(" ")
+                arrays["reject_text"][begin_byte:end_byte].tobytes().decode().partition(" ")
             )
             rejects.append(Reject(file, int(positions[i]), reason, detail))
     used = is_wanted & ~is_bad
@@ -989,8 +982,8 @@ def _documents(
         )
         if used[d]
     }
-    own_offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths[used])))
-    tokens = Tokens(ids, own_offsets, [])
+    used_offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths[used])))
+    tokens = Tokens(ids, used_offsets, [])
     return ReadDocuments(positions[used], tokens, trained, sorted(rejects), text_bytes)
 
 

@@ -41,55 +41,51 @@ class _Lengths:
         return tokens.astype(np.int64), sizes.astype(np.int64), numbers
 
 
-def chosen_estimates(
-    store: TokenStore, source: PlannedSource, store_estimates: Estimates
-) -> Estimates:
+def chosen_estimates(store: TokenStore, source: PlannedSource, estimates: Estimates) -> Estimates:
     """Return the estimates of the documents that a source's expressions use.
 
     Args:
         store: The token store of the source.
         source: The source, which has expressions.
-        store_estimates: The stored estimates of all documents of the source.
+        estimates: The stored estimates of all documents of the source.
     """
     passes = source.passes
     assert passes is not None
     store.check_fields(source)
     uses = passes.uses
     # Text bytes are summed per format, because each format has its own ratio.
-    of_passes = {name: np.zeros(uses) for name in store_estimates.ratios}
-    every, lengths = dict.fromkeys(store_estimates.ratios, 0.0), _Lengths()
+    of_passes = {name: np.zeros(uses) for name in estimates.ratios}
+    every, lengths = dict.fromkeys(estimates.ratios, 0.0), _Lengths()
     tokens = documents = 0.0
     judged = used_count = 0
     empty = set(passes.fields)
     for file, arrays, k in store.parts_of(source):
-        first_document, end = arrays["part_offsets"][k : k + 2].tolist()
+        begin, end = arrays["part_offsets"][k : k + 2].tolist()
         names = store.kept_fields(source.name)
-        read_fields = reader_of_part(arrays, k, names, slice(0, end - first_document))
+        read_fields = reader_of_part(arrays, k, names, slice(0, end - begin))
         # A field that is null in every document is probably misspelled, so the notes report it.
         for _, columns in read_fields(passes.fields):
             empty -= {name for name, column in columns.items() if column.null_count < len(column)}
-        numbers, bad = passes.numbers(end - first_document, read_fields)
+        numbers, bad = passes.numbers(end - begin, read_fields)
         # Documents that a build rejects are in no pass, so their number is 0.
         numbers[list(bad)] = 0
-        numbers[_rejected(arrays, first_document, end)] = 0
-        n_tokens = np.diff(arrays["document_offsets"][first_document : end + 1])
-        n_bytes = arrays["text_bytes"][first_document:end].astype(np.float64)
+        numbers[_rejected(arrays, begin, end)] = 0
+        n_tokens = np.diff(arrays["document_offsets"][begin : end + 1])
+        n_bytes = arrays["text_bytes"][begin:end].astype(np.float64)
         name = format_name(*source.formats[file])
         every[name] += float(n_bytes.sum())
         # Pass p reads document d with probability min(max(r − p, 0), 1), where r is its number.
         of_passes[name] += np.clip(numbers - np.arange(uses)[:, None], 0, 1) @ n_bytes
         tokens, documents = tokens + float(numbers @ n_tokens), documents + float(numbers.sum())
         judged, used_count = judged + len(numbers), used_count + int((numbers > 0).sum())
-        rows = np.stack((n_tokens, arrays["size"][first_document:end], numbers), axis=1).astype(
-            np.float64
-        )
+        rows = np.stack((n_tokens, arrays["size"][begin:end], numbers), axis=1).astype(np.float64)
         # Documents without tokens are in no segment, so they have no length.
         lengths.add(rows[(numbers > 0) & (n_tokens > 0)])
     # The stored ratios describe all documents. Scale them to the documents that pass 0 reads.
     ratios, planned = {}, 0.0
-    for name, ratio in store_estimates.ratios.items():
-        used_ratio = of_passes[name][0] / every[name] if every[name] else 1.0
-        ratios[name] = min(max(round(ratio * used_ratio), 1), highest_ratio(source))
+    for name, ratio in estimates.ratios.items():
+        used_fraction = of_passes[name][0] / every[name] if every[name] else 1.0
+        ratios[name] = min(max(round(ratio * used_fraction), 1), highest_ratio(source))
         # The plan computes text bytes with the rounded ratios, so the rates use the same text
         # bytes.
         planned += every[name] * ratios[name] / ratio
@@ -99,7 +95,7 @@ def chosen_estimates(
         planned *= sum(pass_shares)
     of_lengths, sizes, of_numbers = lengths.columns
     return replace(
-        store_estimates,
+        estimates,
         ratios=ratios,
         tokens_per_byte=tokens / planned if tokens and planned else 1.0,
         document_bytes=float(total.sum()) / documents if documents else 0.0,
@@ -115,8 +111,8 @@ def chosen_estimates(
     )
 
 
-def _rejected(arrays: Arrays, first_document: int, end: int) -> np.ndarray:
-    """Return the rejected documents in [first_document, end), counted from `first_document`."""
-    begin, stop = np.searchsorted(arrays["rejected"], [first_document, end]).tolist()
-    rejected: np.ndarray = arrays["rejected"][begin:stop].astype(np.int64) - first_document
+def _rejected(arrays: Arrays, begin: int, end: int) -> np.ndarray:
+    """Return the rejected documents in [begin, end), counted from `begin`."""
+    low, high = np.searchsorted(arrays["rejected"], [begin, end]).tolist()
+    rejected: np.ndarray = arrays["rejected"][low:high].astype(np.int64) - begin
     return rejected

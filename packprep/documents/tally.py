@@ -105,15 +105,11 @@ class Tally:
         sizes, bad = np.array(self.units, np.float64).reshape(-1, 2).T
         if not bad.any():
             return 0.0
-        bad_fraction = bad.sum() / sizes.sum()
+        fraction = bad.sum() / sizes.sum()
         # Units of unequal size count as fewer independent samples, as in Kish's effective sample
         # size.
         independent = sizes.sum() if self.is_whole else sizes.sum() ** 2 / (sizes**2).sum()
-        bound = (
-            self.totals[1]
-            * lower_bound(float(bad_fraction), float(independent))
-            / float(bad_fraction)
-        )
+        bound = self.totals[1] * lower_bound(float(fraction), float(independent)) / float(fraction)
         # The real number of documents may be twice the estimate, so only half of the sampled bad
         # documents count.
         met = 0.0 if by_chance else self.reasons.total() / 2

@@ -104,12 +104,11 @@ def chosen_form(name: str, options: Mapping[str, str | None]) -> dict[str, str]:
     if name not in EXPORTS:
         raise RecipeError(f"--to {name}: expected {' or '.join(EXPORTS)}")
     option, choices = EXPORTS[name].option, list(EXPORTS[name].choices)
-    for name_of_option, value in options.items():
-        if value is not None and name_of_option != option:
+    for key, value in options.items():
+        if value is not None and key != option:
             instead = " or ".join(f"--{option} {choice}" for choice in choices) or "no such option"
             raise RecipeError(
-                f"--{name_of_option} is an option of {exports_with(name_of_option)}, not of --to"
-                f" {name}\n"
+                f"--{key} is an option of {exports_with(key)}, not of --to {name}\n"
                 f"hint: give {instead}"
             )
     value = options.get(option)

@@ -385,22 +385,22 @@ def standing_export(out: Folder, identity: Mapping[str, Any]) -> dict[str, Any] 
     """
     # A complete export has a receipt. An interrupted export has only the other file.
     for name in (RECEIPT, BEGUN):
-        receipt = _read(out, name)
-        if receipt is None:
+        content = _read(out, name)
+        if content is None:
             continue
         for key, value in identity.items():
-            if receipt.get(key) != value:
+            if content.get(key) != value:
                 raise RecipeError(
-                    f"--out {out} contains another export: {key} is {receipt.get(key)!r} in {name}"
+                    f"--out {out} contains another export: {key} is {content.get(key)!r} in {name}"
                     f" and {value!r} here\n"
                     "hint: choose another folder, or remove this one"
                 )
         # A receipt counts only if each of its files has the recorded size.
         if name == RECEIPT and all(
-            out.size(file["file"]) == file["bytes"] for file in receipt["files"]
+            out.size(file["file"]) == file["bytes"] for file in content["files"]
         ):
             _tidy_up(out)  # The process that wrote the receipt may have been killed right after.
-            return receipt
+            return content
         if name == BEGUN:
             return None
     # A folder without these files must be empty.

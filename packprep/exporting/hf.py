@@ -216,19 +216,14 @@ def _setup(
 def _arrays(form: Form, lists: list[pa.ListArray], seq_length: int, pad_id: int) -> list[pa.Array]:
     """Return the form's columns, made from the lists of `trl_lists`."""
     offsets = lists[0].offsets
-    columns_by_name = dict(zip(TRL_COLUMNS, lists, strict=True))
-    columns_by_name["attention_mask"] = pa.ListArray.from_arrays(
-        offsets, _segment_numbers(lists[-1])
-    )
-    columns_by_name["length"] = columns_by_name["lengths"] = pa.array(
-        np.diff(np.asarray(offsets)), INT32
-    )
+    columns = dict(zip(TRL_COLUMNS, lists, strict=True))
+    columns["attention_mask"] = pa.ListArray.from_arrays(offsets, _segment_numbers(lists[-1]))
+    columns["length"] = columns["lengths"] = pa.array(np.diff(np.asarray(offsets)), INT32)
     if form.filled:
         return [
-            _filled(columns_by_name[name], seq_length, _FILLED.get(name, pad_id))
-            for name in form.columns
+            _filled(columns[name], seq_length, _FILLED.get(name, pad_id)) for name in form.columns
         ]
-    return [columns_by_name[name] for name in form.columns]
+    return [columns[name] for name in form.columns]
 
 
 def _segment_numbers(seq_lengths: pa.ListArray) -> pa.Array:

@@ -107,13 +107,13 @@ def text_and_cuts(data: bytes, cuts: Sequence[int]) -> tuple[str, list[tuple[int
         `exact` is True if the text, encoded as UTF-8, is equal to the data.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    parts, counts_before, position, count = [], [], 0, 0
+    parts, character_cuts, position, count = [], [], 0, 0
     for cut in cuts:
         parts.append(decoder.decode(data[position:cut]))
         position, count = cut, count + len(parts[-1])
-        counts_before.append((count, count + bool(decoder.getstate()[0])))
+        character_cuts.append((count, count + bool(decoder.getstate()[0])))
     text = "".join(parts) + decoder.decode(data[position:], True)
-    return text, counts_before, "\N{REPLACEMENT CHARACTER}" not in text or text.encode() == data
+    return text, character_cuts, "\N{REPLACEMENT CHARACTER}" not in text or text.encode() == data
 
 
 def _texts(local: LocalCopy, manifest: Manifest) -> tuple[TokenTexts, ByteTable]:
@@ -172,10 +172,10 @@ def _documents(local: LocalCopy, manifest: Manifest, out: Folder) -> Do:
             ends = np.cumsum(documents.lengths)
             begins = (ends - documents.lengths + documents.bos).tolist()
             trained, segments = (~documents.in_part).tolist(), documents.segment.tolist()
-            document_parts = zip(
+            entries = zip(
                 begins, (ends - documents.eos).tolist(), trained, segments, origins, strict=True
             )
-            for begin, end, all_trained, segment, origin in document_parts:
+            for begin, end, all_trained, segment, origin in entries:
                 data = table.decode(documents.tokens[begin:end])[0].tobytes()
                 text, _, exact = text_and_cuts(data, ())
                 # Only a text from its document's start can have the space that a tokenizer adds.
@@ -205,10 +205,8 @@ def _rows(local: LocalCopy, manifest: Manifest, out: Folder) -> Do:
             for rows in row_groups(shard.rows, shard.seq_length):
                 for i in rows:
                     row = dataset.row(begins[item.number] + i)
-                    segment_numbers = np.arange(*shard.segment_range(i))
-                    origins = _origin(
-                        manifest, files, shard.arrays, segment_numbers, str(shard.path)
-                    )
+                    indices = np.arange(*shard.segment_range(i))
+                    origins = _origin(manifest, files, shard.arrays, indices, str(shard.path))
                     segments = [
                         _segment(table, manifest, row, k) | origin
                         for k, origin in enumerate(origins)
@@ -244,8 +242,8 @@ def _segment(table: ByteTable, manifest: Manifest, row: Row, k: int) -> dict[str
     in_place = is_in_place(task)
     # A 0 at both ends gives each trained range a start and an end.
     mask = np.zeros(end - begin + 2, np.int8)
-    has_same_positions = task["label_alignment"] == "same_slot"
-    trained = row.loss_mask[begin:end] if has_same_positions else row.loss_mask[begin : end - 1]
+    is_same_position = task["label_alignment"] == "same_slot"
+    trained = row.loss_mask[begin:end] if is_same_position else row.loss_mask[begin : end - 1]
     mask[end - begin + 1 - len(trained) : end - begin + 1] = (
         trained  # The mask is moved to the predicted tokens.
     )

@@ -371,10 +371,8 @@ def _setup(local: LocalCopy, manifest: Manifest, out: Folder, columns: str) -> D
             done_bytes = 0
             for rows in row_groups(shard.rows, shard.seq_length):
                 if columns == "nemo":
-                    table, more_inside = nemo_table(
-                        dataset, shard, first_row, rows, multiple, schema
-                    )
-                    inside += more_inside
+                    table, count = nemo_table(dataset, shard, first_row, rows, multiple, schema)
+                    inside += count
                 elif columns == "trl":
                     table = pa.Table.from_arrays(
                         trl_lists(dataset, shard, first_row, rows), schema=schema

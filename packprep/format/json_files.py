@@ -81,14 +81,13 @@ def _each(
 ) -> dict[str, Any]:
     changed = change(value, later.get("", {}))
     for name, defaults in later.items():
-        value_of_key = changed.get(name) if defaults else None
-        if isinstance(value_of_key, list | tuple):
+        section = changed.get(name) if defaults else None
+        if isinstance(section, list | tuple):
             changed[name] = [
-                change(entry, defaults) if isinstance(entry, dict) else entry
-                for entry in value_of_key
+                change(entry, defaults) if isinstance(entry, dict) else entry for entry in section
             ]
-        elif isinstance(value_of_key, dict):
-            changed[name] = change(value_of_key, defaults)
+        elif isinstance(section, dict):
+            changed[name] = change(section, defaults)
     return changed
 
 
@@ -215,8 +214,7 @@ def decode(data: bytes, name: str, canonical: bool = True) -> Any:
         )
         raise DatasetError(
             f"{name}: not in canonical form from byte {first_difference} on. It was edited or"
-            " damaged after it"
-            " was written"
+            " damaged after it was written"
         )
     return value
 

@@ -82,12 +82,8 @@ def origin(manifest: Manifest, plan: Mapping[str, Any] | None) -> dict[str, Any]
             or [file["name"] for file in files if len(files) <= MOST_PATHS]
             or ["FILES"]
         )
-        description = {
-            "paths": paths,
-            "files": len(files),
-            "bytes": sum(file["size"] for file in files),
-        }
-        planned[source["name"]] = description
+        inputs = {"paths": paths, "files": len(files), "bytes": sum(file["size"] for file in files)}
+        planned[source["name"]] = inputs
     sources = [{"name": s["name"], **planned.get(s["name"], unknown)} for s in manifest["sources"]]
     recipe, engine = manifest["recipe"], manifest["engine"]
     limit = (
@@ -281,16 +277,14 @@ def card_of(name: str, manifest: Manifest, plan: Mapping[str, Any] | None, use: 
             [
                 (
                     source["name"],
-                    _or_unknown(input_counts["files"]),
-                    _or_unknown(input_counts["bytes"]),
+                    _or_unknown(inputs["files"]),
+                    _or_unknown(inputs["bytes"]),
                     repeat_in_words(source),
                     source["documents"],
                     source["tokens"],
                     percent(source["token_share"]),
                 )
-                for source, input_counts in zip(
-                    totals["sources"], data_origin["sources"], strict=True
-                )
+                for source, inputs in zip(totals["sources"], data_origin["sources"], strict=True)
             ],
         ),
         "",

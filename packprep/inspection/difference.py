@@ -30,11 +30,11 @@ _ELSEWHERE = ("shards", "ledger", "recipe", "digest")
 def describe_difference(
     directory: str | os.PathLike | Folder, other_directory: str | os.PathLike | Folder
 ) -> dict[str, Any]:
-    """Return the differences between two datasets, here and there, as JSON-compatible values.
+    """Return the differences between two datasets, `here` and `there`, as JSON-compatible values.
 
     Args:
-        directory: Directory or URL of the dataset `here_dataset`.
-        other_directory: Directory or URL of the dataset `there_dataset`.
+        directory: Directory or URL of the dataset `here`.
+        other_directory: Directory or URL of the dataset `there`.
 
     Returns:
         A dict with the keys `directory`, `other`, `equal`, `recipe`, `manifest`, `plan`,
@@ -52,11 +52,8 @@ def describe_difference(
         raise ArgumentError(
             f"--diff {other_directory}: this is the same dataset\nhint: give another one"
         )
-    with opened(directory, {}) as here_dataset, opened(other_directory, {}) as there_dataset:
-        here_manifest, there_manifest = (
-            here_dataset.dataset.manifest,
-            there_dataset.dataset.manifest,
-        )
+    with opened(directory, {}) as here_data, opened(other_directory, {}) as there_data:
+        here_manifest, there_manifest = here_data.dataset.manifest, there_data.dataset.manifest
         shards, differing = _shards(here_manifest["shards"], there_manifest["shards"])
         # Keys that an older version did not store get their defaults.
         recipe = list(
@@ -79,8 +76,8 @@ def describe_difference(
             _without(here_manifest, _ELSEWHERE), _without(there_manifest, _ELSEWHERE)
         )
         plans = (
-            stored_plan(here_dataset.local.folder) or {},
-            stored_plan(there_dataset.local.folder) or {},
+            stored_plan(here_data.local.folder) or {},
+            stored_plan(there_data.local.folder) or {},
         )
         # A trainer reads the same data, no matter which plan, engine or version made it.
         same = all(difference["key"].split(".")[0] in MADE_BY for difference in manifest)
@@ -88,13 +85,12 @@ def describe_difference(
         if here_manifest["seq_length"] != there_manifest["seq_length"]:
             why_not = (
                 f"rows of {here_manifest['seq_length']} and of {there_manifest['seq_length']}"
-                " slots cannot be compared"
-                " slot by slot"
+                " slots cannot be compared slot by slot"
             )
             differing = []
         return {
-            "directory": str(here_dataset.local.out),
-            "other": str(there_dataset.local.out),
+            "directory": str(here_data.local.out),
+            "other": str(there_data.local.out),
             "equal": (
                 same
                 and not recipe
@@ -107,7 +103,7 @@ def describe_difference(
             **_totals(here_manifest["ledger"], there_manifest["ledger"]),
             "shards": shards,
             "rows": [
-                _first_difference(here_dataset, there_dataset, number)
+                _first_difference(here_data, there_data, number)
                 for number in differing[:MOST_SHARDS]
             ],
             "rows_not_compared": why_not,
@@ -147,7 +143,7 @@ def _differences(here_value: Any, there_value: Any, path: str = "") -> Iterator[
             )
     elif _are_named(here_value) and _are_named(there_value):
         here_by_name, there_by_name = (
-            {entry["name"]: entry for entry in parts} for parts in (here_value, there_value)
+            {entry["name"]: entry for entry in entries} for entries in (here_value, there_value)
         )
         for name in dict.fromkeys([*here_by_name, *there_by_name]):
             yield from _differences(
@@ -232,14 +228,10 @@ def _totals(
         "row_padding": [ledger["row_padding"] for ledger in ledgers],
     }
 
-    def by_name(counts_of_sides: Sequence[Mapping[str, tuple[int, int]]]) -> list[dict[str, Any]]:
-        names = dict.fromkeys([*counts_of_sides[0], *counts_of_sides[1]])
+    def by_name(pair: Sequence[Mapping[str, tuple[int, int]]]) -> list[dict[str, Any]]:
+        names = dict.fromkeys([*pair[0], *pair[1]])
         return [
-            {
-                "name": name,
-                "here": _counts(counts_of_sides[0].get(name)),
-                "there": _counts(counts_of_sides[1].get(name)),
-            }
+            {"name": name, "here": _counts(pair[0].get(name)), "there": _counts(pair[1].get(name))}
             for name in names
         ]
 
@@ -275,20 +267,18 @@ def _shards(
     differing shards. A shard can be missing from one dataset only if the datasets have different
     shard counts.
     """
-    common_shards = min(len(here_shards), len(there_shards))
-    differing = [
-        i for i in range(common_shards) if here_shards[i]["digest"] != there_shards[i]["digest"]
-    ]
+    count = min(len(here_shards), len(there_shards))
+    differing = [i for i in range(count) if here_shards[i]["digest"] != there_shards[i]["digest"]]
     return {
-        "equal": common_shards - len(differing),
+        "equal": count - len(differing),
         "differing": len(differing),
-        "only_here": len(here_shards) - common_shards,
-        "only_there": len(there_shards) - common_shards,
+        "only_here": len(here_shards) - count,
+        "only_there": len(there_shards) - count,
     }, differing
 
 
 def _first_difference(
-    here_dataset: OpenedDataset, there_dataset: OpenedDataset, number: int
+    here_data: OpenedDataset, there_data: OpenedDataset, number: int
 ) -> dict[str, Any]:
     """Return the first difference between the shards with the same number in two datasets.
 
@@ -302,7 +292,7 @@ def _first_difference(
         - here, there: the values
         - here_text, there_text: the tokens around the location
     """
-    with here_dataset.shard(number) as here_shard, there_dataset.shard(number) as there_shard:
+    with here_data.shard(number) as here_shard, there_data.shard(number) as there_shard:
         # The difference in the earliest row is the first. In the same row, the order of arrays
         # decides.
         best: tuple[int, int, str, int, int] | None = None
@@ -315,7 +305,7 @@ def _first_difference(
             if difference and (best is None or (difference[0], order) < best[:2]):
                 best = difference[0], order, name, difference[1], difference[2]
         described = {
-            "shard": here_dataset.dataset.manifest["shards"][number]["file"],
+            "shard": here_data.dataset.manifest["shards"][number]["file"],
             "rows": [here_shard.rows, there_shard.rows],
             "arrays_of_one": sorted(here_shard.arrays.keys() ^ there_shard.arrays.keys()),
             "array": None, "row": None, "slot": None, "segment": None, "here": None, "there": None,
@@ -334,7 +324,7 @@ def _first_difference(
         begin = in_row if in_slots else _begin_of(here_shard, row, in_row)
         for key, data, shard, value in zip(
             ("here", "there"),
-            (here_dataset, there_dataset),
+            (here_data, there_data),
             (here_shard, there_shard),
             values,
             strict=True,
@@ -355,10 +345,10 @@ def _difference_of(here_shard: Shard, there_shard: Shard, name: str) -> tuple[in
     Return its location as `_row_of` does, or None if all values that both arrays have are equal.
     """
     a, b = here_shard.arrays[name], there_shard.arrays[name]
-    common_rows = min(len(a), len(b))
+    count = min(len(a), len(b))
     # The slots of a large shard are compared in parts, up to the first difference.
-    for begin in range(0, common_rows, _ROWS_AT_ONCE if a.ndim == 2 else max(common_rows, 1)):
-        end = min(begin + (_ROWS_AT_ONCE if a.ndim == 2 else common_rows), common_rows)
+    for begin in range(0, count, _ROWS_AT_ONCE if a.ndim == 2 else max(count, 1)):
+        end = min(begin + (_ROWS_AT_ONCE if a.ndim == 2 else count), count)
         differs = a[begin:end] != b[begin:end]
         if a.dtype.kind == "f":
             # Two NaN are equal here, although NaN differs from itself.
@@ -389,13 +379,13 @@ def _row_of(shard: Shard, name: str, value_index: int, slot: int) -> tuple[int, 
     # Blocks, ranges, media spans and records belong to the segment whose offsets contain their
     # index. A byte of a media reference belongs to a media span in the same way.
     segment = value_index
-    for own_offsets in ("media_ref_offsets", f"{name.split('_')[0]}_offsets"):
-        if own_offsets == name:
+    for offsets_name in ("media_ref_offsets", f"{name.split('_')[0]}_offsets"):
+        if offsets_name == name:
             segment = max(segment - 1, 0)
-        elif own_offsets in shard.arrays and (
-            own_offsets != "media_ref_offsets" or name == "media_ref"
+        elif offsets_name in shard.arrays and (
+            offsets_name != "media_ref_offsets" or name == "media_ref"
         ):
-            segment = int(np.searchsorted(shard.arrays[own_offsets], segment, "right")) - 1
+            segment = int(np.searchsorted(shard.arrays[offsets_name], segment, "right")) - 1
     row = int(np.searchsorted(offsets, segment, "right")) - 1
     return row, segment - int(offsets[row]), value_index
 
@@ -405,9 +395,9 @@ def _begin_of(shard: Shard, row: int, segment: int) -> int:
 
     If the row does not have this segment, the result is any slot of the row.
     """
-    first_offset = int(shard.arrays["row_offsets"][row]) + row
+    first_index = int(shard.arrays["row_offsets"][row]) + row
     physical = shard.arrays.get("cu_seqlens_padded", shard.arrays["cu_seqlens"])
-    return min(int(physical[min(first_offset + segment, len(physical) - 1)]), shard.seq_length - 1)
+    return min(int(physical[min(first_index + segment, len(physical) - 1)]), shard.seq_length - 1)
 
 
 def _around(data: OpenedDataset, shard: Shard, row: int, slot: int) -> str | None:
@@ -420,8 +410,8 @@ def _around(data: OpenedDataset, shard: Shard, row: int, slot: int) -> str | Non
     ids = shard.arrays["tokens"][row].tolist()
     ids_before, ids_after = ids[max(slot - AROUND, 0) : slot], ids[slot : slot + AROUND]
     return "│".join(
-        "".join(piece.text for piece in data.texts.pieces(ids_of_part))
-        for ids_of_part in (ids_before, ids_after)
+        "".join(piece.text for piece in data.texts.pieces(part_ids))
+        for part_ids in (ids_before, ids_after)
     )
 
 
@@ -484,10 +474,10 @@ def _draw(page: Page, d: Mapping[str, Any]) -> None:
 
 
 def _verdict(d: Mapping[str, Any]) -> str:
-    differs = d["manifest"] or d["plan"]
+    differences = d["manifest"] or d["plan"]
     if d["equal"]:
         return "equal: a trainer reads the same data" + (
-            "; the datasets were made differently" if differs else ""
+            "; the datasets were made differently" if differences else ""
         )
     return "they differ"
 
@@ -498,15 +488,12 @@ def _draw_files(page: Page, files: Mapping[str, Any]) -> None:
         ("only_here", "only here"),
         ("only_there", "only there"),
     ):
-        changed_files = files[key]
-        if changed_files["count"]:
-            names = ", ".join(map(visible, changed_files["names"])) + (
-                " …" if changed_files["count"] > len(changed_files["names"]) else ""
+        group = files[key]
+        if group["count"]:
+            names = ", ".join(map(visible, group["names"])) + (
+                " …" if group["count"] > len(group["names"]) else ""
             )
-            page.wrap(
-                f"files of {files['source']} {words}: {changed_files['count']:,} ({names})",
-                indent=2,
-            )
+            page.wrap(f"files of {files['source']} {words}: {group['count']:,} ({names})", indent=2)
 
 
 def _draw_mix(page: Page, title: str, entries: Sequence[Mapping[str, Any]]) -> None:

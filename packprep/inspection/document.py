@@ -93,11 +93,11 @@ def describe_document(
         file, position = place_of(source, place)
         wanted_files = [file] if file is not None else _files_that_reach(source, position)
         shards = source.shards_of(_pieces_of(source, wanted_files, position), plan.shards).tolist()
-        uses_found = _Found(data, source, wanted_files, position)
+        uses = _Found(data, source, wanted_files, position)
         for number in shards:
-            uses_found.search(number)
+            uses.search(number)
         # A file is described if its document was found, or if no other file is possible.
-        file_indices = [file] if file is not None else uses_found.files()
+        file_indices = [file] if file is not None else uses.files()
         if not file_indices and len(source.files) == 1:
             file_indices = [0]
         return {
@@ -107,7 +107,7 @@ def describe_document(
             "shards": plan.shards,
             "shards_searched": len(shards),
             "more_files": max(0, len(file_indices) - MOST_FILES),
-            "files": [uses_found.describe(plan, i) for i in file_indices[:MOST_FILES]],
+            "files": [uses.describe(plan, i) for i in file_indices[:MOST_FILES]],
         }
 
 
@@ -371,15 +371,15 @@ def _left_out(
     The end of a range is None if the document's number of tokens is unknown.
     """
     documents = plan.recipe.documents
-    next_token = 0
+    end = 0
     for segment in segments:
-        if segment["tokens"][0] > next_token:
-            yield _range(next_token, segment["tokens"][0], _why_dropped(documents.long))
-        next_token = segment["tokens"][1]
+        if segment["tokens"][0] > end:
+            yield _range(end, segment["tokens"][0], _why_dropped(documents.long))
+        end = segment["tokens"][1]
     if tokens is None and documents.eos_after_document and segments[-1]["ends_document"] is False:
-        yield _range(next_token, None, _why_cut(documents.long))
-    elif tokens is not None and tokens > next_token:
-        yield _range(next_token, tokens, _why_cut(documents.long))
+        yield _range(end, None, _why_cut(documents.long))
+    elif tokens is not None and tokens > end:
+        yield _range(end, tokens, _why_cut(documents.long))
 
 
 def _why_cut(long: str) -> str:
@@ -573,12 +573,12 @@ def _draw(page: Page, described: Mapping[str, Any]) -> None:
 
 
 def _draw_use(page: Page, use: Mapping[str, Any]) -> None:
-    count_in_words = (
+    detail = (
         f": {visible(use['why'])}"
         if use["why"]
         else f" in {counted(len(use['segments']), 'segment')}"
     )
-    page.wrap(f"  pass {use['use']}: {use['outcome']}{count_in_words}", indent=2)
+    page.wrap(f"  pass {use['use']}: {use['outcome']}{detail}", indent=2)
     segments = use["segments"]
     if segments:
         page.table(

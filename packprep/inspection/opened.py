@@ -126,11 +126,13 @@ class OpenedDataset:
             len(chosen), "not rebuilt: the file in its header does not belong to its source", object
         )
         is_known = (files < len(self.files)) & (source == segments.source)
-        read = is_known & np.array([planned.prefix != UNREAD for planned in plan.sources])[source]
-        read &= segments.has_tokens
+        is_read = (
+            is_known & np.array([planned.prefix != UNREAD for planned in plan.sources])[source]
+        )
+        is_read &= segments.has_tokens
         results[is_known] = NOT_READ
         results[~segments.has_tokens] = NO_TOKENS
-        results[read] = self._replayed(plan, arrays, chosen[read])
+        results[is_read] = self._replayed(plan, arrays, chosen[is_read])
         return results.tolist()
 
     def _replayed(self, plan: Plan, arrays: Arrays, chosen: np.ndarray) -> list[str]:

@@ -133,8 +133,7 @@ def _finds(
         if not restored.fits.all():
             raise DatasetError(
                 f"{shard.path}: segment {first_segment + int(np.argmin(restored.fits))}: the"
-                " tokens between"
-                " its text do not match its header; the file is damaged"
+                " tokens between its text do not match its header; the file is damaged"
                 "\nhint: run `packprep verify` to find all damage"
             )
         if int(restored.ids.max()) >= table.size:
@@ -150,21 +149,19 @@ def _finds(
         match_begin = text.find(needle)
         while match_begin >= 0:
             end = match_begin + len(needle)
-            own_segment = int(np.searchsorted(begins, match_begin, "right")) - 1
-            low, high = int(begins[own_segment]), int(begins[own_segment + 1])
+            segment = int(np.searchsorted(begins, match_begin, "right")) - 1
+            low, high = int(begins[segment]), int(begins[segment + 1])
             if end <= high:
                 # A match may start and end inside tokens. These tokens are part of it.
                 tokens = (
                     np.searchsorted(offsets, [match_begin, end - 1], "right")
                     - 1
-                    - restored.offsets[own_segment]
+                    - restored.offsets[segment]
                 )
                 text_before, text_after = _around(text, low, match_begin, end, high)
-                ids = restored.ids[
-                    restored.offsets[own_segment] : restored.offsets[own_segment + 1]
-                ]
+                ids = restored.ids[restored.offsets[segment] : restored.offsets[segment + 1]]
                 yield _Find(
-                    first_segment + own_segment,
+                    first_segment + segment,
                     int(tokens[0]),
                     int(tokens[1]) + 1,
                     text_before,
@@ -177,9 +174,9 @@ def _finds(
 
 
 def _around(text: bytes, low: int, match_begin: int, end: int, high: int) -> tuple[str, str]:
-    """Return at most SNIPPET characters on each side of whole[at:end].
+    """Return at most SNIPPET characters on each side of text[match_begin:end].
 
-    The characters come from the segment whole[low:high].
+    The characters come from the segment text[low:high].
     """
     begin = max(low, match_begin - _CHARACTER_BYTES * SNIPPET)
     stop = min(high, end + _CHARACTER_BYTES * SNIPPET)

@@ -238,7 +238,7 @@ def _wanted_shares(manifest: Manifest) -> dict[str, float]:
 
 
 def _share(numerator: float, denominator: float) -> float | None:
-    """Return part / whole, or None if the whole is 0."""
+    """Return numerator / denominator, or None if the denominator is 0."""
     return numerator / denominator if denominator else None
 
 
@@ -297,13 +297,9 @@ def _lengths(local: LocalCopy, manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def evenly(count: int, most_numbers: int) -> Sequence[int]:
-    """Return the numbers 0 … count − 1, or `most_numbers` evenly spaced ones if there are more."""
-    return (
-        range(count)
-        if count <= most_numbers
-        else [i * count // most_numbers for i in range(most_numbers)]
-    )
+def evenly(count: int, limit: int) -> Sequence[int]:
+    """Return the numbers 0 … count − 1, or `limit` evenly spaced ones if there are more."""
+    return range(count) if count <= limit else [i * count // limit for i in range(limit)]
 
 
 def _powers(values: np.ndarray) -> np.ndarray:
@@ -516,7 +512,7 @@ def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:
     filtered = f", {documents[FILTERED]:,} filtered" if documents[FILTERED] else ""
     # With one row per shard, no row is left without the last ones.
     without = fill["without_last_rows"]
-    last_rows = "" if without is None else f"; {percent(without)} without each shard's last row"
+    last_note = "" if without is None else f"; {percent(without)} without each shard's last row"
     return [
         (
             "documents",
@@ -543,7 +539,7 @@ def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:
             "utilisation",
             (
                 f"{percent(fill['all_rows'])} of {s['row_slots']:,} slots in"
-                f" rows{last_rows}{sides_in_words(fill)}"
+                f" rows{last_note}{sides_in_words(fill)}"
             ),
         ),
         ("ids", f"{s['token_dtype']}, below {s['vocab_size']:,}, by engine {engine_name}"),

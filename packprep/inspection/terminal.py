@@ -137,11 +137,11 @@ class Page:
             for h in histogram
         ]
         counts = [f"{h['count']:,}" for h in histogram]
-        greatest = max((h["count"] for h in histogram), default=1)
+        peak = max((h["count"] for h in histogram), default=1)
         name_width, count_width = max(map(len, names), default=0), max(map(len, counts), default=0)
         room = self.width - name_width - count_width - 6 if self.in_colour else BAR
         for name, count, h in zip(names, counts, histogram, strict=True):
-            bar = "█" * -(-h["count"] * max(room, 8) // max(greatest, 1))
+            bar = "█" * -(-h["count"] * max(room, 8) // max(peak, 1))
             line = Text(f"  {name:>{name_width}}  {count:>{count_width}}  ").append(bar, BAR_STYLE)
             line.rstrip()
             self.put(line)

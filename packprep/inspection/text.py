@@ -92,16 +92,14 @@ def units_of(pieces: Sequence[Mapping[str, Any]]) -> list[Unit]:
     return units
 
 
-def _belong_together(text_before: str, shown: str) -> bool:
-    """Return whether a terminal draws `shown` over the end of `text_before`.
+def _belong_together(base: str, shown: str) -> bool:
+    """Return whether a terminal draws `shown` over the end of `base`.
 
     This is the case if `shown` is an accent, a skin tone or a variation selector, for example.
     """
     if shown.isascii() or not shown:
         return False
-    return not cell_len(shown[0]) or cell_len(text_before + shown) != cell_len(
-        text_before
-    ) + cell_len(shown)
+    return not cell_len(shown[0]) or cell_len(base + shown) != cell_len(base) + cell_len(shown)
 
 
 def shortened(lines: Sequence[list[Unit]], by_turn: bool = False) -> list[list[Unit]]:
@@ -157,10 +155,10 @@ def wrapped(units: Sequence[Unit], width: int) -> Iterator[list[Unit]]:
     for unit in units:
         parts = [unit]
         if unit.width > width:
-            first_piece, *other_pieces = chop_cells(unit.shown, width)
+            first_text, *other_texts = chop_cells(unit.shown, width)
             parts = [
-                unit._replace(shown=first_piece),
-                *(Unit(text, _led_on(unit.mark), unit.kind, 0) for text in other_pieces),
+                unit._replace(shown=first_text),
+                *(Unit(text, _led_on(unit.mark), unit.kind, 0) for text in other_texts),
             ]
         for unit_part in parts:
             if line and filled + unit_part.width > width:
@@ -172,13 +170,9 @@ def wrapped(units: Sequence[Unit], width: int) -> Iterator[list[Unit]]:
         yield line
 
 
-def clipped(text: str, most_characters: int) -> str:
-    """Return the text, with "…" instead of its middle if it is longer than `most_characters`."""
-    return (
-        text
-        if len(text) <= most_characters
-        else f"{text[: most_characters // 2]}…{text[len(text) - most_characters // 2 :]}"
-    )
+def clipped(text: str, limit: int) -> str:
+    """Return the text, with "…" instead of its middle if it has more than `limit` characters."""
+    return text if len(text) <= limit else f"{text[: limit // 2]}…{text[len(text) - limit // 2 :]}"
 
 
 def size_of(n_bytes: int) -> str:

@@ -102,13 +102,12 @@ def check_plans(dataset: Any) -> None:
     Raises:
         DatasetError: If plan.json is missing, or is not the plan that the dataset names.
     """
-    for one_dataset in getattr(dataset, "datasets", (dataset,)):
-        plan_and_digest = stored_plan_and_digest(str(one_dataset.directory))
-        if plan_and_digest is None or plan_and_digest[1] != one_dataset.manifest["plan"]["digest"]:
+    for member in getattr(dataset, "datasets", (dataset,)):
+        plan_and_digest = stored_plan_and_digest(str(member.directory))
+        if plan_and_digest is None or plan_and_digest[1] != member.manifest["plan"]["digest"]:
             raise DatasetError(
-                f"{one_dataset.directory}: plan.json is missing, or is not the plan that the"
-                " dataset"
-                " names\nhint: restore the original file"
+                f"{member.directory}: plan.json is missing, or is not the plan that the"
+                " dataset names\nhint: restore the original file"
             )
 
 
@@ -198,26 +197,24 @@ def describe_reads(
     refused: list[RecipeError] = []
     first_row = more_files = 0
     datasets: tuple[Any, ...] = getattr(dataset, "datasets", (dataset,))
-    names_of = [
-        [entry["name"] for entry in one_dataset.manifest["sources"]] for one_dataset in datasets
-    ]
+    names_of = [[entry["name"] for entry in member.manifest["sources"]] for member in datasets]
     # Without a name, the source must be clear in each dataset.
-    for one_dataset, names in zip(datasets, names_of, strict=True):
+    for member, names in zip(datasets, names_of, strict=True):
         if source is None and len(names) > 1:
             raise RecipeError(
-                f"--document: {one_dataset.directory} has several sources: {', '.join(names)}"
+                f"--document: {member.directory} has several sources: {', '.join(names)}"
                 "\nhint: add --source NAME"
             )
     any_has_source = any(source in names for names in names_of)
-    for number, (one_dataset, names) in enumerate(zip(datasets, names_of, strict=True)):
+    for number, (member, names) in enumerate(zip(datasets, names_of, strict=True)):
         # In a mixture, some datasets may not have the source.
         if any_has_source and source not in names:
-            first_row += len(one_dataset)
+            first_row += len(member)
             continue
         dataset_key = {"dataset": number} if len(datasets) > 1 else {}
         # A dataset without the document is an error only if no dataset has it.
         try:
-            described = describe_document(str(one_dataset.directory), source, place, {})
+            described = describe_document(str(member.directory), source, place, {})
         except RecipeError as error:
             refused.append(error)
             described = {"source": source, "files": [], "more_files": 0}
@@ -237,7 +234,7 @@ def describe_reads(
                             read["step"] += run.first_step
                         repeat = use["use"]
                         reads.append({**read, "row": row, **where, "repeat": repeat, **about})
-        first_row += len(one_dataset)
+        first_row += len(member)
     if refused and not (reads or unread):
         raise refused[0]
     reads.sort(key=lambda read: (read["sample"], read["row"], read["segment"]))

@@ -118,9 +118,9 @@ class Kernel:
 
     def _say_compiling(self) -> None:
         folder = cache_folders().own
-        destination = f" that {folder} lacks, up to {seconds} s: they are kept there"
+        cache_note = f" that {folder} lacks, up to {seconds} s: they are kept there"
         say(
-            f"compiling kernels{destination if folder else f', about {seconds} s: none is kept'}",
+            f"compiling kernels{cache_note if folder else f', about {seconds} s: none is kept'}",
             once=True,
         )
 

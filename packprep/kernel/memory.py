@@ -6,21 +6,21 @@
 import numpy as np
 
 
-def copy_items(target, first_target, source, begin, n):
-    """Copy source[begin : begin + n] to target[at : at + n].
+def copy_items(target, target_begin, source, begin, n):
+    """Copy source[begin : begin + n] to target[target_begin : target_begin + n].
 
     Both ranges must lie inside their arrays, and the arrays must not share memory.
     """
-    target[first_target : first_target + n] = source[begin : begin + n]
+    target[target_begin : target_begin + n] = source[begin : begin + n]
 
 
-def copy_run(target, first_target, source, begin, n, end):
+def copy_run(target, target_begin, source, begin, n, end):
     """Copy n items like `copy_items`, but faster if n is small.
 
-    The function may also overwrite target[at + n : end] with arbitrary values, and may read items
-    of `source` after the copied ones.
+    The function may also overwrite target[target_begin + n : end] with arbitrary values, and may
+    read items of `source` after the copied ones.
     """
-    copy_items(target, first_target, source, begin, n)
+    copy_items(target, target_begin, source, begin, n)
 
 
 def copy_ranges(source, source_begin, n, target, target_begin):

@@ -20,31 +20,35 @@ from packprep.kernel.memory import (
 )
 
 
-def _copy_bytes(typing_context, target, first_target, source, begin, n):
+def _copy_bytes(typing_context, target, target_begin, source, begin, n):
     """Generate a memcpy of n items between two contiguous arrays of one dtype."""
 
     def generate(context, builder, signature, arguments):
-        to, size = _pointer(context, builder, signature.args[0], arguments[0], arguments[1])
+        target_pointer, size = _pointer(
+            context, builder, signature.args[0], arguments[0], arguments[1]
+        )
         source_pointer, _ = _pointer(
             context, builder, signature.args[2], arguments[2], arguments[3]
         )
-        cgutils.raw_memcpy(builder, to, source_pointer, arguments[4], size)
+        cgutils.raw_memcpy(builder, target_pointer, source_pointer, arguments[4], size)
         return context.get_dummy_value()
 
     return types.void(target, types.int64, source, types.int64, types.int64), generate
 
 
-def _copy_chunk(typing_context, target, first_target, source, begin):
+def _copy_chunk(typing_context, target, target_begin, source, begin):
     """Generate one load and one store that copy CHUNK_BYTES between arrays of one dtype."""
 
     def generate(context, builder, signature, arguments):
-        to, _ = _pointer(context, builder, signature.args[0], arguments[0], arguments[1])
+        target_pointer, _ = _pointer(
+            context, builder, signature.args[0], arguments[0], arguments[1]
+        )
         source_pointer, _ = _pointer(
             context, builder, signature.args[2], arguments[2], arguments[3]
         )
         chunk = ir.VectorType(ir.IntType(8), CHUNK_BYTES).as_pointer()
         loaded = builder.load(builder.bitcast(source_pointer, chunk), align=1)
-        builder.store(loaded, builder.bitcast(to, chunk), align=1)
+        builder.store(loaded, builder.bitcast(target_pointer, chunk), align=1)
         return context.get_dummy_value()
 
     return types.void(target, types.int64, source, types.int64), generate
@@ -63,42 +67,42 @@ _copy_chunk_of: Any = intrinsic(_copy_chunk)
 
 
 @overload(copy_items, jit_options={"forceinline": True})
-def _copy_items(target, first_target, source, begin, n):
+def _copy_items(target, target_begin, source, begin, n):
     if target.dtype == source.dtype:
 
-        def copy(target, first_target, source, begin, n):
-            _copy_bytes_of(target, first_target, source, begin, n)
+        def copy(target, target_begin, source, begin, n):
+            _copy_bytes_of(target, target_begin, source, begin, n)
 
         return copy
 
-    def cast(target, first_target, source, begin, n):
+    def cast(target, target_begin, source, begin, n):
         for i in range(n):
-            target[first_target + i] = source[begin + i]
+            target[target_begin + i] = source[begin + i]
 
     return cast
 
 
 @overload(copy_run, jit_options={"forceinline": True})
-def _copy_run(target, first_target, source, begin, n, end):
+def _copy_run(target, target_begin, source, begin, n, end):
     if target.dtype == source.dtype:
         chunk = CHUNK_BYTES // (target.dtype.bitwidth // 8)
 
-        def copy(target, first_target, source, begin, n, end):
+        def copy(target, target_begin, source, begin, n, end):
             # A chunk may write after the run. Copy item by item where that would exceed `end` or
             # the source.
-            if first_target + n + chunk <= end and begin + n + chunk <= source.shape[0]:
-                _copy_chunk_of(target, first_target, source, begin)
+            if target_begin + n + chunk <= end and begin + n + chunk <= source.shape[0]:
+                _copy_chunk_of(target, target_begin, source, begin)
                 for copied in range(chunk, n, chunk):
-                    _copy_chunk_of(target, first_target + copied, source, begin + copied)
+                    _copy_chunk_of(target, target_begin + copied, source, begin + copied)
             else:
                 for i in range(n):
-                    target[first_target + i] = source[begin + i]
+                    target[target_begin + i] = source[begin + i]
 
         return copy
 
-    def cast(target, first_target, source, begin, n, end):
+    def cast(target, target_begin, source, begin, n, end):
         for i in range(n):
-            target[first_target + i] = source[begin + i]
+            target[target_begin + i] = source[begin + i]
 
     return cast
 

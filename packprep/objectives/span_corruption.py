@@ -252,9 +252,9 @@ def _compose(total, parts, stream, buffers, lengths, first_index):
     """Cut `total` into `parts` positive lengths.
 
     All C(total − 1, parts − 1) ways to cut are equally likely. Length i is written to
-    lengths[first + 2i]. Floyd's sampling (Bentley and Floyd 1987) draws distinct cut points from
-    1 … total − 1. Each chosen cut point is flagged in a separate byte. If the flags were bits of
-    one word, each step would wait for the previous step.
+    lengths[first_index + 2i]. Floyd's sampling (Bentley and Floyd 1987) draws distinct cut points
+    from 1 … total − 1. Each chosen cut point is flagged in a separate byte. If the flags were bits
+    of one word, each step would wait for the previous step.
     """
     if parts == 1:
         lengths[first_index] = total
@@ -268,9 +268,8 @@ def _compose(total, parts, stream, buffers, lengths, first_index):
         cut = np.uint64(
             1 + below(first_word, stream.key, stream.purpose, i, last_point, stream.epoch)
         )
-        cut ^= (cut ^ last_point) & -np.uint64(
-            chosen[cut]
-        )  # `last_point` if this point is chosen already
+        # If this point is already chosen, `last_point` takes its place.
+        cut ^= (cut ^ last_point) & -np.uint64(chosen[cut])
         chosen[cut] = 1
     # List the flagged cut points. The loop always writes eight, because the CPU cannot predict
     # their number. The next eight overwrite the surplus.

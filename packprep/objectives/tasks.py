@@ -351,8 +351,8 @@ def pieces_of_a_row(recipe: Recipe, task: Task) -> int:
         filled = [(prefix + task.mode, packing.sides[0]), (behind + eos, packing.sides[1])]
     # If one chunk nearly fills any sequence, the row has no space for several.
     pieces = min(
-        1 if 16 * filled_part > 15 * filled_whole else -(-filled_whole // filled_part)
-        for filled_part, filled_whole in filled
+        1 if 16 * chunk_slots > 15 * row_slots else -(-row_slots // chunk_slots)
+        for chunk_slots, row_slots in filled
     )
     return min(pieces, packing.max_segments_per_row or pieces)
 
@@ -571,8 +571,8 @@ def check_loss_weighting(recipe: Recipe, source: int, is_supervised: bool) -> No
         if is_noised and not _has_fixed_expectation(task.parameters):
             raise RecipeError(
                 f"{setting}: the expected loss of task {task.name!r} depends on how much of a"
-                " document"
-                ' is noised\nhint: set weighting = "1/p" in this task, and leave noise out',
+                " document is noised\n"
+                'hint: set weighting = "1/p" in this task, and leave noise out',
                 key,
             )
 

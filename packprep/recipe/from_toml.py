@@ -119,16 +119,16 @@ def read_section(section: str, table: Any, where: str) -> dict[str, Any]:
         )
     # A mode token is itself a key of [specials], so the field mode_tokens is not a key of a recipe.
     keys = {name: key for name, key in KEYS[section].items() if name != "mode_tokens"}
-    values, mode_tokens = {}, {}
+    values, other_values = {}, {}
     for name, value in table.items():
         if name in keys:
             values[name] = read_value(keys[name], value, f"{where}.{name}" if where else name)
         # Which other keys a task may have depends on its objective. `complete` checks them later.
         elif section == "tasks":
-            mode_tokens[name] = value
+            other_values[name] = value
         # A mode token has brackets, so a bare word is an unknown key.
         elif section == "specials" and not name.isidentifier():
-            mode_tokens[name] = read_value(
+            other_values[name] = read_value(
                 KEYS[section]["mode_tokens"], value, f'specials."{name}"'
             )
         else:
@@ -152,7 +152,7 @@ def read_section(section: str, table: Any, where: str) -> dict[str, Any]:
             raise RecipeError(
                 f"{place} is missing: {key.meaning}\nhint: add a line {name} = …", key_of(place)
             )
-    return {**values, _OTHERS[section]: mode_tokens} if section in _OTHERS else values
+    return {**values, _OTHERS[section]: other_values} if section in _OTHERS else values
 
 
 @cache
@@ -512,7 +512,7 @@ def _check_sides(recipe: Recipe) -> None:
                 ("packing", name),
             )
     # Each entry has the value of a key, the value that such rows need, and the reason.
-    restricted: dict[KeyPath, tuple[Any, Any, str]] = {
+    requirements: dict[KeyPath, tuple[Any, Any, str]] = {
         ("seq_lengths",): (
             recipe.seq_lengths,
             None,
@@ -535,7 +535,7 @@ def _check_sides(recipe: Recipe) -> None:
             "fewer than 3 tokens have only one sequence",
         ),
     }
-    for key, (setting, needed, why) in restricted.items():
+    for key, (setting, needed, why) in requirements.items():
         if packing.sides is not None and setting != needed:
             conflict = (
                 f"{'.'.join(map(str, key))} = {as_toml(setting)} cannot be combined with"
@@ -629,21 +629,21 @@ def from_normalised(table: Any, engine: str, made_with: Any = None) -> Recipe:
     # A stored recipe has no engine, because the engine does not change the bytes.
     values = _stored("", {**top_level, "engine": engine}, "", made_with)
     for section, record in list(SECTIONS.items())[1:]:
-        entries = table.get(section)
+        content = table.get(section)
         if section not in ("sources", "tasks"):
-            values[section] = record(**_stored(section, entries, section, made_with))
+            values[section] = record(**_stored(section, content, section, made_with))
             continue
         if (
-            not isinstance(entries, (list, tuple))
-            or not entries
-            or not all(isinstance(entry, dict) for entry in entries)
+            not isinstance(content, (list, tuple))
+            or not content
+            or not all(isinstance(entry, dict) for entry in content)
         ):
             raise RecipeError(
-                f"{section} = {entries!r:.100}: expected a list of objects, at least one"
+                f"{section} = {content!r:.100}: expected a list of objects, at least one"
             )
         values[section] = tuple(
             record(**_stored(section, entry, f"{section}[{i}]", made_with))
-            for i, entry in enumerate(entries)
+            for i, entry in enumerate(content)
         )
     recipe = Recipe(**values)
     check_together(recipe)

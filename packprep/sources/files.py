@@ -142,16 +142,13 @@ class Files(Sequence[SourceFile]):
                 continue
             paths = [os.path.join(self.root, self.names[i]) for i in file_indices.tolist()]
             sizes, key = self.sizes[file_indices].tolist(), self._text_key
-            counts_or_sizes = _each(
-                self.root, bytes_of_pieces, paths, repeat(format), sizes, repeat(key)
-            )
-            for i, count_or_sizes in zip(file_indices.tolist(), counts_or_sizes, strict=True):
-                counts[i] = (
-                    count_or_sizes if isinstance(count_or_sizes, int) else len(count_or_sizes)
-                )
+            # A result is the number of splits of a file, or the content size of each split.
+            results = _each(self.root, bytes_of_pieces, paths, repeat(format), sizes, repeat(key))
+            for i, result in zip(file_indices.tolist(), results, strict=True):
+                counts[i] = result if isinstance(result, int) else len(result)
                 # The file is open, so its sizes are noted too.
-                if not isinstance(count_or_sizes, int):
-                    self.note(i, count_or_sizes)
+                if not isinstance(result, int):
+                    self.note(i, result)
         return counts
 
     def as_planned(self) -> Iterator[dict[str, Any]]:
@@ -162,9 +159,9 @@ class Files(Sequence[SourceFile]):
                 **({"piece_bytes": list(self.piece_bytes[i])} if i in self.piece_bytes else {}),
             }
 
-    def note(self, i: int, content_bytes: Sequence[int]) -> None:
+    def note(self, i: int, content_sizes: Sequence[int]) -> None:
         """Record the approximate content size in bytes of each split of file `i`."""
-        self.piece_bytes[i] = content_bytes
+        self.piece_bytes[i] = content_sizes
         self.__dict__.pop("_held", None)
 
     def forget(self, but: Mapping[int, Sequence[int]]) -> None:
@@ -220,8 +217,8 @@ class Files(Sequence[SourceFile]):
         columns = zip(self.names, self.sizes.tolist(), self.pieces.tolist(), strict=True)
         return (SourceFile(self.source, *values) for values in columns)
 
-    def __eq__(self, other_files: object) -> bool:
-        return isinstance(other_files, Files) and list(self) == list(other_files)
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Files) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -254,14 +251,10 @@ def _kinds(names: Sequence[str], format: str) -> tuple[list[tuple[str, str]], np
         # The format follows from the last suffix. If the last suffix names a compression, the
         # suffix before it decides.
         parts = name[name.rfind("/") + 1 :].rsplit(".", 2)
-        last_suffix = parts[-1] if len(parts) > 1 else ""
-        if last_suffix not in compresses:
-            compresses[last_suffix] = bool(detect_format(f"x.{last_suffix}")[1])
-        ending = (
-            (parts[1], last_suffix)
-            if compresses[last_suffix] and len(parts) > 2
-            else (last_suffix,)
-        )
+        suffix = parts[-1] if len(parts) > 1 else ""
+        if suffix not in compresses:
+            compresses[suffix] = bool(detect_format(f"x.{suffix}")[1])
+        ending = (parts[1], suffix) if compresses[suffix] and len(parts) > 2 else (suffix,)
         if ending not in of_ending:
             of_ending[ending] = kinds.setdefault(format_of(name, format), len(kinds))
         kind[i] = of_ending[ending]
@@ -359,9 +352,7 @@ def fixed_prefix(patterns: Sequence[str], base: str = os.sep) -> str:
     for pattern in patterns:
         parts = pattern.split(os.sep)
         literal = len(os.path.commonprefix([parts, base.split(os.sep)]))
-        wild = (
-            i for i, path_part in enumerate(parts) if i >= literal and WILDCARD.search(path_part)
-        )
+        wild = (i for i, name in enumerate(parts) if i >= literal and WILDCARD.search(name))
         folders.append(os.sep.join(parts[: next(wild, len(parts) - 1)]) or os.sep)
     return os.path.commonpath(folders)
 
@@ -448,7 +439,7 @@ def absolute_prefix(prefix: str) -> str:
     return prefix.rstrip("/") if is_url(prefix) else os.path.abspath(prefix)
 
 
-def named_twice(sources: Sequence[Source], files_of_sources: Sequence[Files]) -> str:
+def named_twice(sources: Sequence[Source], file_lists: Sequence[Files]) -> str:
     """Return a message about files that are read twice, or an empty string.
 
     A file may be read under two names or in two sources. Two sources that read the same file cause
@@ -462,54 +453,49 @@ def named_twice(sources: Sequence[Source], files_of_sources: Sequence[Files]) ->
                 if files.seen is None
                 else files.seen[:, 2]
             )
-            for files in files_of_sources
+            for files in file_lists
         ]
     )
-    # `identity_number` numbers the distinct files, and `counts` says how often each is listed.
-    _, identity_number, counts = np.unique(all_identities, return_inverse=True, return_counts=True)
-    ends = np.cumsum([len(files) for files in files_of_sources])
+    # `numbers` has the same number for the same file. `counts` has how often each is listed.
+    _, numbers, counts = np.unique(all_identities, return_inverse=True, return_counts=True)
+    ends = np.cumsum([len(files) for files in file_lists])
     groups: dict[int, list[tuple[int, int]]] = {}  # file → (source, index of the file there)
     # Convert indices into `all_identities` to (source, index of the file in the source).
-    for k in np.flatnonzero(counts[identity_number] > 1).tolist():
+    for k in np.flatnonzero(counts[numbers] > 1).tolist():
         s = int(np.searchsorted(ends, k, "right"))
-        groups.setdefault(int(identity_number[k]), []).append(
-            (s, k - int(ends[s]) + len(files_of_sources[s]))
-        )
+        groups.setdefault(int(numbers[k]), []).append((s, k - int(ends[s]) + len(file_lists[s])))
     shown: list[str] = []
     count = 0
     for places in groups.values():
-        pair = next(
-            (p for p in combinations(places, 2) if _overlap(sources, files_of_sources, *p)), None
-        )
+        pair = next((p for p in combinations(places, 2) if _overlap(sources, file_lists, *p)), None)
         # `_is_one` reads the disk, so it is called only for files that the message shows.
         if pair is None or (
-            len(shown) < _SHOWN_TWICE
-            and not _is_one(*(_path(files_of_sources, place) for place in pair))
+            len(shown) < _SHOWN_TWICE and not _is_one(*(_path(file_lists, place) for place in pair))
         ):
             continue
         count += 1
         if len(shown) < _SHOWN_TWICE:
-            path = _path(files_of_sources, pair[0])
+            path = _path(file_lists, pair[0])
             names = " and ".join(
-                f"{files_of_sources[s].names[i]!r} of source {sources[s].name!r}" for s, i in pair
+                f"{file_lists[s].names[i]!r} of source {sources[s].name!r}" for s, i in pair
             )
             shown.append(f"{path if is_url(path) else os.path.realpath(path)} (as {names})")
-    rest_in_words = f" and {count - len(shown)} more" if count > len(shown) else ""
+    and_more = f" and {count - len(shown)} more" if count > len(shown) else ""
     return (
-        f"files are read more than once: {', '.join(shown)}{rest_in_words}. Name each file once"
+        f"files are read more than once: {', '.join(shown)}{and_more}. Name each file once"
         if shown
         else ""
     )
 
 
-def odd_files(sources: Sequence[Source], files_of_sources: Sequence[Files]) -> list[str]:
+def odd_files(sources: Sequence[Source], file_lists: Sequence[Files]) -> list[str]:
     """Return warnings about files that were probably not meant to be read.
 
     The warnings cover text files among tables or JSONL files, such as a README, and files next to
     their compressed copies.
     """
     messages = []
-    for source, files in zip(sources, files_of_sources, strict=True):
+    for source, files in zip(sources, file_lists, strict=True):
         texts = [
             name
             for name, (format, _) in zip(files.names, files.formats, strict=True)
@@ -527,20 +513,16 @@ def odd_files(sources: Sequence[Source], files_of_sources: Sequence[Files]) -> l
             if copies := [
                 name for name, (_, by) in kinds if by and name.rpartition(".")[0] in names
             ]:
-                rest_in_words = f", and {len(copies) - 1} more pairs" if len(copies) > 1 else ""
+                and_more = f", and {len(copies) - 1} more pairs" if len(copies) > 1 else ""
                 messages.append(
                     f"source {source.name}: {copies[0]} and {copies[0].rpartition('.')[0]} are"
-                    f" both read{rest_in_words}. Name only one of them if they contain the same"
-                    " text"
+                    f" both read{and_more}. Name only one of them if they contain the same text"
                 )
     return messages
 
 
 def _overlap(
-    sources: Sequence[Source],
-    files_of_sources: Sequence[Files],
-    a: tuple[int, int],
-    b: tuple[int, int],
+    sources: Sequence[Source], file_lists: Sequence[Files], a: tuple[int, int], b: tuple[int, int]
 ) -> bool:
     """Return whether a document may be read twice from a file that is listed twice.
 
@@ -550,12 +532,12 @@ def _overlap(
     """
     (low, high), (other_low, other_high) = sources[a[0]].sample, sources[b[0]].sample
     # `sample` selects documents by the file's name, so equal names have comparable ranges.
-    named_alike = files_of_sources[a[0]].names[a[1]] == files_of_sources[b[0]].names[b[1]]
+    named_alike = file_lists[a[0]].names[a[1]] == file_lists[b[0]].names[b[1]]
     return not named_alike or (low < other_high and other_low < high)
 
 
-def _path(files_of_sources: Sequence[Files], place: tuple[int, int]) -> str:
-    return os.path.join(files_of_sources[place[0]].root, files_of_sources[place[0]].names[place[1]])
+def _path(file_lists: Sequence[Files], place: tuple[int, int]) -> str:
+    return os.path.join(file_lists[place[0]].root, file_lists[place[0]].names[place[1]])
 
 
 def _is_one(a: str, b: str) -> bool:
@@ -649,8 +631,7 @@ def below_one_folder(source: Source, base: Path) -> tuple[str, list[str]]:
         )
     # As absolute paths, URLs have the same common folder as local patterns.
     below = [
-        "/" + "/".join(path_part for path_part in url.split("/")[3:] if path_part not in ("", "."))
-        for url in urls
+        "/" + "/".join(name for name in url.split("/")[3:] if name not in ("", ".")) for url in urls
     ]
     folder = fixed_prefix(below).rstrip("/")
     return buckets[0] + folder, [path[len(folder) + 1 :] for path in below]
@@ -668,40 +649,36 @@ def _find_remote(source: Source, root: str, patterns: Sequence[str]) -> dict[str
     # One listing serves all patterns. Without wildcards, each file needs one request.
     remote = Remote(root)
     listed = dict(remote.list()) if any(map(WILDCARD.search, patterns)) else {}
-    matched_files: dict[str, Seen] = {}
+    files: dict[str, Seen] = {}
     for pattern in patterns:
         size = listed[pattern] if pattern in listed else None if listed else remote.size(pattern)
         if size is not None:
-            files_of_pattern = {pattern: Seen(size)}
+            new_files = {pattern: Seen(size)}
         else:
-            files_of_pattern = {
+            new_files = {
                 name: Seen(listed[name])
                 for name in listed
                 if matches(pattern.split("/"), name.split("/"))
             }
         # Stores have no folders, but objects below this name show that a folder is meant.
-        if (
-            not files_of_pattern
-            and not WILDCARD.search(pattern)
-            and (listed or remote.list(pattern))
-        ):
+        if not new_files and not WILDCARD.search(pattern) and (listed or remote.list(pattern)):
             raise SourceError(
                 f"source {source.name!r}: {root}/{pattern} is a folder\n"
                 f"hint: give its files, as in {root}/{pattern}/**/*.jsonl"
             )
-        if not files_of_pattern:
+        if not new_files:
             raise SourceError(
                 f"source {source.name!r}: {root}/{pattern} matches no file\n"
                 "hint: check the bucket, the folder and the pattern"
             )
-        matched_files |= files_of_pattern
+        files |= new_files
     # In a local path, such a part would refer to another file.
-    for name in matched_files:
+    for name in files:
         if any(path_part in ("", ".", "..") for path_part in name.split("/")):
             raise SourceError(
                 f"source {source.name!r}: {root}/{name} is not a valid file name\nhint: rename it"
             )
-    return matched_files
+    return files
 
 
 def _in_pairs(source: Source, root: str, files: dict[str, Seen], format: Format) -> dict[str, Seen]:
@@ -713,10 +690,10 @@ def _in_pairs(source: Source, root: str, files: dict[str, Seen], format: Format)
     Raises:
         SourceError: If one file of a pair does not exist.
     """
-    pairs = {}
+    entries = {}
     for name, file in files.items():
         if not name.lower().endswith(format.suffixes):
-            pairs[name] = file
+            entries[name] = file
             continue
         # If both files of a pair are listed, the entry of the ids file covers the other.
         first_name, *other_names = _files_of_pair(name, format)
@@ -738,12 +715,12 @@ def _in_pairs(source: Source, root: str, files: dict[str, Seen], format: Format)
                     f"hint: put it next to {name!r}, or set the source's format if the file is not"
                     ' one of a pair, such as format = "token_stream" for a file of ids alone'
                 )
-        pairs[first_name] = Seen(
-            sum(one_file.size for one_file in of_pair.values()),
-            in_int64(sum(one_file.modified for one_file in of_pair.values())),
+        entries[first_name] = Seen(
+            sum(pair_file.size for pair_file in of_pair.values()),
+            in_int64(sum(pair_file.modified for pair_file in of_pair.values())),
             of_pair[first_name].identity,
         )
-    return pairs
+    return entries
 
 
 _FILES_OF_A_PAIR = 2
@@ -756,17 +733,11 @@ def _files_of_pair(name: str, format: Format) -> list[str]:
     """
     assert format.pair is not None
     begin, end = format.pair
-    known_endings = (
-        begin,
-        end,
-        *(begin + added_ending for added_ending in (*format.beside, *format.notes)),
-    )
-    ending = max(
-        (one_ending for one_ending in known_endings if name.lower().endswith(one_ending)), key=len
-    )
+    known_endings = (begin, end, *(begin + suffix for suffix in (*format.beside, *format.notes)))
+    ending = max((suffix for suffix in known_endings if name.lower().endswith(suffix)), key=len)
     stem, is_upper = name[: -len(ending)], name[-len(ending) :].isupper()
-    endings = (begin, end, *(begin + added_ending for added_ending in format.beside))
-    return [stem + (one_ending.upper() if is_upper else one_ending) for one_ending in endings]
+    endings = (begin, end, *(begin + suffix for suffix in format.beside))
+    return [stem + (suffix.upper() if is_upper else suffix) for suffix in endings]
 
 
 def _remote_file(root: str, name: str) -> Seen | None:
@@ -806,14 +777,14 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
             # This import loads pyarrow, which other sources do not need.
             from packprep.sources.formats.arrow import saved_files
 
-            for part_name in saved_files(pattern):
-                path = os.path.join(pattern, part_name)
+            for file_name in saved_files(pattern):
+                path = os.path.join(pattern, file_name)
                 try:
                     status = os.stat(path)
                 except OSError as error:
                     raise SourceError(f"source {source.name!r}: {path}: {error.strerror}") from None
                 identity = hash((status.st_dev, status.st_ino))
-                files[f"{name}/{part_name}"] = Seen(
+                files[f"{name}/{file_name}"] = Seen(
                     status.st_size, in_int64(status.st_mtime_ns), identity
                 )
         elif os.path.isfile(os.path.join(pattern, "dataset_dict.json")):
@@ -843,8 +814,7 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
         else:
             raise SourceError(
                 f"source {source.name!r}: {given_path} is not a regular file but a pipe, a device"
-                " or a"
-                " socket, which cannot be read twice\n"
+                " or a socket, which cannot be read twice\n"
                 "hint: write its data to a file"
             )
     return files

@@ -260,7 +260,7 @@ def first_look(
     # Empty files show nothing. The other files are inspected at even distances.
     filled = np.flatnonzero(files.sizes)
     chosen = filled[np.linspace(0, len(filled) - 1, min(FILES, len(filled))).astype(np.int64)]
-    first_mistake, mistaken, beyond = None, 0, _Beyond()
+    first_mistake, count, beyond = None, 0, _Beyond()
     unread = UnreadFields(source, lambda format: FORMATS[format].holds == "tokens")
     looked_at = list(dict.fromkeys(chosen.tolist()))
     for i in looked_at:
@@ -271,12 +271,9 @@ def first_look(
             unread.report()
             return beyond.report(source.name)  # One file suffices, because each one needs requests.
         if mistake:
-            first_mistake, mistaken = (
-                first_mistake or (f"{path}: {mistake}", settings),
-                mistaken + 1,
-            )
+            first_mistake, count = first_mistake or (f"{path}: {mistake}", settings), count + 1
     # A build rejects single documents, so only a mistake in every file is an error.
-    if first_mistake and mistaken == len(looked_at):
+    if first_mistake and count == len(looked_at):
         raise SourceError(f"source {source.name!r}: {first_mistake[0]}", first_mistake[1])
     beyond.report(source.name)
     unread.report()
@@ -287,7 +284,7 @@ def first_look(
             say(f"source {source.name!r}: {path} has ids of the tokenizer {tokenizer[:200]!r}")
     if first_mistake:
         say(
-            f"warning: source {source.name!r}: {mistaken} of {len(looked_at)} inspected files"
+            f"warning: source {source.name!r}: {count} of {len(looked_at)} inspected files"
             " cannot be read as the others are. A build would reject or misread their documents,"
             f" unless they get a separate source. {first_mistake[0]}"
         )
@@ -406,9 +403,7 @@ def _values(document: dict[str, Any], depth: int = 3) -> Iterator[tuple[str, Any
     """
     for key, value in document.items():
         if depth and isinstance(value, dict) and value and "." not in key:
-            yield from (
-                (f"{key}.{name}", inner_value) for name, inner_value in _values(value, depth - 1)
-            )
+            yield from ((f"{key}.{name}", leaf) for name, leaf in _values(value, depth - 1))
         else:
             yield key, value
 
@@ -540,9 +535,7 @@ class _Beyond:
             SourceError: If all documents with media are in `beyond`.
         """
         for field, count in self.beyond.items():
-            name, likewise = (
-                ("end", ", and each begin likewise") if field == LOSS_SPANS else ("at", "")
-            )
+            name, note = ("end", ", and each begin likewise") if field == LOSS_SPANS else ("at", "")
             fate = (
                 "are cut to the end of the text"
                 if field == LOSS_SPANS
@@ -552,7 +545,7 @@ class _Beyond:
                 f"source {source!r}: {field} of {count} of {self.documents[field]} inspected"
                 f" documents reach beyond their text. The first is {self.first[field]}. If"
                 f" {field} count bytes, set each {name} to len(text[:{name}].decode()) of the"
-                f" bytes{likewise}"
+                f" bytes{note}"
             )
             if field == MEDIA and count == self.documents[field]:
                 raise SourceError(warning)
@@ -642,8 +635,8 @@ def _mistake_of_token_lines(look: _Look, begin: bytes, is_whole: bool) -> str:
     if kinds.total():
         return (
             f"in its first {looked_at} documents the value of {wanted_keys} is"
-            f" {' or '.join(+kinds)},"
-            " not a list of token ids\nhint: set text_key (--text-key) to the key that holds them,"
+            f" {' or '.join(+kinds)}, not a list of token ids\n"
+            "hint: set text_key (--text-key) to the key that holds them,"
             ' or format = "auto" for text'
         )
     # Among malformed lines, a missing key may have another cause.

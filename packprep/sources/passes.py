@@ -137,11 +137,11 @@ class Passes:
             f"{expression.key[-1]} = {expression.text!r:.200}" for expression in self._expressions
         )
 
-    def check(self, place: str, types: Mapping[str, Any], types_by_name: Mapping[str, Any]) -> None:
+    def check(self, place: str, types: Mapping[str, Any], all_types: Mapping[str, Any]) -> None:
         """Check that the expressions accept the fields of a table, as `Expression.check`."""
         for expression in self._expressions:
             own_types = {name: types[name] for name in expression.fields if name in types}
-            expression.check(place, own_types, types_by_name)
+            expression.check(place, own_types, all_types)
 
     def may_use(self, ranges: Mapping[str, Range]) -> bool:
         """Return whether a pass may use a document whose fields have these ranges."""
@@ -250,7 +250,7 @@ class ByFields:
         self._use, self._key_of = use, key_of
 
     def __call__(
-        self, file: int, positions: np.ndarray, read_fields: ReadFields, own_or_sampled: np.ndarray
+        self, file: int, positions: np.ndarray, read_fields: ReadFields, is_counted: np.ndarray
     ) -> np.ndarray:
         """Return which documents the pass takes, bool[n].
 
@@ -258,21 +258,18 @@ class ByFields:
             file: Index of the documents' file.
             positions: int64[n], positions of the documents.
             read_fields: Returns the fields of the documents.
-            own_or_sampled: bool[n], which of the documents to count.
+            is_counted: bool[n], which of the documents to count.
         """
-        whole_passes = self.drawn(file, positions, self.numbers(positions, read_fields))
+        n_passes = self.drawn(file, positions, self.numbers(positions, read_fields))
         if self.sample is not None:
-            sampled = self.sample(file, positions)
+            is_sampled = self.sample(file, positions)
             # Documents outside of `sample` are in no pass and are not counted.
-            whole_passes, own_or_sampled = (
-                np.where(sampled, whole_passes, 0),
-                own_or_sampled & sampled,
-            )
+            n_passes, is_counted = np.where(is_sampled, n_passes, 0), is_counted & is_sampled
         if self._use == 0:
-            numbers, counts = np.unique(whole_passes[own_or_sampled], return_counts=True)
+            numbers, counts = np.unique(n_passes[is_counted], return_counts=True)
             self.counts.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
         # If `repeat` is a number, each of its passes takes all documents that meet the condition.
-        return whole_passes > (0 if self.passes.repeat is None else self._use)
+        return n_passes > (0 if self.passes.repeat is None else self._use)
 
     def leave_out(self, file: int, positions: np.ndarray) -> None:
         """Count documents that no pass uses, without reading their fields.
@@ -288,13 +285,13 @@ class ByFields:
 
         `numbers` is the result of `numbers`. The other arguments are as in a call.
         """
-        whole_passes = np.floor(numbers)
+        n_passes = np.floor(numbers)
         if self.passes.repeat is not None:
             key = segment_key(self._key_of(file), positions, 0, 0)
             # Scaling by 2⁵³ is exact in float64, so the comparison is exact too.
             u = (bits64(key, PASSES) >> np.uint64(11)).astype(np.float64)
-            whole_passes += u < (numbers - whole_passes) * 2.0**53
-        return whole_passes.astype(np.int64)
+            n_passes += u < (numbers - n_passes) * 2.0**53
+        return n_passes.astype(np.int64)
 
     def numbers(self, positions: np.ndarray, read_fields: ReadFields) -> np.ndarray:
         """Return the number r of each document, float64[n], and set `bad`."""

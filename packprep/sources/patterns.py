@@ -180,10 +180,7 @@ def hidden_match(name: str, root: str) -> str:
     names the file and a pattern that matches it.
     """
     hidden = files_matched(root, name.split(os.sep), hidden=True)
-    hidden_file = next(
-        (hidden_name for hidden_name in hidden if os.path.isfile(os.path.join(root, hidden_name))),
-        None,
-    )
+    hidden_file = next((path for path in hidden if os.path.isfile(os.path.join(root, path))), None)
     if hidden_file is None:
         return ""
     parts = hidden_file.split(os.sep)
@@ -192,8 +189,7 @@ def hidden_match(name: str, root: str) -> str:
     named = os.path.join(root, *parts[: n + 1], *below)
     return (
         f"; * and ** ignore names that start with a dot, as {hidden_file} does: write that name"
-        " out, as"
-        f" in {named}"
+        f" out, as in {named}"
     )
 
 

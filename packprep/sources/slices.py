@@ -140,13 +140,13 @@ class PlannedSource:
             SourceError: If no version of the store has the digest in the plan.
         """
         assert self._open_store is not None
-        opened_store = self._open_store(self.prefix.removeprefix(IN_STORE))
-        if self._store_digest not in (None, *opened_store.digests):
+        store = self._open_store(self.prefix.removeprefix(IN_STORE))
+        if self._store_digest not in (None, *store.digests):
             raise SourceError(
-                f"{other_store(self.name, opened_store, self._store_digest)}\n"
+                f"{other_store(self.name, store, self._store_digest)}\n"
                 "hint: restore the store that the plan names"
             )
-        return opened_store
+        return store
 
     @cached_property
     def passes(self) -> Passes | None:
@@ -185,12 +185,12 @@ class PlannedSource:
 
         The result is int32[k], ascending.
         """
-        piece_lists = [np.zeros(0, np.int32)]
+        piece_arrays = [np.zeros(0, np.int32)]
         for chunk in _chunks(len(self.pieces)):
             pieces = np.arange(chunk.start, chunk.stop)
             own_pieces = pieces[self.files.kind[self.pieces.at(pieces).file] == kind]
-            piece_lists.append(own_pieces.astype(np.int32))
-        return np.concatenate(piece_lists)
+            piece_arrays.append(own_pieces.astype(np.int32))
+        return np.concatenate(piece_arrays)
 
     def weights(self) -> np.ndarray:
         """Return the estimated text bytes of each split, int64[P], at least 1 each."""
@@ -198,10 +198,8 @@ class PlannedSource:
         weights = np.empty(len(self.pieces), np.int64)
         for chunk in _chunks(len(weights)):
             columns = self.pieces.at(np.arange(chunk.start, chunk.stop))
-            content_bytes = self.files.held(columns.file, columns.part, columns.bytes)
-            weights[chunk] = np.maximum(
-                (content_bytes * ratio[self.files.kind[columns.file]]) >> 10, 1
-            )
+            sizes = self.files.held(columns.file, columns.part, columns.bytes)
+            weights[chunk] = np.maximum((sizes * ratio[self.files.kind[columns.file]]) >> 10, 1)
         return weights
 
     def order(self, uses: range) -> np.ndarray:
@@ -231,7 +229,7 @@ class PlannedSource:
         `ends`, int64, has the sum of the weights up to and including each entry.
         """
         low, high = self.source.sample
-        size, own_weights = len(self.pieces), self.weights()
+        size, piece_weights = len(self.pieces), self.weights()
         pieces = np.empty((self.uses, size), np.int32)
         ends = np.empty((self.uses, size), np.int64)
         sampled, weight_before, at_once = (
@@ -242,26 +240,24 @@ class PlannedSource:
         # The passes of a small source are computed together, in few calls of NumPy.
         for first_use in range(0, self.uses if size else 0, at_once):
             uses = range(first_use, min(first_use + at_once, self.uses))
-            chunk = slice(uses.start, uses.stop)
-            kept_weights = [
-                int(self._share_of_use(use) * sampled * (1 << _WEIGHT_BITS)) for use in uses
-            ]
-            pieces[chunk] = order = self.order(uses)
-            weights = own_weights[order]
-            weights *= np.array(kept_weights, np.int64)[:, None]
+            rows = slice(uses.start, uses.stop)
+            factors = [int(self._share_of_use(use) * sampled * (1 << _WEIGHT_BITS)) for use in uses]
+            pieces[rows] = order = self.order(uses)
+            weights = piece_weights[order]
+            weights *= np.array(factors, np.int64)[:, None]
             weights >>= _WEIGHT_BITS
             # A weight of at least 1 puts every split into the interval of some shard.
             np.maximum(weights, 1, out=weights)
             # The running sum continues from pass to pass, as if all passes were one list.
-            np.cumsum(weights, out=ends[chunk].reshape(-1))
-            ends[chunk] += weight_before
+            np.cumsum(weights, out=ends[rows].reshape(-1))
+            ends[rows] += weight_before
             weight_before = int(ends[uses.stop - 1, -1])
         return pieces.reshape(-1), ends.reshape(-1)
 
-    def reads_like(self, other_source: "PlannedSource") -> bool:
+    def reads_like(self, other: "PlannedSource") -> bool:
         """Return whether the same source in another plan has the same list of splits."""
         return all(
-            np.array_equal(*columns) for columns in zip(self._list, other_source._list, strict=True)
+            np.array_equal(*columns) for columns in zip(self._list, other._list, strict=True)
         )
 
     @cached_property
@@ -303,16 +299,10 @@ class PlannedSource:
         pieces, ends = self._list
         begin, end = (b * self.weight // shards for b in (shard, shard + 1))
         for place in places:
-            first_unit = int(ends[place - 1]) if place else 0
-            weight = int(ends[place]) - first_unit
+            start = int(ends[place - 1]) if place else 0
+            weight = int(ends[place]) - start
             use = place // len(self.pieces)
-            yield (
-                int(pieces[place]),
-                use,
-                max(begin - first_unit, 0),
-                min(end - first_unit, weight),
-                weight,
-            )
+            yield int(pieces[place]), use, max(begin - start, 0), min(end - start, weight), weight
 
     def slices(self, shard: int, shards: int) -> Iterator[Slice]:
         """Yield the work ranges (`Slice`) of shard number `shard` of `shards`, in order."""
@@ -377,16 +367,16 @@ class PlannedSource:
             int64[k], ascending indices of the k shards.
         """
         listed, ends = self._list
-        shards_found: set[int] = set()
+        shard_indices: set[int] = set()
         if self.weight:
             # In file order, the index of a split is also its index in the list.
             places = pieces if self.in_order else np.flatnonzero(np.isin(listed, pieces))
-            firsts = np.where(places > 0, ends[places - 1], 0).tolist()
-            for first_unit, end in zip(firsts, ends[places].tolist(), strict=True):
+            starts = np.where(places > 0, ends[places - 1], 0).tolist()
+            for start, end in zip(starts, ends[places].tolist(), strict=True):
                 # Shard b takes the interval [b · weight // shards, (b + 1) · weight // shards).
-                low, high = (-(-unit * shards // self.weight) - 1 for unit in (first_unit + 1, end))
-                shards_found.update(range(low, high + 1))
-        return np.array(sorted(shards_found), np.int64)
+                low, high = (-(-unit * shards // self.weight) - 1 for unit in (start + 1, end))
+                shard_indices.update(range(low, high + 1))
+        return np.array(sorted(shard_indices), np.int64)
 
     def files_of_piece(self, piece: int) -> range:
         """Return the indices of the source's files that have bytes in a split.
@@ -447,13 +437,13 @@ def common_slices(
         (work range, indices of its shards in `readers`).
     """
     step = min(source.step_bytes for source, _, _ in readers)
-    # `pieces_by_place` maps each entry of the list to the parts of it that the shards read.
-    pieces_by_place: dict[int, list[tuple[int, tuple[int, int, int, int, int]]]] = {}
+    # `parts_by_place` maps each entry of the list to the parts of it that the shards read.
+    parts_by_place: dict[int, list[tuple[int, tuple[int, int, int, int, int]]]] = {}
     for reader, (source, shard, shards) in enumerate(readers):
         places = source.places(shard, shards)
         for place, of_piece in zip(places, source.taken(shard, shards, places), strict=True):
-            pieces_by_place.setdefault(place, []).append((reader, of_piece))
-    for _, of_pieces in sorted(pieces_by_place.items()):
+            parts_by_place.setdefault(place, []).append((reader, of_piece))
+    for _, of_pieces in sorted(parts_by_place.items()):
         # A split of text files has a work range for each file.
         by_file: dict[int, list[tuple[int, Slice]]] = {}
         for reader, of_piece in of_pieces:

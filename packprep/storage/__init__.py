@@ -228,8 +228,8 @@ def refuse_nested(directory: Folder, out: Folder) -> None:
     Raises:
         RecipeError: If `out` is `directory` or a folder below it.
     """
-    nested, outer_parts = _parts(out), _parts(directory)
-    if nested[: len(outer_parts)] == outer_parts:
+    inner_parts, outer_parts = _parts(out), _parts(directory)
+    if inner_parts[: len(outer_parts)] == outer_parts:
         raise RecipeError(
             f"--out {out} is inside the dataset {directory}, which may contain no other files\n"
             "hint: choose another folder"

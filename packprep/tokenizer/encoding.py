@@ -80,17 +80,13 @@ def tokenize(
     if chat is not None or special_text == "reject":
         rejected = _turned_away(texts, chat, plain)
     try:
-        ids, offsets, characters_of_tokens = _encoded(
-            engine, texts, rejected, characters, chat is not None
-        )
+        ids, offsets, ranges = _encoded(engine, texts, rejected, characters, chat is not None)
     except Exception as error:
         # The search for lone surrogates is deferred until here, because it encodes all non-ASCII
         # text a second time.
         rejected = _with_half_characters(texts) | rejected
         rejected |= _failing(engine, texts, rejected, characters, chat is not None, error)
-        ids, offsets, characters_of_tokens = _encoded(
-            engine, texts, rejected, characters, chat is not None
-        )
+        ids, offsets, ranges = _encoded(engine, texts, rejected, characters, chat is not None)
     # A model may give a special token for plain text, for example a Unigram model with <pad> in its
     # vocabulary.
     if plain is not None:
@@ -108,12 +104,9 @@ def tokenize(
         is_kept = np.ones(len(texts), dtype=bool)
         is_kept[list(rejected)] = False
         of_kept = np.repeat(is_kept, lengths)
-        ids, characters_of_tokens = (
-            ids[of_kept],
-            None if characters_of_tokens is None else characters_of_tokens[of_kept],
-        )
+        ids, ranges = ids[of_kept], None if ranges is None else ranges[of_kept]
         offsets = offsets_of(np.where(is_kept, lengths, 0))
-    return Tokens(ids, offsets, [(i, *rejected[i]) for i in sorted(rejected)], characters_of_tokens)
+    return Tokens(ids, offsets, [(i, *rejected[i]) for i in sorted(rejected)], ranges)
 
 
 _Rejected = dict[int, tuple[str, str]]  # index of a document → reason, detail

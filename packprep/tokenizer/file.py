@@ -245,9 +245,9 @@ def _refuse_unlisted(
         VocabularyError: If the files next to tokenizer.json declare added tokens that it lacks.
     """
     files = {
-        file: hints_in(file, file_data)
+        file: hints_in(file, content)
         for file in _ADDING_FILES
-        if (file_data := read(file)) is not None
+        if (content := read(file)) is not None
     }
     # Collect all tokens that Transformers would add: added_tokens.json counts only without
     # added_tokens_decoder.
@@ -526,11 +526,9 @@ def read_tokens(data: bytes, name: str) -> TokenTable:
     if wrong_tokens:
         raise VocabularyError(
             f"tokenizer = {name!r}: the ids of {len(wrong_tokens)} added tokens differ from the"
-            " ids that"
-            " `tokenizers` uses, so text would get other ids than the model was trained on:"
-            f" {_some(wrong_tokens)}. The vocabulary has a hole, or added_tokens is not in the"
-            " order of"
-            " its ids\n"
+            " ids that `tokenizers` uses, so text would get other ids than the model was trained"
+            f" on: {_some(wrong_tokens)}. The vocabulary has a hole, or added_tokens is not in the"
+            " order of its ids\n"
             "hint: fill the hole with unused tokens, or sort the list"
         )
     # An added token may have the id of a token of the model only if both have the same text.

@@ -56,7 +56,7 @@ def missing_roles(
     """
     reserved = _reserved(tokens, playing)
     lines = [f"tokenizer = {name!r} lacks {len(missing)} of the roles that the recipe uses:"]
-    lines += [f"  {missing_role.key}: {missing_role.why}" for missing_role in missing]
+    lines += [f"  {role.key}: {role.why}" for role in missing]
     if reserved:
         shown = [f"{tokens.texts[id]} ({id})" for id in reserved]
         lines += [f"It has {len(shown)} reserved tokens that play no role: {listed(shown, 8)}."]
@@ -64,17 +64,15 @@ def missing_roles(
         lines += ["It has no reserved tokens to spare."]
 
     # The message offers up to two remedies: existing tokens, and new tokens.
-    n_new = len({text for missing_role in missing for text in missing_role.add})
-    addable = all(missing_role.add for missing_role in missing)
+    n_new = len({text for role in missing for text in role.add})
+    addable = all(role.add for role in missing)
     fits = not vocab_size or tokens.n_ids + n_new <= vocab_size
     pasted, complete = _lines_from_reserved(reserved, spare_sentinels, tokens, missing)
     add = ('missing = "add"',)
     if pasted and (complete or (addable and fits)):
-        purpose = (
-            "To use existing tokens" if complete else "To use existing tokens and add the rest"
-        )
+        goal = "To use existing tokens" if complete else "To use existing tokens and add the rest"
         lines += [
-            f"{purpose}, paste into the recipe:",
+            f"{goal}, paste into the recipe:",
             "",
             "[specials]",
             *(() if complete else add),
@@ -137,29 +135,23 @@ def _lines_from_reserved(
 
     The second result is True if every missing role gets at least one token.
     """
-    singles = [
-        missing_role for missing_role in missing if missing_role.key not in ("sentinels", "media")
-    ]
+    singles = [role for role in missing if role.key not in ("sentinels", "media")]
     # Media tokens are inside a table, so these lines cannot set them.
-    can_be_all = not any(missing_role.key == "media" for missing_role in missing)
-    spans = next(
-        (missing_role for missing_role in missing if missing_role.key == "sentinels"), None
-    )
+    can_be_all = not any(role.key == "media" for role in missing)
+    spans = next((role for role in missing if role.key == "sentinels"), None)
     # A role with a token that probably has this purpose takes this token. Other roles take reserved
     # tokens.
-    with_known_token = [missing_role for missing_role in singles if missing_role.instead]
-    singles = [missing_role for missing_role in singles if not missing_role.instead]
+    with_known_token = [role for role in singles if role.instead]
+    singles = [role for role in singles if not role.instead]
     free = list(reserved)
     # If reserved tokens are too few, sentinels that the recipe does not list fill the gap, the last
     # first.
     short = len(singles) - len(free)
     if 0 < short < len(spare_sentinels):
         free += spare_sentinels[-short:]
-    played = [(missing_role, missing_role.instead) for missing_role in with_known_token]
-    played += [
-        (missing_role, tokens.texts[id]) for missing_role, id in zip(singles, free, strict=False)
-    ]
-    lines = [f"{_toml_key(missing_role.key)} = {as_toml(text)}" for missing_role, text in played]
+    played = [(role, role.instead) for role in with_known_token]
+    played += [(role, tokens.texts[id]) for role, id in zip(singles, free, strict=False)]
+    lines = [f"{_toml_key(role.key)} = {as_toml(text)}" for role, text in played]
     if spans is None:
         return lines, can_be_all and len(lines) == len(with_known_token) + len(singles)
     # The remaining reserved tokens become sentinels, as a range if enough ids are consecutive.
@@ -190,9 +182,9 @@ def _toml_key(key: str) -> str:
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else as_toml(key)
 
 
-def listed(items: Iterable[str], most_items: int = 5) -> str:
-    """Join the first `most_items` items for a message, and say how many more there are."""
+def listed(items: Iterable[str], limit: int = 5) -> str:
+    """Join the first `limit` items for a message, and say how many more there are."""
     texts = list(items)
-    return ", ".join(texts[:most_items]) + (
-        f" and {len(texts) - most_items} more" if len(texts) > most_items else ""
+    return ", ".join(texts[:limit]) + (
+        f" and {len(texts) - limit} more" if len(texts) > limit else ""
     )

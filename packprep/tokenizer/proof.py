@@ -219,47 +219,45 @@ def nasty_texts(
 
 def _nasty_text(draw: Random, added: Sequence[str], pieces: Sequence[str]) -> str:
     """Return a text of up to 15 random fragments."""
-    choose, below, parts = draw.choice, draw.randrange, list[str]()
+    pick, below, parts = draw.choice, draw.randrange, list[str]()
     halved = below(64) == 0
     for _ in range(below(16)):
-        character, kind = choose(characters()), below(15)
+        character, kind = pick(characters()), below(15)
         if kind < 3:  # two characters, half of the time with nearby code points
             code = ord(character) + below(32)
             near = (
                 chr(code) if code <= sys.maxunicode and not 0xD800 <= code < 0xE000 else character
             )
-            parts.append(character + choose((near, choose(characters()))))
+            parts.append(character + pick((near, pick(characters()))))
         elif kind < 5:  # a repetition, mostly short but sometimes long
-            fragment = choose(
-                (choose(SPACES), choose(SYMBOLS), choose(WORDS), character, "a", "0", " ")
-            )
-            parts.append(fragment * (1 + below(choose((4, 4, 20, 300)))))
+            fragment = pick((pick(SPACES), pick(SYMBOLS), pick(WORDS), character, "a", "0", " "))
+            parts.append(fragment * (1 + below(pick((4, 4, 20, 300)))))
         elif kind < 7:
-            word = choose((choose(WORDS), choose(FOLDED), choose(WORDS) + choose(MARKS)))
+            word = pick((pick(WORDS), pick(FOLDED), pick(WORDS) + pick(MARKS)))
             parts.append(
-                choose(("", " ", " ", "\u00a0", choose(SYMBOLS)))
+                pick(("", " ", " ", "\u00a0", pick(SYMBOLS)))
                 + word
-                + choose(("", "", choose(CONTRACTIONS)))
+                + pick(("", "", pick(CONTRACTIONS)))
             )
         elif kind < 8:  # an added token: whole, cut, doubled or with neighbours
-            text = choose(added)
+            text = pick(added)
             cut = 1 + below(len(text))
             beside = (f" {text}", f"{text} ", f"\n{text}\n", text.upper(), text + text)
-            parts.append(choose((text, text[:cut], text[cut:], text[:cut] + text, *beside)))
+            parts.append(pick((text, text[:cut], text[cut:], text[:cut] + text, *beside)))
         elif kind < 10:  # a token of the model: whole, cut or joined to another one
-            text, other_text = choose(pieces), choose(pieces)
+            text, other_text = pick(pieces), pick(pieces)
             cut = below(len(text) + 1)
             parts.append(
-                choose((text, text[:cut], text[cut:], text + other_text, text[:cut] + other_text))
+                pick((text, text[:cut], text[cut:], text + other_text, text[:cut] + other_text))
             )
         elif kind < 11:
-            text = character + choose(FOLDED) + choose(MARKS) + choose(MARKS)
-            parts.append(unicodedata.normalize(choose(("NFC", "NFD", "NFKC", "NFKD")), text))
+            text = character + pick(FOLDED) + pick(MARKS) + pick(MARKS)
+            parts.append(unicodedata.normalize(pick(("NFC", "NFD", "NFKC", "NFKD")), text))
         else:
             values = (DIGITS, EMOJI, SYMBOLS, SPACES)[kind - 11]
-            parts.append(choose(values) + choose(values))
+            parts.append(pick(values) + pick(values))
     if halved:
-        parts.insert(len(parts) // 2, choose(("\ud800", "\udfff")))
+        parts.insert(len(parts) // 2, pick(("\ud800", "\udfff")))
     return "".join(parts)
 
 

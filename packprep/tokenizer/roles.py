@@ -112,8 +112,8 @@ def refuse_ordinary_sentinels(sentinels: Sequence[int], tokens: TokenTable) -> N
     is_single = len(ordinary) == 1
     raise VocabularyError(
         f"[specials] sentinels: {'id' if is_single else 'ids'} {ids}"
-        f" {'is an' if is_single else 'are'}"
-        f" ordinary token{'' if is_single else 's'} of the vocabulary, which occur in encoded text"
+        f" {'is an' if is_single else 'are'} ordinary token{'' if is_single else 's'} of the"
+        f" vocabulary, which occur in encoded text"
         f" ({listed((repr(tokens.texts[id]) for id in ordinary), 3)})\n"
         'hint: name special or reserved tokens, or add them: sentinels = "auto" and missing ='
         ' "add"'
@@ -379,11 +379,7 @@ def _resolved(
     if parts.missing:
         texts = _texts_to_add(tokenizer, tokens, specials, parts)
         data = extended_tokenizer_json(data, first_added, texts, tokenizer)
-        hints |= {
-            missing_role.key: missing_role.add[0]
-            for missing_role in parts.missing
-            if missing_role.key in hints
-        }
+        hints |= {role.key: role.add[0] for role in parts.missing if role.key in hints}
     # Assign the roles again in the final file. `read_tokens` also compares its ids with
     # `tokenizers`.
     tokens = read_tokens(data, tokenizer)
@@ -630,13 +626,9 @@ def _not_found(
             return Missing(role, why, (declared,))
     # Existing tokens of fill-in-the-middle are suggested only as a whole family.
     if role in FIM_ROLES:
-        fim_indices = [
-            FIM_ROLES.index(other_role) for other_role in lacking if other_role in FIM_ROLES
-        ]
+        indices = [FIM_ROLES.index(other_role) for other_role in lacking if other_role in FIM_ROLES]
         families = [
-            family
-            for family in WELL_KNOWN_FIM
-            if all(family[k] in tokens.added for k in fim_indices)
+            family for family in WELL_KNOWN_FIM if all(family[k] in tokens.added for k in indices)
         ]
         names = tuple(family[FIM_ROLES.index(role)] for family in families)
     else:
@@ -750,8 +742,7 @@ def _sentinels_by_pattern(
     if short > 0 and (as_many_as_needed or not sentinel_ids):
         why = (
             f"{len(sentinel_ids) or 'no'} tokens of the pattern {pattern}; the longest segment"
-            " would use"
-            f" {needs.sentinels}"
+            f" would use {needs.sentinels}"
         )
         # New sentinels continue the numbering of the existing ones.
         add = tuple(pattern.replace("{}", str(k + offset)) for offset in range(short))
@@ -759,8 +750,7 @@ def _sentinels_by_pattern(
     if short > 0:
         notes.append(
             f"sentinels: {len(sentinel_ids)} tokens of the pattern {pattern}; the longest segment"
-            " would"
-            f" use {needs.sentinels}"
+            f" would use {needs.sentinels}"
         )
     return tuple(sentinel_ids), [], notes
 

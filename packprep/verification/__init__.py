@@ -438,9 +438,7 @@ def _check_together(
             check_reject_limit(plan, total, faults)
             # The counts of passes need all shards, so one of several array tasks cannot check them.
             if len(results) == plan.shards and all(result.runs for result in results.values()):
-                counts = sum(
-                    (Counter(shard_result.passes) for shard_result in results.values()), Counter()
-                )
+                counts = sum((Counter(result.passes) for result in results.values()), Counter())
                 check_passes(plan, total, counts, faults)
     runs = [(b, runs) for b in sorted(results) if (runs := results[b].runs) is not None]
     check_apart(plan, runs, len(runs) == plan.shards, faults)
@@ -637,7 +635,7 @@ def _check_counts(
         slots = ledger_counts["slots"]["total"] - ledger_counts["slots"]["padding"]
         within = [ledger_counts["slots"].get(kind, 0) for kind in (WEIGHTED, MEDIA)]
         if [ledger_counts["segments"], ledger_counts["slots"]["used"], slots, *within] != [
-            counted[unit] for unit in ("segments", "tokens", "slots", WEIGHTED, MEDIA)
+            counted[key] for key in ("segments", "tokens", "slots", WEIGHTED, MEDIA)
         ]:
             faults.add(
                 "P16",
@@ -695,11 +693,11 @@ def print_report(report: dict[str, Any]) -> None:
     faults = some(report["faults"], "fault")
     verdict = faults if report["faults"] else "every invariant holds"
     if report["kind"] == LENGTHS:
-        lengths_in_words = (
+        summary = (
             f"{some(report['datasets'], 'dataset')}, {some(report['documents'], 'document')}"
             " compared"
         )
-        put_line(f"{report['directory']}: across its row lengths {verdict} ({lengths_in_words})")
+        put_line(f"{report['directory']}: across its row lengths {verdict} ({summary})")
         return
     counts_in_words = ", ".join(
         some(report[f"{noun}s"], noun) for noun in ("shard", "row", "segment", "token")

@@ -377,11 +377,11 @@ def _check_form(check: ShardCheck) -> bool:
         ("mode token", mode >= 0, check.first_slots + bos + clean, mode),
         ("eos", eos == 1, check.first_slots + slots - 1 - segments.fill, roles.get("eos", -1)),
     ):
-        with_token = np.flatnonzero(has)
-        is_label = (check.in_place & ~check.is_twice)[with_token]
-        stored = _original(check, is_label, slot[with_token])
-        for i in np.flatnonzero(stored != np.broadcast_to(token, has.shape)[with_token]):
-            g = with_token[i]
+        indices = np.flatnonzero(has)
+        is_label = (check.in_place & ~check.is_twice)[indices]
+        stored = _original(check, is_label, slot[indices])
+        for i in np.flatnonzero(stored != np.broadcast_to(token, has.shape)[indices]):
+            g = indices[i]
             in_row = int(slot[g] - (clean[g] if name != "eos" else 0)) % check.seq_length
             check.add_segment("P12", g, f"no {name} in its slot", in_row, int(stored[i]))
     _check_fill_tokens(check)
@@ -623,8 +623,8 @@ def _check_records(check: ShardCheck) -> None:
     is_wanted[order[is_first]] = True
     is_wanted &= is_grouped[segments.source] & segments.has_tokens
     for g in np.flatnonzero((counts > 0) != is_wanted)[:MAX_LISTED]:
-        is_missing = "no records, but is the first segment of" if is_wanted[g] else "records of"
-        check.add_segment("P21", g, f"has {is_missing} a document", value=int(counts[g]))
+        problem = "no records, but is the first segment of" if is_wanted[g] else "records of"
+        check.add_segment("P21", g, f"has {problem} a document", value=int(counts[g]))
     # The records must reach the end of the document's last segment.
     ends = np.zeros(len(segments), np.int64)
     ends[order[is_first]] = (segments.start + segments.tokens)[order[is_last]]
@@ -725,8 +725,7 @@ def _check_fill(check: ShardCheck) -> None:
     if not len(filled):
         return
     fill, task, half = segments.fill[filled], segments.task[filled], segments.slots[filled] // 2
-    of_tasks = [one_task.parameters if one_task.parameters.get("eos_fill") == "block" else {}
-                for one_task in tasks]  # fmt: skip
+    of_tasks = [t.parameters if t.parameters.get("eos_fill") == "block" else {} for t in tasks]
     length = np.array([parameters.get("block_length", 0) for parameters in of_tasks])[task]
     counts_from_segment = np.array(
         [parameters.get("block_origin") == "segment" for parameters in of_tasks]

@@ -389,13 +389,12 @@ def check_passes(
             continue
         passes = total["sources"][source.name]["documents"].get(PASSES, {})
         for use in range(source.uses):
-            wanted_documents = sum(count for number, count in passes.items() if int(number) > use)
-            document_count = counts.get((source.name, use), 0)
-            if document_count != wanted_documents:
+            expected = sum(count for number, count in passes.items() if int(number) > use)
+            actual = counts.get((source.name, use), 0)
+            if actual != expected:
                 message = (
-                    f"source {source.name}: pass {use} has {document_count} documents, but the"
-                    " ledger has"
-                    f" {wanted_documents} with more than {use} passes"
+                    f"source {source.name}: pass {use} has {actual} documents, but the ledger has"
+                    f" {expected} with more than {use} passes"
                 )
                 faults.add("P21", MANIFEST_NAME, message)
 
@@ -405,7 +404,7 @@ def check_read(
     shard: int,
     arrays: Arrays,
     rejects: Locations,
-    shard_data: Made,
+    rebuilt_shard: Made,
     faults: Faults,
 ) -> None:
     """Check P21 with a rebuilt shard: it uses and rejects the same documents as the stored shard.
@@ -415,15 +414,15 @@ def check_read(
         shard: Number of the shard.
         arrays: The stored arrays.
         rejects: The documents in the stored rejects.
-        shard_data: The rebuilt shard.
+        rebuilt_shard: The rebuilt shard.
         faults: Receives the faults.
     """
-    documents = shard_data.documents
-    used = np.unique(shard_data.segments.document[shard_data.segments.has_tokens])
+    documents = rebuilt_shard.documents
+    used = np.unique(rebuilt_shard.segments.document[rebuilt_shard.segments.has_tokens])
     rebuilt_records = _records_of(documents, used)
-    turned_away = _sorted(*shard_data.documents.rejected.places)
+    turned_away = _sorted(*rebuilt_shard.documents.rejected.places)
     # Every document that was read must be used or rejected, or the build itself has a bug.
-    count = sum(shard_data.documents.read.values())
+    count = sum(rebuilt_shard.documents.read.values())
     if count != len(rebuilt_records.file) + len(turned_away.file):
         faults.add(
             "P21",
@@ -431,13 +430,13 @@ def check_read(
             f"{count} documents were read, but {len(rebuilt_records.file)} are used and"
             f" {len(turned_away.file)} rejected: this is a bug in packprep; please report it",
         )
-    for file, stored, made_again, role_in_words in (
+    for file, stored, rebuilt, place in (
         (shard_name(shard), used_records(plan, arrays), rebuilt_records, "in its segments"),
         (rejects_name(shard), rejects, turned_away, "in the rejects"),
     ):
         # A document that is on both sides has an equal neighbour. All others are differences.
         stored_and_rebuilt = _sorted(
-            *(np.concatenate(columns) for columns in zip(stored, made_again, strict=True))
+            *(np.concatenate(columns) for columns in zip(stored, rebuilt, strict=True))
         )
         alone = ~_repeated(stored_and_rebuilt)
         alone[:-1] &= ~_repeated(stored_and_rebuilt)[1:]
@@ -445,9 +444,9 @@ def check_read(
         is_stored = _inside(odd, _Extents(*stored, stored.position + 1))
         for i in range(min(len(odd.file), MAX_LISTED)):
             message = (
-                f"is {role_in_words}, but should not be"
+                f"is {place}, but should not be"
                 if is_stored[i]
-                else f"should be {role_in_words}, but is not"
+                else f"should be {place}, but is not"
             )
             faults.add("P21", file, f"{in_words(plan, odd, i)} {message}")
 
@@ -523,11 +522,11 @@ def _extents(plan: Plan, shard: int) -> Iterator[_Extents]:
         locations = source.places(shard, plan.shards)
         # The shard may take only a part of its first and last split.
         for location in {*locations[:1], *locations[-1:]}:
-            taken_ranges = source.taken(shard, plan.shards, [location])
+            taken_pieces = source.taken(shard, plan.shards, [location])
             tables.append(
                 _in_part(
                     work_range
-                    for of_piece in taken_ranges
+                    for of_piece in taken_pieces
                     for work_range in source.slices_of(*of_piece)
                 )
             )
@@ -727,7 +726,7 @@ def _runs(
             the shard reads in this pass.
         faults: Receives the faults.
     """
-    runs_found = []
+    runs = []
     for file, use, location_slice in _groups(every):
         if position_of(*_format(plan, file)) in ("whole", "byte"):
             continue
@@ -746,15 +745,15 @@ def _runs(
             )
             faults.add("P21", shard_name(shard), message)
         elif count == 1:
-            runs_found.append((file, use, position[0], position[-1]))
+            runs.append((file, use, position[0], position[-1]))
         # Documents without a gap between them are treated as one part.
         elif len(gaps) < count:
             begins = np.concatenate(([0], gaps + 1))
             ends = np.append(gaps, len(position) - 1)
-            runs_found += [
+            runs += [
                 (file, use, position[b], position[e]) for b, e in zip(begins, ends, strict=True)
             ]
-    return Runs(*np.array(runs_found, np.int64).reshape(-1, 4).T)
+    return Runs(*np.array(runs, np.int64).reshape(-1, 4).T)
 
 
 def _runs_of_lines(plan: Plan, every: Locations, extents: Sequence[_Extents]) -> Runs:
@@ -763,7 +762,7 @@ def _runs_of_lines(plan: Plan, every: Locations, extents: Sequence[_Extents]) ->
     A shard reads the last document of an extent completely. The plan does not determine where this
     document ends, so the end of each part comes from the documents.
     """
-    runs_found = []
+    runs = []
     for file, use, location_slice in _groups(every):
         is_grouped = _source_of(plan, file).grouping is not None
         if not is_grouped or position_of(*_format(plan, file)) != "byte":
@@ -773,5 +772,5 @@ def _runs_of_lines(plan: Plan, every: Locations, extents: Sequence[_Extents]) ->
         # A document belongs to the last extent that begins before it or at it.
         number = np.searchsorted(np.sort(np.concatenate(begins)), position, "right")
         for run_positions in np.split(position, np.flatnonzero(np.diff(number)) + 1):
-            runs_found.append((file, use, run_positions[0], run_positions[-1]))
-    return Runs(*np.array(runs_found, np.int64).reshape(-1, 4).T)
+            runs.append((file, use, run_positions[0], run_positions[-1]))
+    return Runs(*np.array(runs, np.int64).reshape(-1, 4).T)

@@ -174,19 +174,19 @@ def _check_plans(opened: Sequence[_Opened], faults: Faults) -> None:
 
     The plans must have the same recipe, tokenizer and source files.
     """
-    shared = [_alike(stored_plan(one_length.local.folder) or {}) for one_length in opened]
-    for one_length, own_values in zip(opened[1:], shared[1:], strict=True):
+    shared = [_alike(stored_plan(dataset.local.folder) or {}) for dataset in opened]
+    for dataset, own_plan in zip(opened[1:], shared[1:], strict=True):
         for message in changed_keys(
-            own_values, shared[0], f"{{}} is {{}} here, but {{}} in {opened[0].name}"
+            own_plan, shared[0], f"{{}} is {{}} here, but {{}} in {opened[0].name}"
         ):
-            faults.add("P2", f"{one_length.name}/{PLAN_NAME}", message)
-    for one_length in opened:
-        if one_length.name != f"seq_{one_length.plan.recipe.seq_length}":
+            faults.add("P2", f"{dataset.name}/{PLAN_NAME}", message)
+    for dataset in opened:
+        if dataset.name != f"seq_{dataset.plan.recipe.seq_length}":
             faults.add(
                 "P2",
-                f"{one_length.name}/{PLAN_NAME}",
+                f"{dataset.name}/{PLAN_NAME}",
                 "has another row length",
-                value=one_length.plan.recipe.seq_length,
+                value=dataset.plan.recipe.seq_length,
             )
 
 
@@ -207,9 +207,9 @@ def _setup(opened: Sequence[_Opened]) -> Do:
     def compare(item: _ShardToCompare, report: Report) -> tuple[Faults, int]:
         b, faults = item.number, Faults()
         with ExitStack() as stack:
-            for one_length in opened:
+            for dataset in opened:
                 stack.enter_context(
-                    one_length.local.fetched(shard_name(b), rejects_name(b), receipt_name(b))
+                    dataset.local.fetched(shard_name(b), rejects_name(b), receipt_name(b))
                 )
             return faults, _compare_shard(opened, b, faults)
 
@@ -231,14 +231,14 @@ def _compare_shard(opened: Sequence[_Opened], b: int, faults: Faults) -> int:
     Returns:
         The number of documents, counting each pass.
     """
-    shards = [_read_shard(one_length, b, faults) for one_length in opened]
+    shards = [_read_shard(dataset, b, faults) for dataset in opened]
     receipts = [shard.receipt for shard in shards]
-    for one_length, receipt in zip(opened[1:], receipts[1:], strict=True):
+    for dataset, receipt in zip(opened[1:], receipts[1:], strict=True):
         if receipt["text_digests"] != receipts[0]["text_digests"]:
             message = (
                 f"text_digests differ from {opened[0].name}: the sources changed between the builds"
             )
-            faults.add("P2", f"{one_length.name}/{receipt_name(b)}", message)
+            faults.add("P2", f"{dataset.name}/{receipt_name(b)}", message)
     # For each document, count the datasets that list it, use it, and reject it as `other_length`.
     by_kind = zip(*((shard.known, shard.used, shard.left) for shard in shards), strict=True)
     columns = [np.concatenate(of_kind, axis=1) for of_kind in by_kind]
@@ -246,21 +246,21 @@ def _compare_shard(opened: Sequence[_Opened], b: int, faults: Faults) -> int:
     kind = np.repeat(np.arange(3), [of_kind.shape[1] for of_kind in columns])
     counts = np.zeros((3, documents.shape[1]), np.int64)
     np.add.at(counts, (kind, number.reshape(-1)), 1)
-    known_count, used, left_count = counts
+    n_known, n_used, n_left = counts
     plan, n = opened[0].plan, len(opened)
     is_decomposed = plan.recipe.documents.long == "decompose"
     if is_decomposed:
-        is_divided = (used > 0) & (used + left_count == n)
+        is_divided = (n_used > 0) & (n_used + n_left == n)
     else:
-        is_divided = (used <= 1) & (left_count == n - 1)
+        is_divided = (n_used <= 1) & (n_left == n - 1)
     # All datasets must list a document. Either they divide it, or all reject it for another reason.
-    is_wrong = (known_count != n) | ~(is_divided | (used + left_count == 0))
+    is_wrong = (n_known != n) | ~(is_divided | (n_used + n_left == 0))
     for i in np.flatnonzero(is_wrong)[:MAX_LISTED]:
         faults.add(
             "P21",
             _named(shard_name(b)),
-            f"{in_words(plan, Locations(*documents), i)} is in segments of {used[i]} of {n}"
-            f" datasets, and {left_count[i]} datasets leave it to other row lengths",
+            f"{in_words(plan, Locations(*documents), i)} is in segments of {n_used[i]} of {n}"
+            f" datasets, and {n_left[i]} datasets leave it to other row lengths",
         )
     if is_decomposed:
         segments = np.concatenate([shard.segments for shard in shards], axis=1)
@@ -286,17 +286,17 @@ class _ShardDocuments(NamedTuple):
     left: np.ndarray
 
 
-def _read_shard(one_length: _Opened, b: int, faults: Faults) -> _ShardDocuments:
+def _read_shard(dataset: _Opened, b: int, faults: Faults) -> _ShardDocuments:
     """Read the documents of shard b of a dataset."""
-    folder = one_length.local.folder
+    folder = dataset.local.folder
     receipt_and_data = read_receipt(LocalFolder(folder), b)
     assert receipt_and_data is not None
     receipt = receipt_and_data[0]
-    arrays = shard_in(folder, one_length.manifest, b).arrays
+    arrays = shard_in(folder, dataset.manifest, b).arrays
     header = header_columns(arrays)
     segments = np.stack([header[name] for name in ("file", "repeat", "doc", "start", "tokens")])
     rejected, left_documents = (
-        read_rejects(folder, b, one_length.plan, receipt, faults, reason)
+        read_rejects(folder, b, dataset.plan, receipt, faults, reason)
         for reason in (None, OTHER_LENGTH)
     )
     assert rejected is not None and left_documents is not None
@@ -355,14 +355,14 @@ def _check_pieces(
     for source in opened[0].plan.sources:
         tokens = [receipt["ledger"]["sources"][source.name]["tokens"] for receipt in receipts]
         own_tokens = [counts["used"] + counts["dropped"].get(REMOVED, 0) for counts in tokens]
-        for one_length, counts, used in zip(opened, tokens, own_tokens, strict=True):
+        for dataset, counts, used in zip(opened, tokens, own_tokens, strict=True):
             left_tokens = counts["dropped"].get(OTHER_LENGTH, 0)
             if left_tokens != sum(own_tokens) - used:
                 message = (
                     f"source {source.name}: {left_tokens} tokens are left to other row lengths, but"
                     f" these have {sum(own_tokens) - used}"
                 )
-                faults.add("P21", f"{one_length.name}/{receipt_name(b)}", message)
+                faults.add("P21", f"{dataset.name}/{receipt_name(b)}", message)
 
 
 def _named(name: str) -> str:

@@ -155,7 +155,7 @@ def check_replaced(
         shards |= {int(b): entry for b, entry in entries[i]["shards"].items() if b.isdecimal()}
         own_fingerprint, plan_digest = plan_replaced(stored, plan, i)
         # The stored digests must belong to the manifest as it was before this removal.
-        plan_before = {
+        manifest_before = {
             **{key: value for key, value in manifest.items() if key != "removed"},
             "fingerprint": own_fingerprint,
             "plan": {**manifest["plan"], "digest": plan_digest},
@@ -163,13 +163,13 @@ def check_replaced(
             "ledger": entries[i]["ledger"],
         }
         if digest := entries[i].get("removed"):
-            plan_before["removed"] = named_removal(
+            manifest_before["removed"] = named_removal(
                 {"removed": {"digest": digest, "replaces": entries[:i]}}
             )
         expected = {
             "fingerprint": own_fingerprint,
             "plan": plan_digest,
-            "digest": own_digest(as_stored(plan_before, LATER)),
+            "digest": own_digest(as_stored(manifest_before, LATER)),
         }
         for key, value in expected.items():
             if entries[i][key] != value:
@@ -382,15 +382,10 @@ def sound_ledgers(
     ledgers: list[dict[str, Any]] = []
     for b in shards:
         with contextlib.suppress(PlanError):
-            receipt_and_data = read_receipt(out, b)
-            if (
-                receipt_and_data
-                and digest_of(receipt_and_data[1]) == manifest["shards"][b]["receipt_digest"]
-            ):
+            pair = read_receipt(out, b)
+            if pair and digest_of(pair[1]) == manifest["shards"][b]["receipt_digest"]:
                 ledgers += (
-                    [receipt_and_data[0]["ledger"]]
-                    if is_ledger(receipt_and_data[0]["ledger"], sources, tasks)
-                    else []
+                    [pair[0]["ledger"]] if is_ledger(pair[0]["ledger"], sources, tasks) else []
                 )
     return ledgers
 
@@ -560,20 +555,20 @@ def check_inputs(plan: Plan, faults: Faults) -> list[Files | None]:
             if source.in_store:
                 found_files[-1] = files_in(source.store, source.name, source.index)
                 continue
-            _, files_found = find_below(
+            _, current_files = find_below(
                 source.source, source.index, source.prefix, planned["patterns"]
             )
             found_sizes, planned_sizes = (
                 dict(zip(files.names, files.sizes.tolist(), strict=True))
-                for files in (files_found, source.files)
+                for files in (current_files, source.files)
             )
             for name in sorted(found_sizes.keys() ^ planned_sizes.keys()):
-                message = (
+                template = (
                     "its patterns find {!r}, which is not in the plan"
                     if name in found_sizes
                     else "its patterns do not find {!r}"
                 )
-                faults.add("P22", PLAN_NAME, f"source {source.name}: {message.format(name)}")
+                faults.add("P22", PLAN_NAME, f"source {source.name}: {template.format(name)}")
             own_files = _check_pieces(
                 source,
                 [name for name, size in planned_sizes.items() if found_sizes.get(name) == size],
@@ -659,7 +654,7 @@ def _sampled_again(
     result from a store if it was planned from the text.
     """
     resolved = {**UNSAMPLED, "repeat": source.repeat, "prefix": planned["prefix"]}
-    source_again = PlannedSource(
+    new_source = PlannedSource(
         source.source,
         source.index,
         source.prefix,
@@ -673,9 +668,9 @@ def _sampled_again(
     )
 
     def found(estimates: Estimates, known_estimates: list[dict[str, Any]]) -> dict[str, Any]:
-        piece_bytes = {i: list(of_file) for i, of_file in source_again.files.piece_bytes.items()}
+        piece_bytes = {i: list(of_file) for i, of_file in new_source.files.piece_bytes.items()}
         return {
-            **stored_estimates(estimates, source_again, planned["text_bytes"], known_estimates),
+            **stored_estimates(estimates, new_source, planned["text_bytes"], known_estimates),
             "piece_bytes": piece_bytes,
         }
 
@@ -684,20 +679,20 @@ def _sampled_again(
     is_other = source.passes is not None and source.in_store != in_store
     if source.in_store:
         if not is_other:
-            yield found(estimates_in(source.store, source_again), [])
+            yield found(estimates_in(source.store, new_source), [])
         return
     if in_store:
         with contextlib.suppress(PackprepError):
             yield found(
-                estimates_in(open_store(planned["prefix"].removeprefix(IN_STORE)), source_again), []
+                estimates_in(open_store(planned["prefix"].removeprefix(IN_STORE)), new_source), []
             )
     if is_other:
         return
-    for at_url in (False, True) if in_store else (source_again.planned_at_url,):
-        source_again.planned_at_url = at_url
+    for at_url in (False, True) if in_store else (new_source.planned_at_url,):
+        new_source.planned_at_url = at_url
         settings, template = plan.recipe.documents, plan.stored["chat_template"]
         yield found(
-            *sampled(source_again, plan.engine, plan.vocabulary, settings, template, plan.is_store)
+            *sampled(new_source, plan.engine, plan.vocabulary, settings, template, plan.is_store)
         )
 
 
@@ -721,12 +716,7 @@ def check_recipe(plan: Plan, recipe: Recipe, moved: Mapping[str, str], faults: F
         recipe = of_store(recipe)
     else:
         recipe = next(
-            (
-                one_recipe
-                for one_recipe in recipe.by_length()
-                if one_recipe.seq_length == plan.recipe.seq_length
-            ),
-            recipe,
+            (r for r in recipe.by_length() if r.seq_length == plan.recipe.seq_length), recipe
         )
     moved_stores = {name: place for name, place in moved.items() if place.startswith(IN_STORE)}
     recipe, stores = in_stores(recipe, moved_stores, plan.is_store)

@@ -62,26 +62,26 @@ def replay_shard(shard: ShardToReplay, rejects: Locations | None) -> int | None:
     """
     plan, number, faults = shard.plan, shard.number, shard.faults
     faults_before = faults.total
-    rebuilt_data = make_shard(plan, number, shard.decoders, epoch=shard.epoch)
-    if _note_changed_sources(shard, rebuilt_data.documents.text_digests):
+    rebuilt_shard = make_shard(plan, number, shard.decoders, epoch=shard.epoch)
+    if _note_changed_sources(shard, rebuilt_shard.documents.text_digests):
         return None
     if shard.receipt is not None:
-        check_receipt(number, shard.receipt, rebuilt_data, faults)
+        check_receipt(number, shard.receipt, rebuilt_shard, faults)
     if rejects is not None:
-        check_read(plan, number, shard.arrays, rejects, rebuilt_data, faults)
-    _compare_arrays(shard, rebuilt_data.arrays)
+        check_read(plan, number, shard.arrays, rejects, rebuilt_shard, faults)
+    _compare_arrays(shard, rebuilt_shard.arrays)
     if faults.total == faults_before:  # `restore` needs valid arrays.
-        _check_inverse(shard, rebuilt_data)
-    return len(rebuilt_data.segments)
+        _check_inverse(shard, rebuilt_shard)
+    return len(rebuilt_shard.segments)
 
 
 def check_receipt(
-    number: int, receipt: Receipt, rebuilt_data: Made | StoreShard, faults: Faults
+    number: int, receipt: Receipt, rebuilt_shard: Made | StoreShard, faults: Faults
 ) -> None:
     """Check P17: the rebuilt shard has the ledger and the rejects of the stored receipt."""
-    if receipt["ledger"] != rebuilt_data.ledger:
+    if receipt["ledger"] != rebuilt_shard.ledger:
         faults.add("P17", receipt_name(number), "the ledger differs from the rebuilt shard")
-    rejects = encode_rejects(rebuilt_data)
+    rejects = encode_rejects(rebuilt_shard)
     if (receipt["rejects"] or {}).get("digest") != (digest_of(rejects) if rejects else None):
         faults.add("P17", rejects_name(number), "the rejects differ from the rebuilt shard")
 
@@ -112,9 +112,9 @@ def _compare_arrays(shard: ShardToReplay, rebuilt_arrays: Arrays) -> None:
             shard.add(message, row, slot, stored[index].item())
 
 
-def _check_inverse(shard: ShardToReplay, rebuilt_data: Made) -> None:
+def _check_inverse(shard: ShardToReplay, rebuilt_shard: Made) -> None:
     """Check P17: `restore` finds the tokens of the rebuilt documents in the stored segments."""
-    segments, documents = rebuilt_data.segments, rebuilt_data.documents
+    segments, documents = rebuilt_shard.segments, rebuilt_shard.documents
     # The rebuilt shard knows these columns exactly. A stored shard only lets them be computed.
     exact = stored_segments(shard.plan, shard.arrays).replace(
         bos=segments.bos,

@@ -87,9 +87,7 @@ class ShardCheck:
         row, slot = divmod(int(flat_slot), self.seq_length)
         self.add(promise, message, row, slot, value)
 
-    def add_differences(
-        self, promise: str, name: str, expected_values: np.ndarray, message: str
-    ) -> None:
+    def add_differences(self, promise: str, name: str, expected: np.ndarray, message: str) -> None:
         """Record a violation at each slot where the flat array `name` has an unexpected value.
 
         At most MAX_LISTED violations are recorded.
@@ -97,9 +95,9 @@ class ShardCheck:
         Args:
             promise: The invariant, such as "P7".
             name: Name of the array.
-            expected_values: The expected values, [rows * seq_length].
+            expected: The expected values, [rows * seq_length].
             message: Format string. Its {} becomes the expected value.
         """
         values = self.flat(name)
-        for i in np.flatnonzero(values != expected_values)[:MAX_LISTED]:
-            self.add_slot(promise, i, message.format(expected_values[i]), values[i].item())
+        for i in np.flatnonzero(values != expected)[:MAX_LISTED]:
+            self.add_slot(promise, i, message.format(expected[i]), values[i].item())

@@ -24,20 +24,20 @@ def check_store_shard(
     directory: Path,
     number: int,
     receipt: Receipt | None,
-    is_whole: bool,
+    is_replayed: bool,
     decoders: Decoders,
     faults: Faults,
 ) -> int | None:
     """Check the arrays and the ledger of a token store's shard: P3, P4, P8, P16, P21 and P23.
 
-    With `is_whole`, also rebuild the shard from its sources, and compare it (P17).
+    If `is_replayed` is true, also rebuild the shard from its sources, and compare it (P17).
 
     Args:
         plan: The store's plan.
         directory: Directory of the store.
         number: Number of the shard.
         receipt: The shard's receipt, or None if it is invalid.
-        is_whole: Whether to rebuild the shard from its sources and compare it.
+        is_replayed: Whether to rebuild the shard from its sources and compare it.
         decoders: Decoders for the source files.
         faults: Receives the faults.
 
@@ -54,7 +54,7 @@ def check_store_shard(
         return 0
     if receipt is not None:
         _check_counts(plan, arrays, receipt, number, faults)
-    if not is_whole:
+    if not is_replayed:
         return 0
     try:
         rebuilt_shard = make_store_shard(plan, number, decoders)
@@ -185,11 +185,8 @@ def _check_counts(
         )
     read = _by_source(plan, arrays, np.ones(len(arrays["position"])))
     for name, has in tokens.items():
-        ledger_counts = receipt["ledger"]["sources"][name]
-        if (ledger_counts["tokens"]["used"], ledger_counts["documents"]["read"]) != (
-            has,
-            read[name],
-        ):
+        counts = receipt["ledger"]["sources"][name]
+        if (counts["tokens"]["used"], counts["documents"]["read"]) != (has, read[name]):
             message = (
                 f"source {name}: the arrays have {has} tokens of {read[name]} documents, but the"
                 " ledger differs"

@@ -172,8 +172,8 @@ def block_masks(
         keys[:, 0] <= queries.max(axis=1)[:, None]
     )
     has_pairs = meet & (begin < reach.max(axis=1)[:, None])
-    every = begin + block <= reach.min(axis=1)[:, None]
-    return jnp.where(has_pairs, jnp.where(every, _FULL, _PARTIAL), _EMPTY).astype(jnp.int8)
+    has_all_pairs = begin + block <= reach.min(axis=1)[:, None]
+    return jnp.where(has_pairs, jnp.where(has_all_pairs, _FULL, _PARTIAL), _EMPTY).astype(jnp.int8)
 
 
 def _next_to_load(needed: jax.Array, width: int) -> jax.Array:

@@ -545,12 +545,12 @@ def _noised_alone(batch: Mapping[str, np.ndarray], pad_id: int) -> dict[str, np.
     )
     row, slot = np.nonzero((ids > 0) & (slots < (begin + end) // 2))
     # An old start b becomes b // 2, so the halves of a row stay in order and never overlap.
-    half_slots = slot - (begin[row, slot] + 1) // 2
+    new_slot = slot - (begin[row, slot] + 1) // 2
     halves = {}
     for name, values in batch.items():
         halves[name] = aligned((n_rows, length // 2), values.dtype)
         halves[name][:] = padding_value(name, pad_id)
-        halves[name][row, half_slots] = values[row, slot]
+        halves[name][row, new_slot] = values[row, slot]
     return halves
 
 

@@ -60,9 +60,7 @@ def check_maxtext(
         ArgumentError: If MaxText's loss would ignore weights, or if its loss or mask cannot train a
             task. The message names the task.
     """
-    tasks = [
-        task for one_dataset in datasets_of(dataset) for task in drawn_tasks(one_dataset.manifest)
-    ]
+    tasks = [task for member in datasets_of(dataset) for task in drawn_tasks(member.manifest)]
     in_place = [task for task in tasks if is_in_place(task)]
     if loss_weights == "refuse":
         if weighted:
@@ -92,9 +90,8 @@ def check_maxtext(
     if len(in_place) < len(tasks):
         next_token_task = next(task["name"] for task in tasks if not is_in_place(task))
         raise ArgumentError(
-            f"task {in_place[0]['name']!r} predicts the same position and task {next_token_task!r}"
-            " does"
-            " not, but MaxText trains with one objective\n"
+            f"task {in_place[0]['name']!r} predicts the same position and task"
+            f" {next_token_task!r} does not, but MaxText trains with one objective\n"
             "hint: build a dataset for each"
             + (
                 ", without the documents of one and two tokens, by documents.min_tokens = 3"
@@ -126,21 +123,20 @@ def _check_blocks(dataset: Dataset | Mixture, tasks: Sequence[StoredTask]) -> No
             " one causal_block_size\n"
             "hint: build a dataset for each"
         )
-    for one_dataset in datasets_of(dataset):
-        if "block_starts" in block_columns(one_dataset.manifest):
+    for member in datasets_of(dataset):
+        if "block_starts" in block_columns(member.manifest):
             raise ArgumentError(
-                f"blocks of {one_dataset.directory} start at the answers of conversations, but"
-                " MaxText"
-                " counts blocks from the start of the row\n"
+                f"blocks of {member.directory} start at the answers of conversations, but"
+                " MaxText counts blocks from the start of the row\n"
                 'hint: build with block_origin = "segment"'
             )
-        multiple = one_dataset.manifest["recipe"].get("packing", {}).get("pad_seq_to_mult", 1)
-        if any(RULES[task["attention"]].in_blocks for task in one_dataset.tasks) and multiple % (
+        multiple = member.manifest["recipe"].get("packing", {}).get("pad_seq_to_mult", 1)
+        if any(RULES[task["attention"]].in_blocks for task in member.tasks) and multiple % (
             2 * size
         ):
             raise ArgumentError(
                 f"MaxText counts blocks of {size} tokens from the start of the row, but segments"
-                f" of {one_dataset.directory} start at multiples of {multiple}\n"
+                f" of {member.directory} start at multiples of {multiple}\n"
                 f"hint: build with packing.pad_seq_to_mult = {2 * size}, two blocks since x_t and"
                 " x_0 are stored"
             )

@@ -88,12 +88,7 @@ def _files_in_words(path: Path, reader: Reader) -> Iterator[str]:
     """Yield sentences about the files of a folder that are read, and about those that are not."""
     if not path.is_dir() or not reader.suffixes or (path / tables.STATE).exists():
         return
-    known_suffixes = {
-        suffix
-        for one_reader in READERS.values()
-        for group in one_reader.suffixes
-        for suffix in group
-    }
+    known_suffixes = {suffix for r in READERS.values() for group in r.suffixes for suffix in group}
     files = sorted(p for p in path.iterdir() if p.suffix.lower() in known_suffixes and p.is_file())
     groups = ([p for p in files if p.suffix.lower() in group] for group in reader.suffixes)
     read = next((group for group in groups if group), [])

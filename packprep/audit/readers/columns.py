@@ -98,8 +98,7 @@ def stored_rows(
             row = int(np.argmax(own_lengths != lengths))
             raise SourceError(
                 f"{path}: row {first_row + row}: {name} has {own_lengths[row]} entries for"
-                f" {lengths[row]}"
-                " tokens\nhint: write the dataset again"
+                f" {lengths[row]} tokens\nhint: write the dataset again"
             )
         values[name] = joined
     return StoredRows(path, first_row, offsets_of(lengths), values, lists)

@@ -84,10 +84,10 @@ def open_npy(path: Path, choices: Choices) -> PackedData:
     # Either all files are streams, or all have rows of one length.
     lengths = {shape[1] if shape else None: file for file, shape in shapes.items()}
     if len(lengths) > 1:
-        (one_length, first_file), (other_length, second_file), *_ = lengths.items()
+        (first_length, first_file), (second_length, second_file), *_ = lengths.items()
         raise SourceError(
-            f"{path}: {first_file} has rows of {one_length} ids, but {second_file} has"
-            f" {other_length or 'no rows'}\n"
+            f"{path}: {first_file} has rows of {first_length} ids, but {second_file} has"
+            f" {second_length or 'no rows'}\n"
             "hint: audit files of one length at a time"
         )
     return PackedData(
@@ -139,11 +139,11 @@ def _stream_batches(files: list[Path], choices: Choices) -> Iterator[PackedRows]
     for file in files:
         array = _array_in(file, choices)
         with open_source(str(file), file.stat().st_size) as opened:
-            for first_id in range(0, array.ids, choices.batch_tokens):
-                count = min(choices.batch_tokens, array.ids - first_id)
-                file_offset = array.begin + first_id * array.dtype.itemsize
+            for first_token in range(0, array.ids, choices.batch_tokens):
+                count = min(choices.batch_tokens, array.ids - first_token)
+                file_offset = array.begin + first_token * array.dtype.itemsize
                 ids = array_at(opened, str(file), file_offset, array.dtype, count)
-                yield PackedRows(ids, np.array([0, count], np.int64), continued=first_id > 0)
+                yield PackedRows(ids, np.array([0, count], np.int64), continued=first_token > 0)
 
 
 def _row_batches(files: list[Path], choices: Choices) -> Iterator[PackedRows]:

@@ -154,7 +154,7 @@ def _shards(folder: Path) -> list[Shard]:
                 list(map(str, encodings)),
                 [None if size is None else int(size) for size in sizes],
             )
-            files = [str(shard_entry["basename"]) for shard_entry in data]
+            files = [str(file_entry["basename"]) for file_entry in data]
             shards.append(Shard(files, int(entry["samples"]), entry.get("compression"), columns))
         if not shards:
             raise ValueError("it lists no shards")
@@ -185,8 +185,8 @@ def _encoding(text: str, size: int | None, dtype: np.dtype) -> Encoding | None:
     names = [np.dtype(code).name for code in _DTYPES.values()]
     if kind != "ndarray" or args and args[0] not in names:
         return None
-    number_type = np.dtype(args[0]).newbyteorder("<") if args else None
-    return Encoding(size, kind, number_type, len(args) < 2)
+    array_dtype = np.dtype(args[0]).newbyteorder("<") if args else None
+    return Encoding(size, kind, array_dtype, len(args) < 2)
 
 
 def _rows(reader: _Reader, shard: Shard) -> Iterator[StoredRows]:
@@ -268,17 +268,15 @@ def _read(file: BinaryIO, path: Path, n_bytes: int) -> bytes:
 
 def _sample(reader: _Reader, path: Path, row: int, data: bytes) -> dict[str, np.ndarray]:
     """Return the values of the columns to read in a sample."""
-    stored_sizes = [size for size in reader.sizes if size is None]
+    variable_sizes = [size for size in reader.sizes if size is None]
     try:
         # A sample starts with the sizes of its columns that have no fixed size.
-        sizes_in_sample = iter(np.frombuffer(data, "<u4", len(stored_sizes)).tolist())
-        offset, values_by_column = 4 * len(stored_sizes), {}
+        sizes_in_sample = iter(np.frombuffer(data, "<u4", len(variable_sizes)).tolist())
+        offset, values = 4 * len(variable_sizes), {}
         for name, size in zip(reader.names, reader.sizes, strict=True):
             n_bytes = next(sizes_in_sample) if size is None else size
             if name in reader.encodings:
-                values_by_column[name] = _value(
-                    reader.encodings[name], data[offset : offset + n_bytes]
-                )
+                values[name] = _value(reader.encodings[name], data[offset : offset + n_bytes])
             offset += n_bytes
         if offset != len(data):
             raise ValueError(f"{len(data)} bytes instead of {offset}")
@@ -286,7 +284,7 @@ def _sample(reader: _Reader, path: Path, row: int, data: bytes) -> dict[str, np.
         raise SourceError(
             f"{path}: row {row}: damaged: {error}\nhint: fetch the file again"
         ) from error
-    return values_by_column
+    return values
 
 
 def _value(encoding: Encoding, data: bytes) -> np.ndarray:

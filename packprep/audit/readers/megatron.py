@@ -13,16 +13,12 @@ from packprep.sources.formats.compressed import Decoders
 def pairs_at(path: Path) -> list[Path]:
     """Return the .bin files of pairs: of a prefix, of one of both files, or in a folder."""
     if path.is_dir():
-        bin_files = [p.with_suffix(".bin") for p in sorted(path.iterdir()) if p.suffix == ".idx"]
+        files = [p.with_suffix(".bin") for p in sorted(path.iterdir()) if p.suffix == ".idx"]
     elif path.suffix in (".bin", ".idx"):
-        bin_files = [path.with_suffix(".bin")]
+        files = [path.with_suffix(".bin")]
     else:
-        bin_files = [path.with_name(f"{path.name}.bin")]
-    return [
-        bin_file
-        for bin_file in bin_files
-        if bin_file.exists() and bin_file.with_suffix(".idx").exists()
-    ]
+        files = [path.with_name(f"{path.name}.bin")]
+    return [file for file in files if file.exists() and file.with_suffix(".idx").exists()]
 
 
 def recognizes(path: Path) -> bool:

@@ -58,9 +58,9 @@ def _impossible(dataset: Dataset, manifest: Manifest) -> dict[str, str]:
     reasons: dict[str, str] = {}
     if any(dataset.facts.in_place) or encoder_length(manifest):
         reason = "the objective does not predict the next token. `packprep verify` checks it"
-        kinds = ("wrong_labels", "crossing_labels", "trained_padding", "untrained_documents")
-        position_kinds = ("broken_positions", "unreset_positions", "inner_eos", "empty_documents")
-        reasons |= dict.fromkeys((*kinds, *position_kinds), reason)
+        loss_kinds = ("wrong_labels", "crossing_labels", "trained_padding", "untrained_documents")
+        boundary_kinds = ("broken_positions", "unreset_positions", "inner_eos", "empty_documents")
+        reasons |= dict.fromkeys((*loss_kinds, *boundary_kinds), reason)
     total = add_ledgers(manifest["ledger"]["sources"].values())
     if not manifest["recipe"].get("documents", {}).get("append_eos", True):
         reasons["no_eos"] = "the recipe appends no eos"

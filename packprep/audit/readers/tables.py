@@ -127,10 +127,10 @@ def _kinds(file: Path, schema: pa.Schema) -> dict[str, pa.DataType]:
             continue
         is_integer = pa.types.is_integer(kind.value_type)
         # Masks may be bools or floats. Ids and lengths must be integers.
-        flag = name not in (*IDS, *PER_DOCUMENT) and (
+        is_flag = name not in (*IDS, *PER_DOCUMENT) and (
             pa.types.is_boolean(kind.value_type) or pa.types.is_floating(kind.value_type)
         )
-        if is_integer or flag:
+        if is_integer or is_flag:
             types_by_column[name] = kind.value_type
     if not types_by_column or next(iter(types_by_column)) not in IDS:
         names = ", ".join(map(repr, schema.names[:50])) or "none"

@@ -29,19 +29,19 @@ class Candidates(NamedTuple):
     row: np.ndarray  # int64: the segment's row
 
 
-def runs(kept_lengths: np.ndarray, dropped: np.ndarray) -> np.ndarray:
-    """Return flags in alternating runs: kept[0] times True, dropped[0] times False, and so on.
+def runs(kept_lengths: np.ndarray, dropped_lengths: np.ndarray) -> np.ndarray:
+    """Return flags in alternating runs of True and False, starting with True.
 
     Args:
         kept_lengths: Lengths of runs of True, int[k].
-        dropped: Lengths of runs of False, int[k].
+        dropped_lengths: Lengths of runs of False, int[k].
 
     Returns:
-        bool[Σ kept + Σ dropped].
+        bool[Σ kept_lengths + Σ dropped_lengths].
     """
     return np.repeat(
         np.tile(np.array([True, False]), len(kept_lengths)),
-        np.stack((kept_lengths, dropped), axis=1).reshape(-1),
+        np.stack((kept_lengths, dropped_lengths), axis=1).reshape(-1),
     )
 
 

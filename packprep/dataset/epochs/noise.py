@@ -288,8 +288,8 @@ def flip(
         # Ordinary tokens have one alternative less than special ones, because their own token is
         # excluded.
         old_rank = rank[tokens[slot]]
-        other_ids = len(ordinary) - (old_rank >= 0)
-        number = _others(segments, np.flatnonzero(flipped), other_ids, epoch)
+        n_alternatives = len(ordinary) - (old_rank >= 0)
+        number = _others(segments, np.flatnonzero(flipped), n_alternatives, epoch)
         # Numbers from the old token's rank on are moved up by one, which skips the old token.
         tokens[slot] = ordinary[number + ((old_rank >= 0) & (number >= old_rank))]
 
@@ -434,14 +434,14 @@ def noise_blocks(
     # Words and ids take 4 bytes.
     width = 4 if schedule.uniform or schedule.half_life else 1
     for segment_slice, segments, window in chunks(target.segments, width):
-        own_blocks = slice(int(offsets[:-1][segment_slice][0]), int(offsets[1:][segment_slice][-1]))
+        own_ranges = slice(int(offsets[:-1][segment_slice][0]), int(offsets[1:][segment_slice][-1]))
         if schedule.half_life:
             noised = _soonest(
-                segments, lengths[own_blocks], range_level[own_blocks], schedule, epoch
+                segments, lengths[own_ranges], range_level[own_ranges], schedule, epoch
             )
         else:
             noised = below(
-                segments.key, segments.count, limit[own_blocks], lengths[own_blocks], epoch
+                segments.key, segments.count, limit[own_ranges], lengths[own_ranges], epoch
             )
         # The odd epoch of a complementary pair noises the candidates that the even epoch left.
         if schedule.inverse:
@@ -490,8 +490,8 @@ def _soonest(
     block_lengths = np.where(level > 0, lengths, 0)
     for place in range(1, int(block_lengths.max(initial=0))):
         longer = block_lengths > place
-        reached = begin[longer] + place
-        scale[reached] = scale[reached - 1] * slower[longer]
+        indices = begin[longer] + place
+        scale[indices] = scale[indices - 1] * slower[longer]
     # In this order, each range has its candidates sorted by time.
     order = np.lexsort((time * scale, owners(lengths)))
     soonest = np.empty(len(time), np.bool_)

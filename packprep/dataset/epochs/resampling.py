@@ -320,7 +320,7 @@ def _ids(manifest: Manifest, tasks: list[NoisedTask]) -> noise.NoiseIds:
 
 
 def _read_parameters(
-    known_objective: noise.NoiseSchedule | TokenLayout, task: StoredTask, made_with: Any
+    objective: noise.NoiseSchedule | TokenLayout, task: StoredTask, made_with: Any
 ) -> dict[str, Any]:
     """Return a stored task's parameters, checked and converted to their types.
 
@@ -333,26 +333,26 @@ def _read_parameters(
     """
     place = f"redraw: task {task['name']!r} in the manifest"
     if unknown := task["parameters"].keys() - {
-        parameter.name for parameter in known_objective.parameters
+        parameter.name for parameter in objective.parameters
     }:
         raise DatasetError(f"{place}: {unknown_key(min(unknown), made_with)}")
     parameters = {}
-    for parameter in known_objective.parameters:
+    for parameter in objective.parameters:
         name = parameter.name
         value = task["parameters"].get(name, parameter.default if parameter.later else None)
         try:
             # The manifest may come from anyone, so values are checked as in a recipe.
             parameters[name] = parameter.accept(value, place)
             is_usable = (
-                not isinstance(known_objective, noise.NoiseSchedule)
+                not isinstance(objective, noise.NoiseSchedule)
                 or name != "noise_range"
-                or parameters[name][0] >= known_objective.least
+                or parameters[name][0] >= objective.least
             )
         except RecipeError:
             is_usable = False
         if not is_usable:
             raise DatasetError(
-                f"{place}: {name} is {value!r:.100}, which {known_objective.name} cannot use\n"
+                f"{place}: {name} is {value!r:.100}, which {objective.name} cannot use\n"
                 "hint: run `packprep verify` for details"
             )
     if not isinstance(task.get("resolved", {}), dict):

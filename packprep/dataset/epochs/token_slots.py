@@ -216,7 +216,7 @@ def span_slots(
 
 
 def _consecutive(first_numbers: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """Return first[i], …, first[i] + length[i] − 1 for each i, joined, int64[Σ length]."""
+    """Return `length` consecutive numbers from each first number on, joined, int64[Σ length]."""
     numbers = np.repeat(first_numbers - starts_of(length), length)
     numbers += np.arange(len(numbers))
     return numbers
@@ -530,10 +530,10 @@ def _moved_back(
     segment. `first_token` has the index of each segment's first token in `tokens`, int64[m].
     """
     cut = cut.copy()
-    moving = np.flatnonzero((cut > 0) & (cut < n))
-    while len(moving := moving[continues[tokens[first_token[moving] + cut[moving]]] != 0]):
-        cut[moving] -= 1
-        moving = moving[cut[moving] > 0]
+    indices = np.flatnonzero((cut > 0) & (cut < n))
+    while len(indices := indices[continues[tokens[first_token[indices] + cut[indices]]] != 0]):
+        cut[indices] -= 1
+        indices = indices[cut[indices] > 0]
     return cut
 
 

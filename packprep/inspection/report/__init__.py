@@ -164,15 +164,15 @@ def _page(
             notes.append(
                 f"{counted(len(looked) - len(sound), 'shard')} of the {len(looked)} examined: {why}"
             )
-        described, first_row = _rows(manifest, data, looked, sound, rows, notes)
-        resampled = _anew(data, described, first_row, sound, notes)
-        origin_in_words, newest = _made(local, manifest, data, notes)
+        described, first_shown_row = _rows(manifest, data, looked, sound, rows, notes)
+        resampled_row = _anew(data, described, first_shown_row, sound, notes)
+        data_origin, newest = _made(local, manifest, data, notes)
     total = first_rows(manifest)[-1]
     # The page has these rows as data, and its script draws them.
     shown = {
         "rows": described,
-        "first": first_row,
-        "anew": resampled,
+        "first": first_shown_row,
+        "anew": resampled_row,
         "length": manifest["seq_length"],
         "total": total,
         "tasks": [task["name"] for task in manifest["tasks"]],
@@ -191,13 +191,13 @@ def _page(
         _sample_says(described, total),
         (
             ""
-            if resampled is None
+            if resampled_row is None
             else (
-                f"Row {first_row:,} as stored, and as a loader with redraw resamples it in epoch"
-                f" {EPOCH}."
+                f"Row {first_shown_row:,} as stored, and as a loader with redraw resamples"
+                f" it in epoch {EPOCH}."
             )
         ),
-        origin_in_words,
+        data_origin,
         newest,
     )
     return written, {**says, "faults": faults}
@@ -373,8 +373,8 @@ def _verdict(
     )
     did = (
         f"{shards_in_words} recomputed ({counts}), and all of the dataset's own files. From the"
-        " sources,"
-        " only the segments shown below were rebuilt. packprep verify --replay rebuilds all."
+        " sources, only the segments shown below were rebuilt. packprep verify --replay rebuilds"
+        " all."
     )
     if len(looked) < shards:
         did += " The other shards were not checked. packprep verify checks all."

@@ -292,24 +292,27 @@ def _document_tokens(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _columns(shard: Shard, manifest: Manifest, rows: range) -> Columns:
-    arrays, first_row, end = shard.arrays, rows.start, rows.stop
-    begin, last_segment = int(arrays["row_offsets"][first_row]), int(arrays["row_offsets"][end])
-    chosen = slice(begin, last_segment)
+    arrays, first_row, end_row = shard.arrays, rows.start, rows.stop
+    first_segment, end_segment = (
+        int(arrays["row_offsets"][first_row]),
+        int(arrays["row_offsets"][end_row]),
+    )
+    chosen = slice(first_segment, end_segment)
     segments = segments_of(shard, manifest, rows)
     first_slots, slots, size = segments.at, segments.slots, segments.size
     prefix, n = (
         arrays[f"segment_{name}"][chosen].astype(np.int64) for name in ("prefix", "tokens")
     )
-    tokens = arrays["tokens"][first_row:end].reshape(-1)
+    tokens = arrays["tokens"][first_row:end_row].reshape(-1)
     # A compact shard omits the mask if the prefixes determine it (P9).
     if "loss_mask" in arrays:
-        loss = arrays["loss_mask"][first_row:end].reshape(-1)
+        loss = arrays["loss_mask"][first_row:end_row].reshape(-1)
     else:
         loss = segments.next_token_loss_mask()
     trainable = None
     if "trained_offsets" in arrays:
         offsets, ranges = (
-            arrays["trained_offsets"][begin : last_segment + 1],
+            arrays["trained_offsets"][first_segment : end_segment + 1],
             arrays["trained_ranges"].astype(np.int64),
         )
         # Offsets count through the shard, and ranges from the start of their segment.
@@ -321,11 +324,13 @@ def _columns(shard: Shard, manifest: Manifest, rows: range) -> Columns:
         )
     # The blocks of these rows are numbered from 0 in the result.
     blocks = (
-        arrays["block_offsets"][begin : last_segment + 1] if "block_offsets" in arrays else None
+        arrays["block_offsets"][first_segment : end_segment + 1]
+        if "block_offsets" in arrays
+        else None
     )
     return Columns(
         tokens,
-        arrays["labels"][first_row:end].reshape(-1) if "labels" in arrays else tokens,
+        arrays["labels"][first_row:end_row].reshape(-1) if "labels" in arrays else tokens,
         loss,
         first_slots,
         slots,
@@ -526,18 +531,14 @@ def _counts(
 
     The scale is logarithmic if one count is much larger than the rest.
     """
-    greatest = max(counts)
+    peak = max(counts)
     second_largest, largest = sorted([0, *counts])[-2:]
     log = 0 < second_largest * DWARFS < largest
     # Draw a line for each power of ten, or for every second one if there are many.
     powers = (
-        [10**k for k in range(0, len(str(round(greatest))), 1 if greatest < 1000 else 2)]
-        if log
-        else []
+        [10**k for k in range(0, len(str(round(peak))), 1 if peak < 1000 else 2)] if log else []
     )
-    lines = [(float(p), f"{p:,}") for p in powers if p * 2 < greatest] + [
-        (greatest, f"{round(greatest):,}")
-    ]
+    lines = [(float(p), f"{p:,}") for p in powers if p * 2 < peak] + [(peak, f"{round(peak):,}")]
     svg = chart(counts, ticks, lines, words, _said(head, rows), log)
     return Chart(title, f"{note}; logarithmic scale" if log else note, svg, head, rows)
 
@@ -585,16 +586,14 @@ def chart(
         log: Whether the scale is logarithmic. A bar of value ½ then has height 0.
     """
     # Horizontal positions are percentages, because the chart has the width of the page.
-    greatest = max([lines[-1][0], *values], default=0.0) or 1.0
+    ceiling = max([lines[-1][0], *values], default=0.0) or 1.0
     step = 100 / max(len(values), 1)
     gap = min(0.6, step * 0.15)
 
     def y(value: float) -> float:
         # The factor 2 gives the value 1 a visible bar on a logarithmic scale.
         share = (
-            math.log(max(2 * value, 1)) / math.log(max(2 * greatest, 2))
-            if log
-            else value / greatest
+            math.log(max(2 * value, 1)) / math.log(max(2 * ceiling, 2)) if log else value / ceiling
         )
         return BOTTOM - share * (BOTTOM - TOP)
 

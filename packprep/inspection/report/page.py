@@ -40,7 +40,7 @@ def page(
     looked_at: str,
     sample_says: str,
     anew_says: str,
-    origin_data: Mapping[str, Any] | None,
+    data_origin: Mapping[str, Any] | None,
     newest: Mapping[str, str],
 ) -> bytes:
     """Return the page as HTML in UTF-8.
@@ -56,7 +56,7 @@ def page(
         looked_at: Sentence that says which rows the charts cover.
         sample_says: Sentence that says which rows are shown.
         anew_says: Sentence about the resampled row, or "".
-        origin_data: The result of `origin`, or None.
+        data_origin: The result of `origin`, or None.
         newest: Source → day of the source's newest file, or the reason why it is unknown.
     """
     style, script = (_text(f"page.{kind}") for kind in ("css", "js"))
@@ -82,7 +82,7 @@ def page(
             looked_at=looked_at,
             sample_says=sample_says,
             anew_says=anew_says,
-            origin=origin_data and _origin(origin_data, newest),
+            origin=data_origin and _origin(data_origin, newest),
             foot=(
                 f"Written by packprep inspect {directory} --html. This page is a single file and"
                 " loads nothing."
@@ -156,15 +156,15 @@ def _totals(s: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _origin(origin_data: Mapping[str, Any], newest: Mapping[str, str]) -> dict[str, Any]:
-    tokenizer, sources = origin_data["tokenizer"], origin_data["sources"][:MOST_LINES]
+def _origin(data_origin: Mapping[str, Any], newest: Mapping[str, str]) -> dict[str, Any]:
+    tokenizer, sources = data_origin["tokenizer"], data_origin["sources"][:MOST_LINES]
     return {
         "facts": [
             ("tokenizer", f"{clipped(tokenizer['name'], _NAME)}, digest {tokenizer['digest']}"),
-            ("engine", origin_data["engine"]),
-            ("seed", str(origin_data["seed"])),
-            ("made with", versions(origin_data)),
-            ("format version", str(origin_data["law_version"])),
+            ("engine", data_origin["engine"]),
+            ("seed", str(data_origin["seed"])),
+            ("made with", versions(data_origin)),
+            ("format version", str(data_origin["law_version"])),
         ],
         "head": ("source", "files", "size", "newest file"),
         "sources": [
@@ -180,7 +180,7 @@ def _origin(origin_data: Mapping[str, Any], newest: Mapping[str, str]) -> dict[s
             )
             for s in sources
         ],
-        "recipe": origin_data["recipe"].splitlines(),
+        "recipe": data_origin["recipe"].splitlines(),
     }
 
 
@@ -224,9 +224,9 @@ def _sums(s: Mapping[str, Any]) -> list[dict[str, Any]]:
             if value or not i
         ]
         says = "✓ balances" if not off else f"✗ does not balance: off by {off:,}"
-        whole_said = (label, f"{total:,}")
+        total_cell = (label, f"{total:,}")
         sums.append(
-            {"title": title, "whole": whole_said, "parts": shown, "balances": not off, "says": says}
+            {"title": title, "whole": total_cell, "parts": shown, "balances": not off, "says": says}
         )
     return sums
 
@@ -315,10 +315,7 @@ def _task_table(s: Mapping[str, Any], figures: Figures | None) -> dict[str, Any]
         pairs = [(int(figures.task_trained[t]), int(figures.task_slots[t])) for t, _ in shown]
         columns.append(
             _cells(
-                [
-                    (slot_count, slot_count / slots if slots else None, None)
-                    for slot_count, slots in pairs
-                ],
+                [(trained, trained / slots if slots else None, None) for trained, slots in pairs],
                 whole=True,
             )
         )

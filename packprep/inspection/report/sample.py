@@ -193,7 +193,7 @@ def _affordable(
         arrays["segment_file"][every].tolist(),
     )
     chosen: list[int] = []
-    affordable: dict[tuple[int, ...], bool] = {}
+    is_affordable: dict[tuple[int, ...], bool] = {}
     for g, s, file in zip(every.tolist(), sources, files, strict=True):
         source = plan.sources[s]
         size = 0 if source.prefix == UNREAD else int(source.files.sizes[file - source.first_file])
@@ -205,10 +205,10 @@ def _affordable(
                 (*read_for, int(arrays["segment_doc"][g]) // PIECE_BYTES),
             )
         # Segments from the same part of a file share one reading.
-        if read_for not in affordable:
-            affordable[read_for] = read + size <= MOST_READ_BYTES
-            read += size if affordable[read_for] else 0
-        if affordable[read_for]:
+        if read_for not in is_affordable:
+            is_affordable[read_for] = read + size <= MOST_READ_BYTES
+            read += size if is_affordable[read_for] else 0
+        if is_affordable[read_for]:
             chosen.append(g)
     return np.array(chosen, np.int64), read
 

@@ -87,13 +87,13 @@ class Expression:
             return fault.message
         return ""
 
-    def check(self, place: str, types: Mapping[str, Any], types_by_name: Mapping[str, Any]) -> None:
+    def check(self, place: str, types: Mapping[str, Any], all_types: Mapping[str, Any]) -> None:
         """Check that a table has the fields, with types that the expression accepts.
 
         Args:
             place: Path or URL of the file, for messages.
             types: Arrow type of each field of the expression that the table has.
-            types_by_name: Arrow type of every field of the table, to list them in a message.
+            all_types: Arrow type of every field of the table, to list them in a message.
 
         Raises:
             SourceError: If a field is missing, or if its type is wrong.
@@ -101,7 +101,7 @@ class Expression:
         missing = [name for name in self.fields if name not in types]
         problem = f"there is no field {missing[0]!r}" if missing else self.fault(types)
         if problem:
-            fields = [f"{name!r} ({kind})" for name, kind in list(types_by_name.items())[:50]]
+            fields = [f"{name!r} ({kind})" for name, kind in list(all_types.items())[:50]]
             raise SourceError(
                 f"{place}: {_dotted(self.key)} = {self.text!r:.500}: {problem}; the fields are"
                 f" {', '.join(fields) or 'none'}\n"

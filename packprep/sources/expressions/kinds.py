@@ -98,9 +98,9 @@ def _same(node: Call, argument_kinds: list[str], first: int = 0, with_times: boo
     if not known_kinds:
         return UNKNOWN
     times = [kind for _, kind in known_kinds if kind == TIME]
-    other_argument, of_other = known_kinds[0]
+    other_argument, other_kind = known_kinds[0]
     for argument, kind in known_kinds:
-        if kind == of_other:
+        if kind == other_kind:
             continue
         # A text literal that is compared with a time is read as a time.
         is_written = with_times and any(
@@ -110,11 +110,10 @@ def _same(node: Call, argument_kinds: list[str], first: int = 0, with_times: boo
         if not (times and is_written):
             raise ExpressionFault(
                 f"{_named(node)} takes values of one kind, but {_shown(other_argument)} is"
-                f" {of_other} and"
-                f" {_shown(argument)} is {kind}",
+                f" {other_kind} and {_shown(argument)} is {kind}",
                 argument.at,
             )
-    return TIME if times else of_other
+    return TIME if times else other_kind
 
 
 def _named(node: Call) -> str:

@@ -168,30 +168,28 @@ def _check_tokens(text: str) -> None:
         _refuse("the expression has a lone surrogate")
     if "\n" in text or "\r" in text:
         _refuse("the expression has a line break", None, "write it in one line")
-    counted, last_type, end = 0, None, 0
+    counted, last_type, last_end = 0, None, 0
     try:
         for token in tokenize.generate_tokens(io.StringIO(text.strip(" \t")).readline):
-            offset = token.start[1] + len(text) - len(text.lstrip(" \t"))
+            start = token.start[1] + len(text) - len(text.lstrip(" \t"))
             if token.type == tokenize.COMMENT:
-                _refuse("the expression has a comment", offset, "remove it")
+                _refuse("the expression has a comment", start, "remove it")
             # Python joins neighbouring texts, so a missing comma would change the list.
             if token.type == tokenize.STRING == last_type:
                 quoted = 'write "it\'s" for a text with a quotation mark'
-                advice = quoted if offset == end else "write a comma"
-                _refuse("a comma is missing between two texts", offset, advice)
+                advice = quoted if start == last_end else "write a comma"
+                _refuse("a comma is missing between two texts", start, advice)
             if token.string in _SIGNS:
                 sign = (
-                    text[offset : offset + 2]
-                    if text[offset : offset + 2] in _SIGNS
-                    else token.string
+                    text[start : start + 2] if text[start : start + 2] in _SIGNS else token.string
                 )
-                _refuse(f"unknown operator {sign}", offset, f"write {_SIGNS[sign]}")
+                _refuse(f"unknown operator {sign}", start, f"write {_SIGNS[sign]}")
             if token.type == tokenize.NAME and token.string in _WORDS:
                 word = _WORDS[token.string]
-                _refuse(f"{token.string} is not an operator", offset, f"write {word}")
+                _refuse(f"{token.string} is not an operator", start, f"write {word}")
             # Texts, numbers and commas do not nest, so long lists are allowed.
             counted += token.type not in _UNCOUNTED and token.string != ","
-            last_type, end = token.type, offset + len(token.string)
+            last_type, last_end = token.type, start + len(token.string)
     except (tokenize.TokenError, SyntaxError, ValueError):
         _refuse("a bracket or a quotation mark is not closed")
     if counted > MAX_TOKENS:
@@ -368,12 +366,8 @@ class _Parser:
             near = next(iter(difflib.get_close_matches(name, FUNCTIONS)), "")
             advice = f"write {near}" if near else f"use one of {function_names}"
             _refuse(f"{name} is not a function", offset, advice)
-        least_arguments, most_arguments = FUNCTIONS[tree.func.id]
-        if tree.keywords or not least_arguments <= len(tree.args) <= most_arguments:
-            count = (
-                least_arguments
-                if least_arguments == most_arguments
-                else f"{least_arguments} to {most_arguments}"
-            )
+        min_count, max_count = FUNCTIONS[tree.func.id]
+        if tree.keywords or not min_count <= len(tree.args) <= max_count:
+            count = min_count if min_count == max_count else f"{min_count} to {max_count}"
             _refuse(f"{tree.func.id} takes {count} arguments, not {len(tree.args)}", offset)
         return Call(tree.func.id, tuple(map(self.node, tree.args)), offset)

@@ -52,14 +52,14 @@ def range_of(node: Node, fields: Mapping[str, Range]) -> Range:
         return Range(value, value, null=False, written=True)
     if isinstance(node, Field):
         return fields.get(node.name, ANY)
-    argument_ranges = [range_of(argument, fields) for argument in node.arguments]
+    ranges = [range_of(argument, fields) for argument in node.arguments]
     if node.function in ("and", "or"):
-        return _joined(node.function, argument_ranges)
+        return _joined(node.function, ranges)
     if node.function in COMPARISONS:
-        return _compared(node.function, *argument_ranges)
+        return _compared(node.function, *ranges)
     if node.function in ARITHMETIC:
-        return _calculated(node.function, *argument_ranges)
-    return _FUNCTIONS[node.function](argument_ranges)
+        return _calculated(node.function, *ranges)
+    return _FUNCTIONS[node.function](ranges)
 
 
 def _truth(can_be_false: bool, can_be_true: bool, null: bool) -> Range:
@@ -72,33 +72,33 @@ def _outcomes(truth: Range) -> tuple[bool, bool]:
     return truth.value and truth.low is not True, truth.value and truth.high is not False
 
 
-def _joined(word: str, argument_ranges: Sequence[Range]) -> Range:
+def _joined(word: str, ranges: Sequence[Range]) -> Range:
     """Return the range of "and" or "or" in SQL's three-valued logic."""
-    outcomes = [_outcomes(truth) for truth in argument_ranges]
-    null = any(truth.null for truth in argument_ranges)
+    outcomes = [_outcomes(truth) for truth in ranges]
+    null = any(truth.null for truth in ranges)
     if word == "and":
         is_true = all(can_be_true for _, can_be_true in outcomes)
         # A null can only remain if no argument is surely false.
         null = null and all(
             can_be_true or truth.null
-            for truth, (_, can_be_true) in zip(argument_ranges, outcomes, strict=True)
+            for truth, (_, can_be_true) in zip(ranges, outcomes, strict=True)
         )
         return _truth(any(can_be_false for can_be_false, _ in outcomes), is_true, null)
     is_false = all(can_be_false for can_be_false, _ in outcomes)
     null = null and all(
         can_be_false or truth.null
-        for truth, (can_be_false, _) in zip(argument_ranges, outcomes, strict=True)
+        for truth, (can_be_false, _) in zip(ranges, outcomes, strict=True)
     )
     return _truth(is_false, any(can_be_true for _, can_be_true in outcomes), null)
 
 
-def _not(argument_ranges: Sequence[Range]) -> Range:
-    can_be_false, can_be_true = _outcomes(argument_ranges[0])
-    return _truth(can_be_true, can_be_false, argument_ranges[0].null)
+def _not(ranges: Sequence[Range]) -> Range:
+    can_be_false, can_be_true = _outcomes(ranges[0])
+    return _truth(can_be_true, can_be_false, ranges[0].null)
 
 
-def _is_null(argument_ranges: Sequence[Range]) -> Range:
-    return _truth(argument_ranges[0].value, argument_ranges[0].null, False)
+def _is_null(ranges: Sequence[Range]) -> Range:
+    return _truth(ranges[0].value, ranges[0].null, False)
 
 
 def _compared(operator: str, left: Range, right: Range) -> Range:
@@ -149,10 +149,8 @@ def _rounded(side: Range, number: Any) -> Range:
     return side._replace(low=low, high=high)
 
 
-def _in(argument_ranges: Sequence[Range]) -> Range:
-    return _joined(
-        "or", [_compared("==", argument_ranges[0], entry) for entry in argument_ranges[1:]]
-    )
+def _in(ranges: Sequence[Range]) -> Range:
+    return _joined("or", [_compared("==", ranges[0], entry) for entry in ranges[1:]])
 
 
 def _numbers(ranges: Sequence[Range]) -> list[tuple[float, float]]:
@@ -178,9 +176,9 @@ def _outwards(low: float, high: float) -> tuple[float, float]:
     return ends
 
 
-def _computed(ends: tuple[float, float], argument_ranges: Sequence[Range]) -> Range:
+def _computed(ends: tuple[float, float], ranges: Sequence[Range]) -> Range:
     """Return the range of a number. The result of values can be null as well."""
-    value = all(side.value for side in argument_ranges)
+    value = all(side.value for side in ranges)
     return Range(*_outwards(*ends)) if value else Range(value=False)
 
 
@@ -192,8 +190,8 @@ def _calculated(operator: str, left: Range, right: Range) -> Range:
         ends = a - d, b - c
     elif operator == "%":
         # The remainder has the sign of `a`, and is not larger than either side.
-        largest_remainder = min(max(abs(a), abs(b)), max(abs(c), abs(d)))
-        ends = (0.0 if a >= 0 else -largest_remainder), (0.0 if b <= 0 else largest_remainder)
+        bound = min(max(abs(a), abs(b)), max(abs(c), abs(d)))
+        ends = (0.0 if a >= 0 else -bound), (0.0 if b <= 0 else bound)
     elif operator == "/" and c <= 0 <= d:
         ends = -math.inf, math.inf
     else:
@@ -204,52 +202,50 @@ def _calculated(operator: str, left: Range, right: Range) -> Range:
     return _computed(ends, (left, right))
 
 
-def _negative(argument_ranges: Sequence[Range]) -> Range:
-    ((low, high),) = _numbers(argument_ranges)
-    return _computed((-high, -low), argument_ranges)
+def _negative(ranges: Sequence[Range]) -> Range:
+    ((low, high),) = _numbers(ranges)
+    return _computed((-high, -low), ranges)
 
 
-def _abs(argument_ranges: Sequence[Range]) -> Range:
-    ((low, high),) = _numbers(argument_ranges)
+def _abs(ranges: Sequence[Range]) -> Range:
+    ((low, high),) = _numbers(ranges)
     least = 0.0 if low <= 0 <= high else min(abs(low), abs(high))
-    return _computed((least, max(abs(low), abs(high))), argument_ranges)
+    return _computed((least, max(abs(low), abs(high))), ranges)
 
 
-def _floor(argument_ranges: Sequence[Range]) -> Range:
-    ((low, high),) = _numbers(argument_ranges)
-    return _computed((float(np.floor(low)), float(np.floor(high))), argument_ranges)
+def _floor(ranges: Sequence[Range]) -> Range:
+    ((low, high),) = _numbers(ranges)
+    return _computed((float(np.floor(low)), float(np.floor(high))), ranges)
 
 
-def _ceil(argument_ranges: Sequence[Range]) -> Range:
-    ((low, high),) = _numbers(argument_ranges)
-    return _computed((float(np.ceil(low)), float(np.ceil(high))), argument_ranges)
+def _ceil(ranges: Sequence[Range]) -> Range:
+    ((low, high),) = _numbers(ranges)
+    return _computed((float(np.ceil(low)), float(np.ceil(high))), ranges)
 
 
-def _min(argument_ranges: Sequence[Range]) -> Range:
-    lows, highs = zip(*_numbers(argument_ranges), strict=True)
-    return _computed((min(lows), min(highs)), argument_ranges)
+def _min(ranges: Sequence[Range]) -> Range:
+    lows, highs = zip(*_numbers(ranges), strict=True)
+    return _computed((min(lows), min(highs)), ranges)
 
 
-def _max(argument_ranges: Sequence[Range]) -> Range:
-    lows, highs = zip(*_numbers(argument_ranges), strict=True)
-    return _computed((max(lows), max(highs)), argument_ranges)
+def _max(ranges: Sequence[Range]) -> Range:
+    lows, highs = zip(*_numbers(ranges), strict=True)
+    return _computed((max(lows), max(highs)), ranges)
 
 
-def _clip(argument_ranges: Sequence[Range]) -> Range:
-    return _min([_max(argument_ranges[:2]), argument_ranges[2]])
+def _clip(ranges: Sequence[Range]) -> Range:
+    return _min([_max(ranges[:2]), ranges[2]])
 
 
-def _if(argument_ranges: Sequence[Range]) -> Range:
-    can_be_false, can_be_true = _outcomes(argument_ranges[0])
-    chosen = [argument_ranges[1]] if can_be_true else []
-    return _either(
-        [*chosen, argument_ranges[2]] if can_be_false or argument_ranges[0].null else chosen
-    )
+def _if(ranges: Sequence[Range]) -> Range:
+    can_be_false, can_be_true = _outcomes(ranges[0])
+    chosen = [ranges[1]] if can_be_true else []
+    return _either([*chosen, ranges[2]] if can_be_false or ranges[0].null else chosen)
 
 
-def _coalesce(argument_ranges: Sequence[Range]) -> Range:
+def _coalesce(ranges: Sequence[Range]) -> Range:
     used = []
-    for side in argument_ranges:
+    for side in ranges:
         used.append(side)
         if not side.null:
             break

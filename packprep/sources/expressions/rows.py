@@ -110,14 +110,11 @@ def values_of(node: Node, columns: Mapping[str, pa.Array]) -> Values:
         return of_column(columns[node.name])
     if node.function == "is null":
         # `is null` also accepts lists and objects, which have no values here.
-        argument_node = node.arguments[0]
-        if (
-            isinstance(argument_node, Field)
-            and kind_of_type(columns[argument_node.name].type) not in READ
-        ):
-            valid = _valid(columns[argument_node.name])
+        operand = node.arguments[0]
+        if isinstance(operand, Field) and kind_of_type(columns[operand.name].type) not in READ:
+            valid = _valid(columns[operand.name])
         else:
-            valid = values_of(argument_node, columns).valid
+            valid = values_of(operand, columns).valid
         return Values(~valid, np.ones_like(valid))
     arguments = [values_of(argument, columns) for argument in node.arguments]
     if node.function in ("and", "or"):

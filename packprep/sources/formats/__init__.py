@@ -420,10 +420,8 @@ def bytes_of_pieces(
         group. For Parquet with token ids, TOKEN_TEXT_BYTES for each id of a row group. For Arrow,
         the bytes of each record batch. For a pair of files, the number of splits.
     """
-    format_entry = FORMATS[format]
-    return format_entry.module.pieces(
-        path, size, text_key, format_entry.holds == "tokens", piece_bytes
-    )
+    entry = FORMATS[format]
+    return entry.module.pieces(path, size, text_key, entry.holds == "tokens", piece_bytes)
 
 
 def bytes_per_token(work_range: Slice, text_key: str) -> float | None:
@@ -477,14 +475,13 @@ def read(
     if FORMATS[work_range.format].holds != "texts" or position == "whole":
         raise SourceError(
             f"{work_range.path}: group_by joins records of JSON Lines, Parquet and Arrow files of"
-            " texts,"
-            f" but this is a file of format {work_range.format}\n"
+            f" texts, but this is a file of format {work_range.format}\n"
             "hint: leave the file out of the source, or leave group_by out"
         )
 
     reader = FileReader(
-        lambda own_part, n_bytes: module.read(
-            own_part, text_key, None, n_bytes, own_decoders, fields
+        lambda one_range, n_bytes: module.read(
+            one_range, text_key, None, n_bytes, own_decoders, fields
         ),
         position,
         lambda: module.rows_of_splits(work_range, own_decoders),

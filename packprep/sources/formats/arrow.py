@@ -89,12 +89,12 @@ def read(
             if is_url(work_range.path)
             else pa.memory_map(work_range.path) as source
         ):
-            every = _columns(work_range, source, index, text_key, fields, keep)
+            all_columns = _columns(work_range, source, index, text_key, fields, keep)
             # A Choice needs all rows of the batch before the work range.
             low = 0 if isinstance(keep, Choice) else begin
             columns, chosen_by = (
                 {key: column.slice(low, end - low) for key, column in columns_of_kind.items()}
-                for columns_of_kind in every
+                for columns_of_kind in all_columns
             )
             batch = BatchBuilder(work_range.file)
             first_row = sum(index.rows[: work_range.piece])
@@ -209,33 +209,33 @@ def _columns(
             places = [
                 find_columns(work_range.path, schema, key, None, sizes_of)[key] for key in keys
             ]
-            list_arrays = [
+            column_arrays = [
                 _arrays(work_range.piece, source, index, schema, [place.number])[0]
                 for place in places
             ]
             return [
                 place.of(_validated(array)).nbytes
-                for place, array in zip(places, list_arrays, strict=True)
+                for place, array in zip(places, column_arrays, strict=True)
             ]
 
         columns = find_columns(work_range.path, schema, text_key, fields, sizes_of)
         columns |= find_group_columns(work_range.path, schema, work_range.grouping)
     chosen_by = find_field_columns(work_range.path, schema, keep)
     # A column is read once, even if several keys are inside it.
-    wanted_indices = sorted({column.number for column in (*columns.values(), *chosen_by.values())})
+    column_indices = sorted({column.number for column in (*columns.values(), *chosen_by.values())})
     arrays = [
         _validated(array)
-        for array in _arrays(work_range.piece, source, index, schema, wanted_indices)
+        for array in _arrays(work_range.piece, source, index, schema, column_indices)
     ]
 
     def values_of(column: Column) -> pa.Array:
-        return column.of(arrays[wanted_indices.index(column.number)])
+        return column.of(arrays[column_indices.index(column.number)])
 
-    own_values, by = (
+    values, field_values = (
         {key: values_of(column) for key, column in columns_of_kind.items()}
         for columns_of_kind in (columns, chosen_by)
     )
-    return own_values, by
+    return values, field_values
 
 
 def _schema(source: pa.NativeFile, index: BatchIndex) -> pa.Schema:
@@ -309,11 +309,11 @@ def _index(file: BinaryIO, size: int) -> BatchIndex:
     if any(header is None or header.kind != _RECORD_BATCH for header in headers):
         raise pa.ArrowInvalid("its footer does not point to record batches")
     dictionaries = _block_offsets(footer, _field(footer, root, 2))
-    messages = [header for header in headers if header]
+    batches = [header for header in headers if header]
     sizes = [
-        min(header.end, size) - offset for header, offset in zip(messages, offsets, strict=True)
+        min(header.end, size) - offset for header, offset in zip(batches, offsets, strict=True)
     ]
-    return BatchIndex(False, dictionaries, offsets, [header.rows for header in messages], sizes)
+    return BatchIndex(False, dictionaries, offsets, [header.rows for header in batches], sizes)
 
 
 def _index_of_stream(file: BinaryIO, size: int) -> BatchIndex:

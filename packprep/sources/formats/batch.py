@@ -513,15 +513,15 @@ def too_many_tokens(n_tokens: int) -> tuple[str, str]:
     return "too_large", f"{n_tokens} tokens; at most {MAX_DOCUMENT_TOKENS}"
 
 
-def invalid_utf8(error: UnicodeDecodeError, whole_name: str) -> tuple[str, str]:
+def invalid_utf8(error: UnicodeDecodeError, container: str) -> tuple[str, str]:
     """Return the reject reason and detail of invalid UTF-8.
 
-    `whole_name` names the container of the bytes, for example "line".
+    `container` names the container of the bytes, for example "line".
     """
     return (
         "invalid_utf8",
-        f"byte {error.start} of the {whole_name}, 0x{error.object[error.start]:02x}, is not valid"
-        " UTF-8",
+        f"byte {error.start} of the {container}, 0x{error.object[error.start]:02x}, is not"
+        " valid UTF-8",
     )
 
 

@@ -143,7 +143,7 @@ def decompressed(
                     )
                 for i in range(0, len(data), _FED_AT_ONCE):
                     fed = data[i : i + _FED_AT_ONCE]
-                    error_offset = offset + i
+                    fed_offset = offset + i
                     try:
                         for output in decompressor.feed(fed):
                             if output:
@@ -152,12 +152,12 @@ def decompressed(
                     except (zlib_ng.error, zstandard.ZstdError) as error:  # type: ignore[misc]
                         plain = (
                             "; if it is not compressed, give it a name without that ending"
-                            if not error_offset
+                            if not fed_offset
                             else ""
                         )
                         raise SourceError(
-                            f"{path}: corrupt {compression} data between bytes {error_offset} and"
-                            f" {error_offset + len(fed)} of {size}: {error}\n"
+                            f"{path}: corrupt {compression} data between bytes {fed_offset} and"
+                            f" {fed_offset + len(fed)} of {size}: {error}\n"
                             f"hint: fetch the file again, or take it out of the recipe{plain}"
                         ) from error
                 offset += len(data)

@@ -119,16 +119,12 @@ def read(
             positions = np.arange(begin, end, dtype=np.int64)
             # Documents before the work range are passed only for a Choice.
             is_wanted = kept(keep, work_range.file, positions, sizes.copy)
-            own_indices = np.flatnonzero(is_wanted & (positions >= numbers.start + low))
+            documents = np.flatnonzero(is_wanted & (positions >= numbers.start + low))
             content = _Content(
-                files, index.dtype, bounds[:-1][own_indices], sizes[own_indices], fields is not None
+                files, index.dtype, bounds[:-1][documents], sizes[documents], fields is not None
             )
             yield from id_batches(
-                work_range.file,
-                positions[own_indices],
-                sizes[own_indices],
-                batch_bytes,
-                content.read,
+                work_range.file, positions[documents], sizes[documents], batch_bytes, content.read
             )
 
 

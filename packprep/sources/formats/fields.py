@@ -124,8 +124,8 @@ def field_at(record: Any, key: str) -> Any:
         return None
     if key in record or "." not in key:
         return record.get(key)
-    first_key, other_keys = key.split(".", 1)
-    return field_at(record.get(first_key), other_keys)
+    outer_key, inner_key = key.split(".", 1)
+    return field_at(record.get(outer_key), inner_key)
 
 
 def is_message(keys: Collection[str]) -> bool:
@@ -267,14 +267,10 @@ class Fields:
             Its `record` also contains the values of media and of fields in REFUSED_FIELDS.
         """
         names = dict.fromkeys((*layout.needs, *layout.may_have, *REFUSED_FIELDS))
-        fields_and_values = [(field, value(self.key_of(field))) for field in names]
+        pairs = [(field, value(self.key_of(field))) for field in names]
         if self.kinds:
-            fields_and_values.append((MEDIA, value(MEDIA)))
-        record = {
-            field: field_value
-            for field, field_value in fields_and_values
-            if field_value is not None
-        }
+            pairs.append((MEDIA, value(MEDIA)))
+        record = {field: field_value for field, field_value in pairs if field_value is not None}
         return Supervision(text, spans, record, layout.name, self.kinds)
 
 
@@ -337,13 +333,11 @@ def without_nulls(value: Any) -> Any:
             if not (is_message and k == "weight" and is_missing(v))
         }
         return {
-            k: inner_value
-            for k, inner_value in kept_entries.items()
-            if inner_value is not None or (k == "content" and "role" in value)
+            k: entry
+            for k, entry in kept_entries.items()
+            if entry is not None or (k == "content" and "role" in value)
         }
-    return (
-        [without_nulls(inner_value) for inner_value in value] if isinstance(value, list) else value
-    )
+    return [without_nulls(entry) for entry in value] if isinstance(value, list) else value
 
 
 def is_missing(value: Any) -> bool:
@@ -418,8 +412,8 @@ def bad_weight(value: Any) -> tuple[str, str]:
     requirement = "a finite number of at least 0 in float32 is wanted"
     return (
         "bad_weight",
-        f'weight is {shown(value)}; {requirement}; documents.loss_spans = "ignore" reads the text'
-        " alone",
+        f'weight is {shown(value)}; {requirement}; documents.loss_spans = "ignore" reads'
+        " the text alone",
     )
 
 

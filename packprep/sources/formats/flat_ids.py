@@ -43,14 +43,14 @@ class Runs(NamedTuple):
 
     def numbers(self, piece: int) -> range:
         """Return the numbers of the documents in a split."""
-        first_number, end = (p * self.documents // self.pieces for p in (piece, piece + 1))
-        return range(first_number, end)
+        begin, end = (p * self.documents // self.pieces for p in (piece, piece + 1))
+        return range(begin, end)
 
     def pieces_at(self, positions: np.ndarray) -> np.ndarray:
         """Return the splits that contain the documents with these numbers, int64[k], ascending."""
         ends = np.array([self.numbers(piece).stop for piece in range(self.pieces)], np.int64)
-        pieces = np.unique(np.searchsorted(ends, positions, "right"))
-        return pieces[pieces < self.pieces]
+        piece_numbers = np.unique(np.searchsorted(ends, positions, "right"))
+        return piece_numbers[piece_numbers < self.pieces]
 
     def checked(self, piece: int, path: str) -> range:
         """Return `numbers(piece)` for a split of the plan.
@@ -88,17 +88,17 @@ def id_batches(
             concatenated ids and weights. The weights are float32, or None if all are 1.
     """
     for batch_slice in slices(np.maximum(sizes * TOKEN_TEXT_BYTES, 1), batch_bytes):
-        own_indices = np.arange(batch_slice.start, batch_slice.stop)
-        is_large = are_too_long(sizes[own_indices])
+        documents = np.arange(batch_slice.start, batch_slice.stop)
+        is_large = are_too_long(sizes[documents])
         rejects = [
             Reject(file, int(positions[i]), *too_many_tokens(int(sizes[i])))
-            for i in own_indices[is_large].tolist()
+            for i in documents[is_large].tolist()
         ]
-        own_indices = own_indices[~is_large]
-        ids, weights = read(own_indices)
-        tokens = IdLists(ids, offsets_of(sizes[own_indices]))
-        files = np.full(len(own_indices), file, np.int32)
-        yield Batch([], files, positions[own_indices], rejects, {}, tokens, token_weights=weights)
+        documents = documents[~is_large]
+        ids, weights = read(documents)
+        tokens = IdLists(ids, offsets_of(sizes[documents]))
+        files = np.full(len(documents), file, np.int32)
+        yield Batch([], files, positions[documents], rejects, {}, tokens, token_weights=weights)
 
 
 def damaged(path: str, problem: str, files: str = "the file") -> SourceError:

@@ -147,8 +147,8 @@ class _Joiner:
 
     def taken(self) -> list[tuple[_Document | Reject, bool]]:
         """Return the complete documents and the rejects, and forget them."""
-        complete_documents, self.done, self.n_bytes = self.done, [], self._open_bytes
-        return complete_documents
+        items, self.done, self.n_bytes = self.done, [], self._open_bytes
+        return items
 
 
 def read_groups(
@@ -203,7 +203,7 @@ def read_groups(
 
 
 def _batches(
-    complete_items: list[tuple[_Document | Reject, bool]], work_range: Slice, keep: Keep | None
+    items: list[tuple[_Document | Reject, bool]], work_range: Slice, keep: Keep | None
 ) -> Iterator[Batch]:
     """Yield a batch of the documents and rejects that `keep` selects, unless there are none.
 
@@ -212,21 +212,18 @@ def _batches(
     assert work_range.grouping is not None
     # `keep` selects a document by the position of its first record in the file.
     positions = [
-        item.position if isinstance(item, Reject) else item.records[0].position
-        for item, _ in complete_items
+        item.position if isinstance(item, Reject) else item.records[0].position for item, _ in items
     ]
 
     def sizes() -> np.ndarray:
-        byte_counts = (
-            0 if isinstance(item, Reject) else item.n_bytes for item, _ in complete_items
-        )
-        return np.fromiter(byte_counts, np.int64, len(complete_items))
+        byte_counts = (0 if isinstance(item, Reject) else item.n_bytes for item, _ in items)
+        return np.fromiter(byte_counts, np.int64, len(items))
 
     is_wanted = kept(keep, work_range.file, np.array(positions, np.int64), sizes).tolist()
     chosen = [
         item
-        for (item, of_early), use in zip(complete_items, is_wanted, strict=True)
-        if use and not of_early
+        for (item, of_early), is_used in zip(items, is_wanted, strict=True)
+        if is_used and not of_early
     ]
     documents = [item for item in chosen if isinstance(item, _Document)]
     if not chosen:
@@ -235,9 +232,7 @@ def _batches(
     records: list[_Record] = []
     for document in documents:
         records += sorted(document.records, key=lambda record: record.value.order)
-    number = np.repeat(
-        np.arange(len(documents)), [len(one_document.records) for one_document in documents]
-    )
+    number = np.repeat(np.arange(len(documents)), [len(document.records) for document in documents])
     alone = sum(document.records[0].value.group is None for document in documents)
     yield Batch(
         [record.text for record in records],
@@ -291,8 +286,8 @@ def _last_before(reader: FileReader, work_range: Slice) -> _Record | None:
 
 def _records_after(reader: FileReader, work_range: Slice) -> Iterator[_Read]:
     """Yield the records and rejects of the file after a work range."""
-    for after in _parts_after(reader, work_range):
-        yield from _records(reader, after, NEAR_BYTES)
+    for later_range in _parts_after(reader, work_range):
+        yield from _records(reader, later_range, NEAR_BYTES)
 
 
 def _parts_before(reader: FileReader, work_range: Slice) -> Iterator[Slice]:

@@ -82,17 +82,15 @@ def line_decoder(text_key: str, fields: Fields | None = None) -> Callable[[bytes
     """
     names = fields.beside_text(text_key) if fields else []
     decoder = _decoder_of(text_key, tuple((name, msgspec.Raw) for name in names))
-    fast, other_getters = (
+    fast, getters = (
         decoder.decode if decoder else _refuse,
         [attrgetter(f"field{i}") for i in range(len(names))],
     )
     # The fast path decodes media and weights. Lines with other fields take the slow path.
     alone = {
-        name: get
-        for name, get in zip(names, other_getters, strict=True)
-        if name in (MEDIA, "weight")
+        name: get for name, get in zip(names, getters, strict=True) if name in (MEDIA, "weight")
     }
-    of_layouts = [get for name, get in zip(names, other_getters, strict=True) if name not in alone]
+    of_layouts = [get for name, get in zip(names, getters, strict=True) if name not in alone]
     # With a fixed layout, every line has to be rendered.
     if fields and fields.format != "auto":
         fast = _refuse
@@ -122,14 +120,14 @@ def line_decoder(text_key: str, fields: Fields | None = None) -> Callable[[bytes
 
 @lru_cache(maxsize=64)
 def _decoder_of(
-    text_key: str, fields: tuple[tuple[str, Any], ...], is_whole: bool = False
+    text_key: str, fields: tuple[tuple[str, Any], ...], is_strict: bool = False
 ) -> msgspec.json.Decoder[Any] | None:
     """Return a decoder of records with the attributes `text`, `field0`, `field1` and so on.
 
     Args:
         text_key: Key of `text`.
         fields: Key and type of each `field0`, `field1` and so on. A missing field is None.
-        is_whole: Whether the decoder refuses records with other keys. Otherwise, it skips other
+        is_strict: Whether the decoder refuses records with other keys. Otherwise, it skips other
             keys.
 
     Returns:
@@ -142,7 +140,7 @@ def _decoder_of(
     keys = {"text": text_key} | {f"field{i}": name for i, (name, _) in enumerate(fields)}
     try:
         record = msgspec.defstruct(
-            "Record", record_fields, rename=keys, gc=False, forbid_unknown_fields=is_whole
+            "Record", record_fields, rename=keys, gc=False, forbid_unknown_fields=is_strict
         )
     except ValueError:  # msgspec refuses keys that need JSON escapes.
         return None
@@ -316,19 +314,17 @@ def block_decoder(
         # a line end: "}" followed by "{" is only valid JSON within a string, and a string contains
         # no line end. The decoder accepts two records in one line. But if the numbers of records
         # and lines are equal, each line contains exactly one record.
-        characters, last_index = np.frombuffer(data, np.uint8), starts + sizes - 1
-        last_index -= characters[last_index] == ord("\r")
-        if not (
-            (characters[starts] == ord("{")).all() and (characters[last_index] == ord("}")).all()
-        ):
+        characters, lasts = np.frombuffer(data, np.uint8), starts + sizes - 1
+        lasts -= characters[lasts] == ord("\r")
+        if not ((characters[starts] == ord("{")).all() and (characters[lasts] == ord("}")).all()):
             return None
         block = memoryview(data)[starts[0] : starts[-1] + sizes[-1]]
         if not has_learnt:
-            places = zip(
+            spans = zip(
                 starts[:_LEARNT_LINES].tolist(), sizes[:_LEARNT_LINES].tolist(), strict=True
             )
             whole = _whole_decoder(
-                text_key, names, [data[start : start + size] for start, size in places]
+                text_key, names, [data[start : start + size] for start, size in spans]
             )
             has_learnt = True
         # The strict decoder parses every value, so a success needs no further checks.
@@ -397,11 +393,11 @@ def _check_utf8(block: bytes) -> None:
     begin = 0
     while begin < len(block):
         end = begin + _CHECKED_BYTES
-        part_of_block = block[begin:end]
+        data = block[begin:end]
         begin += (
-            len(part_of_block)
-            if part_of_block.isascii()
-            else codecs.utf_8_decode(part_of_block, "strict", end >= len(block))[1]
+            len(data)
+            if data.isascii()
+            else codecs.utf_8_decode(data, "strict", end >= len(block))[1]
         )
 
 
@@ -435,11 +431,9 @@ class Lines(NamedTuple):
         least = limits.MAX_DOCUMENT_BYTES + 1
         return np.where(self.sizes < 0, least, np.minimum(self.sizes, least))
 
-    def at(self, selection: np.ndarray | slice) -> "Lines":
-        """Return the lines that `selection`, a slice or bool[n], selects. They share `data`."""
-        return Lines(
-            self.data, self.positions[selection], self.starts[selection], self.sizes[selection]
-        )
+    def at(self, index: np.ndarray | slice) -> "Lines":
+        """Return the lines that `index`, a slice or bool[n], selects. They share `data`."""
+        return Lines(self.data, self.positions[index], self.starts[index], self.sizes[index])
 
 
 def read(
@@ -548,20 +542,20 @@ def part_lines(work_range: Slice, keep: Keep | None, decoders: Decoders) -> Iter
     If `keep` is a `Choice`, it must count all lines of the split. Therefore it is first called with
     the lines that precede the work range in the split.
     """
-    most_bytes = limits.MAX_LINE_BYTES
+    max_bytes = limits.MAX_LINE_BYTES
     if not work_range.compression:
         first_byte = work_range.piece * work_range.piece_bytes
         begin, end = work_range.range(min(work_range.piece_bytes, work_range.size - first_byte))
         if begin < end:
             if isinstance(keep, Choice) and begin:
-                earlier_lines = Cursor(
+                earlier_cursor = Cursor(
                     byte_blocks(work_range.path, work_range.size, first_byte, first_byte + begin)
                 )
-                _choose(keep, work_range.file, take_lines(earlier_lines, 1, 2, most_bytes))
+                _choose(keep, work_range.file, take_lines(earlier_cursor, 1, 2, max_bytes))
             cursor = Cursor(
                 byte_blocks(work_range.path, work_range.size, first_byte + begin, first_byte + end)
             )
-            yield from take_lines(cursor, 1, 2, most_bytes)
+            yield from take_lines(cursor, 1, 2, max_bytes)
         return
     begin, end = work_range.range(-(-work_range.size // work_range.step_bytes))
     if begin < end:
@@ -578,8 +572,8 @@ def part_lines(work_range: Slice, keep: Keep | None, decoders: Decoders) -> Iter
         if isinstance(keep, Choice):
             # Both share one array, so counting in the Choice also updates the cursor.
             keep.seen = cursor.seen = keep.seen if cursor.seen is None else cursor.seen
-            _choose(keep, work_range.file, take_lines(cursor, cursor.next_label, begin, most_bytes))
-        yield from take_lines(cursor, begin, end, most_bytes)
+            _choose(keep, work_range.file, take_lines(cursor, cursor.next_label, begin, max_bytes))
+        yield from take_lines(cursor, begin, end, max_bytes)
         # After the last work range of a split, nothing continues at the cursor.
         if work_range.hi < work_range.weight:
             decoders.give_back(cursor)
@@ -595,10 +589,10 @@ def line_bytes(work_range: Slice) -> int:
     if work_range.compression:
         begin, end = work_range.range(-(-work_range.size // work_range.step_bytes))
         return min(end * work_range.step_bytes, work_range.size) - begin * work_range.step_bytes
-    most_bytes = limits.MAX_LINE_BYTES  # A longer line counts as this many bytes.
+    max_bytes = limits.MAX_LINE_BYTES  # A longer line counts as this many bytes.
     sizes = (lines.sizes for lines in part_lines(work_range, None, Decoders()))
     return sum(
-        int(np.where(line_sizes < 0, most_bytes, line_sizes + 1).sum()) for line_sizes in sizes
+        int(np.where(line_sizes < 0, max_bytes, line_sizes + 1).sum()) for line_sizes in sizes
     )
 
 

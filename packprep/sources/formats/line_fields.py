@@ -79,10 +79,8 @@ def values_decoder(names: tuple[str, ...]) -> Callable[[bytes], list[Any] | None
                 if not line.isascii():
                     line.decode()
                 if len(line) < MIN_NESTED_BYTES or not nested_too_deep(line):
-                    keys_and_values = zip(keys, values, strict=True)
-                    record = {
-                        key: value for key, value in keys_and_values if value is not msgspec.UNSET
-                    }
+                    pairs = zip(keys, values, strict=True)
+                    record = {key: value for key, value in pairs if value is not msgspec.UNSET}
                     return [field_at(record, name) for name in names]
             except (ValueError, msgspec.MsgspecError, RecursionError):
                 pass

@@ -140,27 +140,24 @@ def read(
         low, high = work_range.range(len(numbers))
         if low == high:
             return
-        chosen_from, first_number, end = numbers.start, numbers.start + low, numbers.start + high
-        # The sequences of document first + i are bounds[i] … bounds[i + 1] − 1.
-        bounds = array_at(
-            index_file, path, index.documents_at + 8 * first_number, "<i8", end - first_number + 1
-        )
+        chosen_from, begin, end = numbers.start, numbers.start + low, numbers.start + high
+        # The sequences of document begin + i are bounds[i] … bounds[i + 1] − 1.
+        bounds = array_at(index_file, path, index.documents_at + 8 * begin, "<i8", end - begin + 1)
         falls = np.flatnonzero(descents(bounds))
         if len(falls) or bounds[0] < 0 or bounds[-1] > index.sequences:
-            fall_index = int(falls[0]) if len(falls) else 0
+            i = int(falls[0]) if len(falls) else 0
             raise _damaged(
                 path,
-                f"document {first_number + fall_index} has the sequences from {bounds[fall_index]}"
-                f" to {bounds[fall_index + 1]}",
+                f"document {begin + i} has the sequences from {bounds[i]} to {bounds[i + 1]}",
             )
         # A Choice also counts the documents of the split before the work range.
         positions = np.arange(
-            chosen_from if isinstance(keep, Choice) else first_number, end, dtype=np.int64
+            chosen_from if isinstance(keep, Choice) else begin, end, dtype=np.int64
         )
-        # The last end − first entries belong to the work range.
+        # The last end − begin entries belong to the work range.
         is_wanted = kept(
             keep, work_range.file, positions, lambda: _sizes(path, index, index_file, positions)
-        )[first_number - end :]
+        )[begin - end :]
         # Documents may have very many sequences, so entries are loaded in parts.
         for group_slice in slices(np.maximum(np.diff(bounds), 1), _SEQUENCES):
             if is_wanted[group_slice].any():
@@ -168,7 +165,7 @@ def read(
                 group = _Group(
                     path,
                     index,
-                    first_number + group_slice.start,
+                    begin + group_slice.start,
                     own_bounds,
                     *_entries(path, index, index_file, own_bounds),
                 )
@@ -225,8 +222,8 @@ def _sizes(path: str, index: Index, file: BinaryIO, positions: np.ndarray) -> np
     )
     s, sequences = int(bounds[0]), max(int(bounds[-1] - bounds[0]), 0)
     lengths = array_at(file, path, _HEADER.size + 4 * s, "<i4", sequences).astype(np.int64)
-    offsets_of_sequences = offsets_of(lengths)
-    return np.diff(offsets_of_sequences[(bounds - s).clip(0, sequences)]).clip(0)
+    sequence_offsets = offsets_of(lengths)
+    return np.diff(sequence_offsets[(bounds - s).clip(0, sequences)]).clip(0)
 
 
 class _Group(NamedTuple):
@@ -250,7 +247,7 @@ class _Group(NamedTuple):
             self.first + documents,
             sizes,
             batch_bytes,
-            lambda own_indices: (self._ids(ids_file, documents[own_indices]), None),
+            lambda numbers: (self._ids(ids_file, documents[numbers]), None),
         )
 
     def _ids(self, ids_file: BinaryIO, documents: np.ndarray) -> np.ndarray:
@@ -260,15 +257,14 @@ class _Group(NamedTuple):
             ids_file: The .bin file.
             documents: int64[k], numbers of the documents in the group.
         """
-        # For documents with 2 and 1 sequences, which begin at 0 and 5, `sequence_indices` is [0, 1,
-        # 5].
-        sequence_counts = np.diff(self.bounds)[documents]  # number of sequences per document
+        # For documents with 2 and 1 sequences, which begin at 0 and 5, `indices` is [0, 1, 5].
+        counts = np.diff(self.bounds)[documents]  # number of sequences per document
         begins = self.bounds[documents] - self.bounds[0]
-        sequence_indices = np.repeat(
-            begins - (np.cumsum(sequence_counts) - sequence_counts), sequence_counts
-        ) + np.arange(int(sequence_counts.sum()))
-        begin = self.pointers[sequence_indices]
-        end = begin + self.lengths[sequence_indices] * self.head.dtype.itemsize
+        indices = np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(
+            int(counts.sum())
+        )
+        begin = self.pointers[indices]
+        end = begin + self.lengths[indices] * self.head.dtype.itemsize
         return joined_runs(ids_file, self.path, self.head.dtype, begin, end)
 
 
@@ -296,13 +292,13 @@ def _read_index(path: str, index_file: BinaryIO, ids_file: BinaryIO) -> Index:
             "hint: write the data again"
         )
     if code not in _DTYPES:
-        problem = (
+        description = (
             f"ids of {_FLOATS[code]}, which cannot be token ids"
             if code in _FLOATS
             else f"an unknown dtype code, {code}"
         )
         raise SourceError(
-            f"{path}: the index names {problem}\nhint: write the data with an integer dtype"
+            f"{path}: the index names {description}\nhint: write the data with an integer dtype"
         )
     # A sequence takes 12 bytes for length and pointer, and 1 more for a mode.
     least = _HEADER.size + 12 * sequences + 8 * count
@@ -324,8 +320,7 @@ def _read_index(path: str, index_file: BinaryIO, ids_file: BinaryIO) -> Index:
         raise _damaged(
             path,
             f"its documents go from sequence {first_sequence} to {last_sequence}, but there are"
-            f" {sequences}: its"
-            " writer did not end the last document",
+            f" {sequences}: its writer did not end the last document",
         )
     # The last length and the last pointer give the end of the .bin.
     end = 0

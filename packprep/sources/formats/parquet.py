@@ -110,8 +110,8 @@ def read(
             columns = find_columns(work_range.path, file.schema_arrow, text_key, fields, sizes_of)
             columns |= find_group_columns(work_range.path, file.schema_arrow, work_range.grouping)
         chosen_by = find_field_columns(work_range.path, file.schema_arrow, keep)
-        # `begin` and `end` count rows of the group, and `first_row` is the group's first row in the
-        # file.
+        # `begin` and `end` count rows of the group. `first_row` is the number of the group's first
+        # row in the file.
         first_row, n_rows = sum(footer.rows[: work_range.piece]), footer.rows[work_range.piece]
         begin, end = work_range.range(n_rows)
         if begin == end:
@@ -120,10 +120,8 @@ def read(
         chosen = by_fields(keep)
         # The footer's statistics may prove that no row is taken.
         if chosen is not None and not chosen.passes.may_use(group.ranges(chosen_by)):
-            for begin_row in range(begin, end, _COUNTED_ROWS):
-                rows = np.arange(
-                    first_row + begin_row, first_row + min(begin_row + _COUNTED_ROWS, end)
-                )
+            for row in range(begin, end, _COUNTED_ROWS):
+                rows = np.arange(first_row + row, first_row + min(row + _COUNTED_ROWS, end))
                 chosen.leave_out(work_range.file, rows)
             return
         if isinstance(keep, ByFields):
@@ -526,7 +524,7 @@ _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, 7, 8, 12
 
 
 def _struct(data: bytes, offset: int, depth: int) -> tuple[dict[int, int], int]:
-    """Return (fields, end) of the Thrift struct at offset `offset`.
+    """Return (fields, end) of the Thrift struct at `offset`.
 
     `fields` maps the number of each integer field to its value, for example {1: 0, 2: 4096}. `end`
     is the offset of the byte after the struct.
@@ -556,7 +554,7 @@ def _struct(data: bytes, offset: int, depth: int) -> tuple[dict[int, int], int]:
 
 
 def _past(data: bytes, offset: int, kind: int, depth: int) -> int:
-    """Return the offset of the byte after a value that starts at offset `offset`.
+    """Return the offset of the byte after a value that starts at `offset`.
 
     `kind` is the Thrift type of the value, but not one of the integer types.
     """

@@ -127,12 +127,12 @@ def find_columns(
     columns_by_key = {LOSS_SPANS: spans} if spans else {}
     text = fields.format == "auto" and _place(schema, text_key)
 
-    def there(layout: Layout) -> bool:
+    def fits(layout: Layout) -> bool:
         return all(_column(path, schema, fields.key_of(field), text_key) for field in layout.needs)
 
     # A file has a layout if it has all columns that the layout needs.
     layouts = [
-        layout for layout in LAYOUTS if fields.format in ("auto", layout.name) and there(layout)
+        layout for layout in LAYOUTS if fields.format in ("auto", layout.name) and fits(layout)
     ]
     if text:
         columns_by_key[text_key] = _text_column(path, schema, text_key, sizes_of)
@@ -261,8 +261,7 @@ def _no_layout(
         wanted_columns = " and ".join(repr(fields.key_of(field)) for field in layout.needs)
         return SourceError(
             f"{path}: messages_format = {fields.format!r} requires columns named {wanted_columns},"
-            " but"
-            f" the columns are {names}\n"
+            f" but the columns are {names}\n"
             "hint: set messages_key to the column that holds the messages, or messages_format to"
             " the layout of the file"
         )
@@ -320,11 +319,11 @@ def _place(schema: pa.Schema, key: str) -> Column | None:
     index = schema.get_field_index(key)
     if index >= 0 or "." not in key:
         return Column(index) if index >= 0 else None
-    first_key, other_keys = key.split(".", 1)
-    index = schema.get_field_index(first_key)
+    outer_key, inner_key = key.split(".", 1)
+    index = schema.get_field_index(outer_key)
     if index < 0 or not pa.types.is_struct(schema.field(index).type):
         return None
-    inner_column = _place(pa.schema(list(schema.field(index).type)), other_keys)
+    inner_column = _place(pa.schema(list(schema.field(index).type)), inner_key)
     return inner_column and Column(
         index, (schema.field(index).type.field(inner_column.number).name, *inner_column.inside)
     )
@@ -362,9 +361,7 @@ def _text_missing(
     """
     names = ", ".join(map(repr, schema.names[:50])) or "none"
     # The advice depends on the columns, which may have a layout, texts or token ids.
-    found_layout = next(
-        (layout for layout in LAYOUTS if set(layout.needs) <= set(schema.names)), None
-    )
+    layout = next((layout for layout in LAYOUTS if set(layout.needs) <= set(schema.names)), None)
     keys = [
         (key, kind)
         for key, kind in _leaves(schema)
@@ -375,8 +372,8 @@ def _text_missing(
     texts = texts[:_MOST_TEXT_KEYS]
     settings = {}
     advice = "set text_key (--text-key) to the column that holds the text"
-    if found_layout is not None:
-        advice = f"for {instead_of_text(found_layout)}"
+    if layout is not None:
+        advice = f"for {instead_of_text(layout)}"
     elif texts:
         # Sizes need a read of the file, so a single candidate is not measured.
         sizes = sizes_of(texts) if len(texts) > 1 else [1]
@@ -407,8 +404,8 @@ def _leaves(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
         kind = schema.field(name).type
         if pa.types.is_struct(kind) and "." not in name:
             yield from (
-                (f"{name}.{inner_key}", of_inner)
-                for inner_key, of_inner in _leaves(pa.schema(list(kind)))
+                (f"{name}.{inner_key}", inner_type)
+                for inner_key, inner_type in _leaves(pa.schema(list(kind)))
             )
         else:
             yield name, kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -477,8 +474,8 @@ def arrow_errors(path: str, file_kind: str) -> Iterator[None]:
                 "fetch the file with git lfs pull",
             )
         raise SourceError(
-            f"{path}: not a readable {file_kind}: {error}\nhint: {mend}, or take it out of the"
-            " recipe"
+            f"{path}: not a readable {file_kind}: {error}\n"
+            f"hint: {mend}, or take it out of the recipe"
         ) from error
 
 
@@ -592,12 +589,10 @@ def find_field_columns(path: str, schema: pa.Schema, keep: Keep | None) -> dict[
         chosen.passes.check(path, types, dict(_leaves(schema)))
     elif len(columns_by_name) < len(places):
         missing = next(name for name in places if name not in columns_by_name)
-        fields_in_words = ", ".join(
-            f"{name!r} ({kind})" for name, kind in islice(_leaves(schema), 50)
-        )
+        field_list = ", ".join(f"{name!r} ({kind})" for name, kind in islice(_leaves(schema), 50))
         raise SourceError(
             f"{path}: there is no field {missing!r} to keep; the fields are"
-            f" {fields_in_words or 'none'}\n"
+            f" {field_list or 'none'}\n"
             "hint: correct keep, or make the file a source of its own"
         )
     return columns_by_name
@@ -740,18 +735,16 @@ def _add_one_by_one(
         if size is not None and size > limits.MAX_DOCUMENT_BYTES:
             batch.reject(position, *too_large(size))
         else:
-            document_or_reject = _document(rows, beside, fields, i)
-            if isinstance(document_or_reject, tuple):
-                batch.reject(position, *document_or_reject)
+            outcome = _document(rows, beside, fields, i)
+            if isinstance(outcome, tuple):
+                batch.reject(position, *outcome)
             else:
                 # A row without a text has the size of its other columns.
                 of_layout = (
-                    size is None
-                    or isinstance(document_or_reject, Supervision)
-                    and document_or_reject.text is None
+                    size is None or isinstance(outcome, Supervision) and outcome.text is None
                 )
                 n_bytes = sum(c.slice(i, 1).nbytes for c in beside.values()) if of_layout else size
-                batch.add(position, document_or_reject, n_bytes)
+                batch.add(position, outcome, n_bytes)
         if batch.bytes >= batch_bytes:
             yield from batch.take()
 
@@ -826,8 +819,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, _JsonValue):
         return value.value
     if isinstance(value, dict):
-        return {key: _plain(inner_value) for key, inner_value in value.items()}
-    return [_plain(inner_value) for inner_value in value] if isinstance(value, list) else value
+        return {key: _plain(entry) for key, entry in value.items()}
+    return [_plain(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _parsed(value: Any, kind: pa.DataType) -> Any:
@@ -845,11 +838,9 @@ def _parsed(value: Any, kind: pa.DataType) -> Any:
             raise ValueError("nested too deep")
         return _JsonValue(json.loads(value, parse_int=read_integer))
     if pa.types.is_struct(kind):
-        return {
-            name: _parsed(inner_value, kind.field(name).type) for name, inner_value in value.items()
-        }
+        return {name: _parsed(entry, kind.field(name).type) for name, entry in value.items()}
     if _is_list(kind):
-        return [_parsed(inner_value, kind.value_type) for inner_value in value]
+        return [_parsed(entry, kind.value_type) for entry in value]
     return value
 
 
@@ -876,20 +867,19 @@ def find_token_column(path: str, schema: pa.Schema, text_key: str) -> int:
             f" {names}\n"
             "hint: set text_key to the column that holds the lists of token ids"
         )
-    column_indices = schema.get_all_field_indices(name)
-    if len(column_indices) > 1:
+    indices = schema.get_all_field_indices(name)
+    if len(indices) > 1:
         raise SourceError(
-            f"{path}: {len(column_indices)} columns named {name!r}\nhint: write the file with one"
-            " of them"
+            f"{path}: {len(indices)} columns named {name!r}\nhint: write the file with one of them"
         )
-    kind = schema.field(column_indices[0]).type
+    kind = schema.field(indices[0]).type
     if not _is_tokens(kind):
         raise SourceError(
             f"{path}: the column {name!r} holds {kind}, not lists of integers\n"
             "hint: set text_key to the column that holds the lists of token ids; for text, set"
             ' format to "auto"'
         )
-    return column_indices[0]
+    return indices[0]
 
 
 def find_token_columns(
@@ -951,9 +941,9 @@ def read_lists(
         lengths = list_lengths(rows)
         # An empty list counts as one byte, which limits the documents of a batch.
         for batch_slice in slices(np.maximum(lengths * TOKEN_TEXT_BYTES, 1), batch_bytes):
-            of_some = {key: values[batch_slice] for key, values in beside.items()}
+            beside_slice = {key: values[batch_slice] for key, values in beside.items()}
             batch = _batch(
-                file, rows[batch_slice], positions[batch_slice], lengths[batch_slice], of_some
+                file, rows[batch_slice], positions[batch_slice], lengths[batch_slice], beside_slice
             )
             yield batch
 
@@ -1052,10 +1042,8 @@ def _ids(
         places = np.flatnonzero(ids.is_null().to_numpy(zero_copy_only=False))
         owner = np.searchsorted(offsets, places, "right") - 1
         # The index that `np.unique` returns is the first null of each list.
-        _, first_indices = np.unique(owner, return_index=True)
-        for place, i in zip(
-            places[first_indices].tolist(), owner[first_indices].tolist(), strict=True
-        ):
+        _, firsts = np.unique(owner, return_index=True)
+        for place, i in zip(places[firsts].tolist(), owner[firsts].tolist(), strict=True):
             bad[int(numbers[i])] = ("not_tokens", f"token {place - int(offsets[i])} is null")
         ids = (ids.cast(pa.int64()) if pa.types.is_null(ids.type) else ids).fill_null(0)
     elif pa.types.is_null(ids.type):

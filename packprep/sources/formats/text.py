@@ -35,11 +35,8 @@ def read(
     An empty file is a document with an empty text.
     """
     begin, end = work_range.range(1)
-    positions = np.zeros(1, np.int64)
-    if (
-        begin == end
-        or not kept(keep, work_range.file, positions, lambda: positions + work_range.size)[0]
-    ):
+    zeros = np.zeros(1, np.int64)
+    if begin == end or not kept(keep, work_range.file, zeros, lambda: zeros + work_range.size)[0]:
         return
     batch = BatchBuilder(work_range.file)
     data = _read_whole(work_range, limits.MAX_DOCUMENT_BYTES)

@@ -151,7 +151,7 @@ def _token_rows(
     lengths = np.zeros(len(rows_or_rejects), np.int64)
     lengths[used] = [row.length for row in rows]
     ids = _numbers((row.ids for row in rows), np.int64)
-    masks, has_masks = {}, {}
+    masks, given_masks = {}, {}
     for name in MASKS:
         has_mask = np.array([name in row.masks for row in rows], np.bool_)
         if not has_mask.any():
@@ -160,11 +160,11 @@ def _token_rows(
         masks[name] = _numbers(texts, np.float64 if name == WEIGHTS else np.int64)
         # Rows without the mask get values that train every token.
         if not has_mask.all():
-            has_masks[name] = np.repeat(has_mask, lengths[used])
+            given_masks[name] = np.repeat(has_mask, lengths[used])
             of_all = (ids if name == LABELS else np.ones(len(ids))).astype(masks[name].dtype)
-            of_all[has_masks[name]] = masks[name]
+            of_all[given_masks[name]] = masks[name]
             masks[name] = of_all
-    return TokenRows(lengths, used, ids, masks, has_masks, weights, refused)
+    return TokenRows(lengths, used, ids, masks, given_masks, weights, refused)
 
 
 def _numbers(texts: Iterable[bytes], kind: type) -> np.ndarray:

@@ -61,8 +61,8 @@ def masked(
 
     def refuse(is_wrong: np.ndarray, detail: str) -> None:
         tokens = np.flatnonzero(is_wrong)
-        for i, token_index in zip(*np.unique(documents[tokens], return_index=True), strict=True):
-            number = int(tokens[token_index] - offsets[i])
+        for i, first_index in zip(*np.unique(documents[tokens], return_index=True), strict=True):
+            number = int(tokens[first_index] - offsets[i])
             refused.setdefault(int(i), (BAD_MASK, f"token {number}: {detail}"))
 
     # Padding is only removed at the ends, because a gap would join distant tokens.
@@ -74,11 +74,11 @@ def masked(
         refuse(~is_kept & _inside(is_kept, documents, offsets), f"{ATTENTION} is 0 between tokens")
     # Each mask says which tokens it trains, and all masks of a document must agree.
     trained = _trained_by_masks(ids, documents, masks, is_kept, refuse)
-    for one_mask, other_mask in combinations(trained, 2):
+    for mask, other_mask in combinations(trained, 2):
         # A document without a mask has default values, which contradict no other mask.
-        differs = is_kept & (trained[one_mask] != trained[other_mask])
-        differs = differs & given_masks.get(one_mask, True) & given_masks.get(other_mask, True)
-        refuse(differs, f"{one_mask} and {other_mask} contradict each other")
+        differs = is_kept & (trained[mask] != trained[other_mask])
+        differs = differs & given_masks.get(mask, True) & given_masks.get(other_mask, True)
+        refuse(differs, f"{mask} and {other_mask} contradict each other")
     weights = np.ones(len(ids), np.float32)
     if WEIGHTS in masks:
         values = masks[WEIGHTS].astype(np.float64)

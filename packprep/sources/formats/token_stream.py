@@ -104,16 +104,16 @@ def read(
         own_begin = array.first_id(first_byte + low)
         begin = array.first_id(first_byte) if isinstance(keep, Choice) else own_begin
         documents = _Documents(work_range, file, array, array.first_id(first_byte + high))
-        for found_documents in documents.starting_from(begin):
-            positions = array.begin + found_documents.begins * array.dtype.itemsize
+        for group in documents.starting_from(begin):
+            positions = array.begin + group.begins * array.dtype.itemsize
             # Documents before the work range are only for the Choice.
-            is_wanted = kept(keep, work_range.file, positions, found_documents.sizes.copy) & (
-                found_documents.begins >= own_begin
+            is_wanted = kept(keep, work_range.file, positions, group.sizes.copy) & (
+                group.begins >= own_begin
             )
-            for batch_slice in slices(found_documents.sizes * limits.TOKEN_TEXT_BYTES, batch_bytes):
+            for batch_slice in slices(group.sizes * limits.TOKEN_TEXT_BYTES, batch_bytes):
                 chosen = np.arange(batch_slice.start, batch_slice.stop)[is_wanted[batch_slice]]
                 if len(chosen):
-                    yield found_documents.batch(work_range.file, positions, chosen)
+                    yield group.batch(work_range.file, positions, chosen)
 
 
 class _Found(NamedTuple):
@@ -135,19 +135,16 @@ class _Found(NamedTuple):
         rejects = [
             Reject(file, position, *reason) for position in positions[documents[is_large]].tolist()
         ]
-        own_documents = documents[~is_large]
-        offsets = offsets_of(self.sizes[own_documents])
-        firsts, ends = (
-            self.firsts[own_documents],
-            self.firsts[own_documents] + self.sizes[own_documents],
-        )
+        numbers = documents[~is_large]
+        offsets = offsets_of(self.sizes[numbers])
+        firsts, ends = self.firsts[numbers], self.firsts[numbers] + self.sizes[numbers]
         # Neighbouring documents are one range of `ids`, so few ranges are copied.
-        starts = np.flatnonzero(np.append(True, firsts[1:] != ends[:-1])[: len(own_documents)])
-        stops = np.append(starts[1:], len(own_documents))[: len(starts)] - 1
+        starts = np.flatnonzero(np.append(True, firsts[1:] != ends[:-1])[: len(numbers)])
+        stops = np.append(starts[1:], len(numbers))[: len(starts)] - 1
         spans = zip(firsts[starts].tolist(), ends[stops].tolist(), strict=True)
         ids = np.concatenate([self.ids[:0], *(self.ids[a:b] for a, b in spans)])
-        files = np.full(len(own_documents), file, np.int32)
-        return Batch([], files, positions[own_documents], rejects, {}, IdLists(ids, offsets))
+        files = np.full(len(numbers), file, np.int32)
+        return Batch([], files, positions[numbers], rejects, {}, IdLists(ids, offsets))
 
 
 class _Documents(NamedTuple):
@@ -214,15 +211,14 @@ def _eos(work_range: Slice) -> int:
     if work_range.stream.eos is None:
         raise SourceError(
             f"{work_range.path}: the documents of the file end with eos, but the tokenizer has no"
-            " known"
-            " eos\n"
+            " known eos\n"
             "hint: set [specials] eos to the token or id after each document"
         )
     return work_range.stream.eos
 
 
 def array_of(work_range: Slice, file: Any) -> IdArray:
-    """Return the location of the ids in an open file, a work range of which is `work_range`.
+    """Return the location of the ids in the open file of a work range.
 
     Raises:
         SourceError: If the file is damaged, or is not an array of ids.
@@ -241,8 +237,7 @@ def array_of(work_range: Slice, file: Any) -> IdArray:
         if magic_and_version[0] == _LLM_C_EVAL:
             raise SourceError(
                 f"{work_range.path}: llm.c's file of an evaluation with answers to choose from,"
-                " not a"
-                " text\n"
+                " not a text\n"
                 "hint: take the file out of the recipe"
             )
         if magic_and_version in _LLM_C:
@@ -263,8 +258,7 @@ def _of_numpy(work_range: Slice, begin: bytes) -> IdArray:
     if len(shape) != 1 or dtype.kind not in "ui":
         raise SourceError(
             f"{work_range.path}: a NumPy array of shape {shape} and dtype {dtype.str}, but token"
-            " ids are"
-            " a one-dimensional array of integers\n"
+            " ids are a one-dimensional array of integers\n"
             "hint: write the documents one after the other, each with eos, or as lists in Parquet"
         )
     return _checked(work_range, IdArray(dtype, offset, shape[0]))
@@ -316,8 +310,7 @@ def _raw(work_range: Slice, begin: bytes) -> IdArray:
     if stream.dtype == "auto" and stream.vocab_size - 1 > np.iinfo(dtype).max:
         raise SourceError(
             f"{work_range.path}: a file without a header, whose ids would be read as {dtype.name},"
-            " but"
-            f" the vocabulary has {stream.vocab_size} ids\n{advice}"
+            f" but the vocabulary has {stream.vocab_size} ids\n{advice}"
         )
     if work_range.size % dtype.itemsize:
         raise damaged(

@@ -248,8 +248,7 @@ def engine_in_words(
     if passed_over:
         return (
             f"{description}, because {' and '.join(passed_over)} failed, was missing or was not"
-            " wanted"
-            " when the plan was made"
+            " wanted when the plan was made"
         )
     if engine.name != REFERENCE:
         return description
@@ -257,8 +256,7 @@ def engine_in_words(
     if slow := [name for name in suitable(vocabulary) if ENGINES[name].proven]:
         return (
             f"{description}, because it would take longer to load and check {' or '.join(slow)}"
-            " than to"
-            " tokenize this little text"
+            " than to tokenize this little text"
         )
     refusals = [
         why for kind in ENGINES.values() if kind.proven and (why := kind.refusal(vocabulary))

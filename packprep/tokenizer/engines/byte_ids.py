@@ -93,6 +93,6 @@ def _append_bytes(
     data = _byte_ids(text[begin:end].encode())
     ids.append(data)
     # All bytes of a character except its first are 10xxxxxx.
-    character_index = begin - 1 + np.cumsum((data & 0xC0) != 0x80)
-    characters.append(np.stack((character_index, character_index + 1), 1))
+    indices = begin - 1 + np.cumsum((data & 0xC0) != 0x80)
+    characters.append(np.stack((indices, indices + 1), 1))
     return len(data)

@@ -133,7 +133,7 @@ class _Stripping(NamedTuple):
         begin and from token end to end. For example, a <mask> that strips the space before it
         gives (1, 2, 8, 8) in "a <mask> b".
         """
-        ranges_found, last_end = [], 0
+        ranges, last_end = [], 0
         for match in self.pattern.finditer(text):
             begin, end = match.span()
             if match.group() in self.left:
@@ -144,9 +144,9 @@ class _Stripping(NamedTuple):
                 while end < len(text) and text[end] in _SPACES:
                     end += 1
             if match.group() in self.ids:
-                ranges_found.append((begin, *match.span(), end))
+                ranges.append((begin, *match.span(), end))
             last_end = end
-        return ranges_found
+        return ranges
 
 
 def _stripping(parsed: Mapping[str, Any]) -> _Stripping | None:
@@ -158,16 +158,12 @@ def _stripping(parsed: Mapping[str, Any]) -> _Stripping | None:
     added = parsed["added_tokens"]
     if any(token.get("normalized") for token in added):
         return None
-    strips_left, strips_right = (
+    left, right = (
         {token["content"] for token in added if token.get(key)} for key in ("lstrip", "rstrip")
     )
-    ids = {
-        token["content"]: token["id"]
-        for token in added
-        if token["content"] in strips_left | strips_right
-    }
+    ids = {token["content"]: token["id"] for token in added if token["content"] in left | right}
     pattern = any_of(token["content"] for token in added)
-    return _Stripping(pattern, ids, strips_left, strips_right) if ids else None
+    return _Stripping(pattern, ids, left, right) if ids else None
 
 
 def _added_space(parsed: Mapping[str, Any]) -> str | None:
@@ -322,12 +318,12 @@ class ByteTokens:
         # The ranges are right only if the tokens have exactly the bytes of the text.
         bounds, untold = offsets.tolist(), []
         for i, text in enumerate(texts):
-            own_tokens = slice(bounds[i], bounds[i + 1])
-            tokens = b"".join(data[own_tokens])
+            token_slice = slice(bounds[i], bounds[i + 1])
+            tokens = b"".join(data[token_slice])
             if tokens != text.encode() and not (
                 self._stripping
                 and self._move_stripped(
-                    text, tokens, self._strips[ids[own_tokens]], characters[own_tokens]
+                    text, tokens, self._strips[ids[token_slice]], characters[token_slice]
                 )
             ):
                 untold.append(i)
@@ -396,8 +392,8 @@ def _merged(fast: Encoded, slow: Encoded, slow_texts: np.ndarray) -> Encoded:
     for i in range(len(fast[1]) - 1):
         ids, offsets, characters = slow if i in numbers else fast
         k = numbers.get(i, i)
-        own_tokens = slice(int(offsets[k]), int(offsets[k + 1]))
-        parts.append((ids[own_tokens], characters[own_tokens]))
+        token_slice = slice(int(offsets[k]), int(offsets[k + 1]))
+        parts.append((ids[token_slice], characters[token_slice]))
     lengths = np.array([len(ids) for ids, _ in parts], np.int64)
     ids, characters = (np.concatenate(column) for column in zip(*parts, strict=True))
     return ids, offsets_of(lengths), characters

@@ -64,13 +64,9 @@ class NormalForms:
             return len(text)
         if len(text) * self._most <= MOST_CHARACTERS:
             return len(text) * self._most
-        form, longest, most_characters = (
-            text,
-            len(text),
-            max(MOST_CHARACTERS, MOST_GROWTH * len(text)),
-        )
+        form, longest, limit = text, len(text), max(MOST_CHARACTERS, MOST_GROWTH * len(text))
         for step in self._steps:
-            if (length := step.length(form)) > most_characters:
+            if (length := step.length(form)) > limit:
                 raise NormalizerLimit
             form, longest = step.normalizer.normalize_str(form), max(longest, length)
         return longest
@@ -93,10 +89,8 @@ class _Step(NamedTuple):
             return len(form) * (1 + len(self.table["prepend"]))
         if self.without is None:
             return len(form)
-        stripped_length = len(self.without.normalize_str(form))
-        return stripped_length + (len(self.with_one.normalize_str(form)) - stripped_length) * len(
-            self.table["content"]
-        )
+        base = len(self.without.normalize_str(form))
+        return base + (len(self.with_one.normalize_str(form)) - base) * len(self.table["content"])
 
 
 def _step(table: Mapping[str, Any]) -> _Step:
