@@ -42,10 +42,11 @@ from packprep.conversations.turns import (
     find_turns,
 )
 from packprep.errors import PackprepError
-from packprep.recipe import DocumentKeys, Source
+from packprep.recipe import DocumentKeys
 from packprep.sources.formats import Batch, Decoders, Keep, Reject, Slice, read
 from packprep.sources.formats.batch import MAX_DETAIL, MEDIA, SURROGATE, Supervision, large_text
 from packprep.sources.formats.fields import Fields, bad_weight, weight_of, whole_number
+from packprep.sources.slices import PlannedSource
 
 T = TypeVar("T")
 ASKING = ("user", "tool")
@@ -155,13 +156,12 @@ def supervise(
 
 def read_supervised(
     work_range: Slice,
-    source: Source,
+    source: PlannedSource,
     settings: DocumentKeys,
     template: str | None,
     keep: Keep | None = None,
     batch_bytes: int = 4 << 20,
     decoders: Decoders | None = None,
-    kinds: tuple[str, ...] = (),
 ) -> Iterator[tuple[Batch, dict[int, Conversation]]]:
     """Yield the batches of a work range, with the conversations of supervised documents.
 
@@ -176,10 +176,11 @@ def read_supervised(
         keep: As in `formats.read`.
         batch_bytes: As in `formats.read`.
         decoders: As in `formats.read`.
-        kinds: Kinds of media.
     """
-    fields = Fields.of(source, kinds) if settings.loss_spans == "use" else None
-    for batch in read(work_range, source.text_key, keep, batch_bytes, decoders, fields):
+    text_key, fields = source.source.text_key, None
+    if settings.loss_spans == "use":
+        fields = Fields.of(source.source, source.kinds)
+    for batch in read(work_range, text_key, keep, batch_bytes, decoders, fields):
         if batch.supervision:
             yield from _with_few_slots(*supervise(batch, template, settings))
         else:

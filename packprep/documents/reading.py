@@ -459,9 +459,7 @@ class TextReader:
             return
         place = source, work_range.file, work_range.use, file_key(source, work_range.file)
         reading_options = self.settings, self.template, keep
-        batches = read_supervised(
-            work_range, source.source, *reading_options, decoders=self.decoders, kinds=source.kinds
-        )
+        batches = read_supervised(work_range, source, *reading_options, decoders=self.decoders)
         for batch, conversations in self.clock.steps("read", batches):
             if batch.tokens is not None:
                 tokens, trained = self._take_tokens(batch)
@@ -1063,7 +1061,7 @@ def text_digest(
     for _, work_range, keep in with_keeps((source, work_range) for work_range in slices):
         reading_options = recipe.documents, template, keep
         for batch, conversations in read_supervised(
-            work_range, source.source, *reading_options, decoders=decoders, kinds=source.kinds
+            work_range, source, *reading_options, decoders=decoders
         ):
             tokens = (
                 None

@@ -491,12 +491,11 @@ def _read_again(plan: Plan, source: PlannedSource, i: int, position: int, used: 
         for work_range in _parts_at(source, i, position):
             for batch, _ in read_supervised(
                 work_range,
-                source.source,
+                source,
                 plan.recipe.documents,
                 plan.stored["chat_template"],
                 keep,
                 1 << 16,
-                kinds=source.kinds,
             ):
                 exists = True
                 text = batch.texts[0][:SHOWN_CHARACTERS] if batch.texts else text
@@ -680,12 +679,11 @@ def _first_looks(
         return
     for batch, conversations in read_supervised(
         work_range,
-        source.source,
+        source,
         documents,
         plan.stored["chat_template"],
         keep,
         1 << 16,
-        kinds=source.kinds,
     ):
         yield batch.positions, batch.rejects, _contents(plan, batch, conversations)
 
