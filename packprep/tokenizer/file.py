@@ -141,16 +141,28 @@ def read_beside(name: str, base: Path, file: str) -> bytes | None:
 def _fetched(name: str, file: str) -> bytes | None:
     """Return the bytes of a file on the Hugging Face Hub, or None if it does not exist.
 
-    `name` is the name of the repository. A file in the Hub's local cache is not fetched again.
+    `name` is the name of the repository. A file in the Hub's local cache is not fetched again. If
+    the Hub cannot be reached, and the cache does not know whether the file exists, print a warning
+    and return None.
 
     Raises:
         VocabularyError: If the file cannot be fetched or read.
     """
     import huggingface_hub
-    from huggingface_hub.errors import EntryNotFoundError
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     try:
         return _read(Path(huggingface_hub.hf_hub_download(name, file)))
+    except LocalEntryNotFoundError:
+        cached = huggingface_hub.try_to_load_from_cache(name, file)
+        if cached is not huggingface_hub._CACHED_NO_EXIST:
+            say(
+                f"warning: tokenizer {name!r}: the Hugging Face Hub cannot be reached, and its"
+                f" cache does not have {file}. If the file exists, what it says is not used."
+                " Download the tokenizer's files once, and give their folder",
+                once=True,
+            )
+        return None
     except EntryNotFoundError:
         return None
     except VocabularyError:

@@ -3,10 +3,11 @@ import os
 import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
-from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from tokenizers import Tokenizer
 
 from packprep import messages
@@ -740,6 +741,25 @@ def test_a_hub_that_gives_only_the_tokenizer_names_the_other_file(tmp_path, monk
     )
     with pytest.raises(VocabularyError, match=expected):
         load_tokenizer_json("somebody/model", tmp_path)
+
+
+def test_files_that_may_exist_are_named_if_the_hub_cannot_be_reached(tmp_path, monkeypatch, capsys):
+    folder = made.write(tmp_path / "hub", made.gpt2_like())
+    monkeypatch.setattr(messages, "_said", set())
+
+    def download(repo: str, file: str) -> str:
+        if file != "tokenizer.json":
+            raise LocalEntryNotFoundError("offline")
+        return str(folder / file)
+
+    def cached(repo: str, file: str) -> Any:
+        return None if file == "tokenizer_config.json" else huggingface_hub._CACHED_NO_EXIST
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", cached)
+    assert load_tokenizer_json("somebody/model", tmp_path)[1] == []
+    (warning,) = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert "cache does not have tokenizer_config.json. If the file exists" in warning
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
