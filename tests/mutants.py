@@ -531,6 +531,21 @@ def _run_tests(tests: Sequence[str], seconds: float, names: Set[str] = frozenset
     )
 
 
+IDLE_S = 60
+"""Seconds within which a mutant has to take one second of CPU time. Otherwise it counts as hung."""
+
+
+def _cpu_seconds(group: int) -> float:
+    """Return the CPU time of all processes of a process group."""
+    ticks = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # A process may end meanwhile.
+            fields = path.read_text("utf-8", "replace").rpartition(")")[2].split()
+            if int(fields[2]) == group:
+                ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 class Bench:
     """A folder with a copy of packprep and its tests, in which one file at a time is another."""
 
@@ -613,10 +628,17 @@ class Bench:
                 status = 0
             finally:
                 os._exit(status)
-        deadline, ended, usage = time.monotonic() + 10 * seconds + 60, 0, None
+        # A mutant of a kernel may damage the heap, and then wait forever for one of its locks.
+        spent, looked, ended, usage = 0.0, time.monotonic(), 0, None
+        deadline = looked + 10 * seconds + 60
         while not ended and time.monotonic() < deadline:
             time.sleep(0.02)
             ended, _, usage = os.wait4(pid, os.WNOHANG)
+            if time.monotonic() - looked > IDLE_S:
+                spent_before, spent = spent, _cpu_seconds(pid)
+                if spent - spent_before < 1:
+                    break
+                looked = time.monotonic()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         if not ended:
