@@ -285,7 +285,7 @@ def test_no_file_is_a_bag():
 
 
 def lines_of_code(source: str) -> int:
-    """Return the lines of a module without those of docstrings."""
+    """Return the lines of a module without those of docstrings and comments."""
     in_docstrings = sum(
         node.end_lineno - node.lineno + 1
         for node in ast.walk(ast.parse(source))
@@ -293,7 +293,8 @@ def lines_of_code(source: str) -> int:
         and isinstance(node.value, ast.Constant)
         and isinstance(node.value.value, str)
     )
-    return source.count("\n") - in_docstrings
+    comments = sum(line.lstrip().startswith("#") for line in source.splitlines())
+    return source.count("\n") - in_docstrings - comments
 
 
 @pytest.mark.long

@@ -1,5 +1,6 @@
 import json
 import os
+import sys
 import time
 import tomllib
 from dataclasses import replace
@@ -26,6 +27,15 @@ from packprep.recipe import (
 )
 from packprep.recipe.from_toml import check_together
 from tests.recipe.values_made import LEAST, VALUES, in_section
+
+
+@pytest.fixture
+def usual_recursion_limit():
+    """Python's limit, which some libraries raise for the whole process."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)
+    yield
+    sys.setrecursionlimit(limit)
 
 
 def read(**changes):
@@ -464,7 +474,9 @@ def test_set_value_goes_by_key_number_or_name(assignment, path, value):
         ("specials.sentinels=" + "[" * 5000, "its value is nested too deeply"),
     ],
 )
-def test_set_value_refuses_what_names_no_key_or_is_beyond_all_bounds(assignment, said):
+def test_set_value_refuses_what_names_no_key_or_is_beyond_all_bounds(
+    usual_recursion_limit, assignment, said
+):
     table = {"seed": 1, "sources": [{"paths": ["x"]}, {"name": "web", "paths": ["y"]}]}
     with pytest.raises(RecipeError) as caught:
         set_value(table, assignment)
@@ -654,7 +666,7 @@ def test_the_fingerprint_changes_with_files_sizes_and_tokenizer():
     ],
     ids=range(9),
 )
-def test_a_hostile_recipe_file_is_refused_by_name(tmp_path, text, words):
+def test_a_hostile_recipe_file_is_refused_by_name(usual_recursion_limit, tmp_path, text, words):
     path = tmp_path / "recipe.toml"
     path.write_bytes(text)
     with pytest.raises(RecipeError, match=rf"recipe\.toml.*({words})"):
