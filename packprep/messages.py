@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
 Listener = Callable[[str, bool], None]
@@ -249,6 +249,14 @@ class Bar:
 def counted(n: int, thing: str) -> str:
     """Return a number with its noun, as "1 row" or "2 rows"."""
     return f"{n:,} {thing}{'' if n == 1 else 's'}"
+
+
+def listed(items: Iterable[str], limit: int = 5, separator: str = ", ") -> str:
+    """Join the first `limit` items for a message, and say how many more there are."""
+    texts = list(items)
+    return separator.join(texts[:limit]) + (
+        f" and {len(texts) - limit} more" if len(texts) > limit else ""
+    )
 
 
 NEAREST = 8

@@ -29,11 +29,11 @@ from packprep.dataset.mixture import mixture_file
 from packprep.documents.reading import Documents, read_into, with_keeps
 from packprep.errors import PlanError
 from packprep.format.json_files import MIXTURE_NAME, PLAN_NAME
+from packprep.messages import listed
 from packprep.recipe import Recipe
 from packprep.sources.formats import Decoders
 from packprep.sources.slices import common_slices
 from packprep.storage import Folder
-from packprep.tokenizer.missing_roles import listed
 
 
 def folders_of_lengths(recipe: Recipe, out: Folder) -> list[tuple[Recipe, str]]:

@@ -31,6 +31,7 @@ from packprep.format.json_files import (
     json_value,
     with_defaults,
 )
+from packprep.messages import listed
 from packprep.objectives.objective import Ids, Task, TaskTable
 from packprep.objectives.tasks import (
     TOO_SHORT,
@@ -55,7 +56,6 @@ from packprep.storage import Folder, LocalFolder, folder_at, is_url
 from packprep.tokenizer.engines import load_engine
 from packprep.tokenizer.engines.engine import Engine
 from packprep.tokenizer.file import continuing_tokens
-from packprep.tokenizer.missing_roles import listed
 from packprep.tokenizer.roles import Vocabulary
 
 

@@ -150,10 +150,7 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Evaluate `left operator right`, unless the result would be too large."""
         if operator == "+" and type(left) is str and type(right) is str:
-            # This is `count_characters`, without a call for each text.
-            self._characters += len(left) + len(right)
-            if self._characters > MOST_CHARACTERS:
-                raise TemplateLimit
+            self.count_characters(len(left) + len(right))
             return left + right
         if isinstance(left, int) and isinstance(right, int):
             # The result of ** has at most bits(left) · right bits.

@@ -10,7 +10,7 @@ import numpy as np
 from packprep.conversations.supervision import Conversation
 from packprep.conversations.training import Trained
 from packprep.documents.sampled_passes import FEW_KEPT, SampledPasses
-from packprep.messages import NEAREST
+from packprep.messages import NEAREST, listed
 from packprep.recipe import DocumentKeys
 from packprep.tokenizer.encoding import Tokens
 from packprep.tokenizer.file import unknown_id
@@ -150,11 +150,10 @@ class SampleNotes:
             )
         if self.ignored:
             ordered = sorted(self.ignored.items(), key=lambda item: (-item[1], item[0]))
-            parts = "; ".join(f"{part} ({n:,})" for part, n in ordered[:NEAREST])
-            more = f"; and {len(ordered) - NEAREST:,} more" if len(ordered) > NEAREST else ""
+            parts = listed((f"{part} ({n:,})" for part, n in ordered), NEAREST, "; ")
             warnings.append(
                 f"its {self.conversations:,} sampled conversations have parts that are not read, or"
-                f" not as intended: {parts}{more}. docs/records.md lists the fields that are read"
+                f" not as intended: {parts}. docs/records.md lists the fields that are read"
             )
         if self.open_ends > self.answers / 2:
             warnings.append(

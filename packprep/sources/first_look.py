@@ -261,7 +261,7 @@ def first_look(
     filled = np.flatnonzero(files.sizes)
     chosen = filled[np.linspace(0, len(filled) - 1, min(FILES, len(filled))).astype(np.int64)]
     first_mistake, count, beyond = None, 0, _Beyond()
-    unread = UnreadFields(source, lambda format: FORMATS[format].holds == "tokens")
+    unread = UnreadFields(source)
     looked_at = list(dict.fromkeys(chosen.tolist()))
     for i in looked_at:
         path, settings = os.path.join(files.root, files.names[i]), dict[str, str]()

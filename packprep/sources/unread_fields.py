@@ -8,16 +8,18 @@ that divide a row into documents.
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
 
-from packprep.messages import NEAREST, say
+from packprep.messages import NEAREST, listed, say
 from packprep.recipe import Source
+from packprep.sources.formats import FORMATS
 from packprep.sources.formats.fields import Fields, field_at
 from packprep.sources.formats.token_masks import MASKS
 from packprep.sources.formats.token_rows import COLUMNS
+from packprep.sources.passes import Passes
 
 UNREAD_FIELDS = (
     *("label", "kto_tag", "chosen", "rejected", "rejected_response", "mask"),
@@ -37,15 +39,16 @@ _MOST_LINES = 200
 class UnreadFields:
     """Counts the unread fields of the inspected records of a source."""
 
-    def __init__(self, source: Source, holds_tokens: Callable[[str], bool]):
+    def __init__(self, source: Source):
         self.records = 0
         self.fields: Counter[str] = Counter()  # field → inspected records with a value
         self.columns: dict[str, None] = {}  # unread columns of tables
         self._source = source
         self._fields = Fields.of(source)
-        self._holds_tokens = holds_tokens
-        used = source.messages_key, source.tools_key, source.text_key, source.where, source.repeat
-        self._used = " ".join(map(str, used))
+        passes = Passes.of(source, 0)
+        used_keys = [source.messages_key, source.tools_key, source.text_key]
+        used_keys += passes.fields if passes else ()
+        self._used = {name for key in used_keys for name in (key, key.split(".")[0])}
 
     def add_lines(self, format: str, lines: Sequence[bytes]) -> None:
         """Count the fields of JSON lines of a format."""
@@ -60,13 +63,13 @@ class UnreadFields:
 
     def add_columns(self, format: str, names: Sequence[str]) -> None:
         """Note the unread columns of a table of a format."""
-        has_tokens = self._holds_tokens(format)
-        record = dict.fromkeys(names, [0, 0, 1] if has_tokens else "x")
+        value = [0, 0, 1] if FORMATS[format].holds == "tokens" else "x"
+        record = dict.fromkeys(names, value)
         self.columns |= dict.fromkeys(self._unread(format, record))
 
     def _unread(self, format: str, record: Mapping[str, Any]) -> list[str]:
         """Return the unread fields of a record."""
-        if self._holds_tokens(format):
+        if FORMATS[format].holds == "tokens":
             found = [key for key, value in record.items() if _affects_tokens(key, value)]
         else:
             found = self._beside_messages(record)
@@ -96,15 +99,14 @@ class UnreadFields:
         """Print a warning with the counts, if there are unread fields."""
         ordered = sorted(self.fields.items(), key=lambda item: (-item[1], item[0]))
         parts = [
-            f"{ascii(key[:40])} ({n:,} of {self.records:,} inspected records)"
-            for key, n in ordered[:NEAREST]
+            f"{ascii(key[:40])} ({n:,} of {self.records:,} inspected records)" for key, n in ordered
         ]
-        parts += [f"{ascii(key[:40])} (a column)" for key in sorted(self.columns)[:NEAREST]]
+        parts += [f"{ascii(key[:40])} (a column)" for key in sorted(self.columns)]
         if parts:
             say(
                 f"warning: source {self._source.name!r}: fields that may affect training are not"
-                f" read: {', '.join(parts)}. Write them as docs/records.md describes, or remove"
-                " them"
+                f" read: {listed(parts, NEAREST)}. Write them as docs/records.md describes, or"
+                " remove them"
             )
 
 

@@ -158,7 +158,7 @@ def _fetched(name: str, file: str) -> bytes | None:
         if cached is not huggingface_hub._CACHED_NO_EXIST:
             say(
                 f"warning: tokenizer {name!r}: the Hugging Face Hub cannot be reached, and its"
-                f" cache does not have {file}. If the file exists, what it says is not used."
+                f" cache does not have {file}. If this file exists, its settings are not used."
                 " Download the tokenizer's files once, and give their folder",
                 once=True,
             )

@@ -1,10 +1,11 @@
 """Report all missing special tokens of a tokenizer at once, with recipe lines that fix them."""
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from packprep.errors import VocabularyError
+from packprep.messages import listed
 from packprep.recipe import as_toml
 from packprep.tokenizer.file import TokenTable
 
@@ -180,11 +181,3 @@ def _consecutive(ids: Sequence[int], count: int) -> Sequence[int]:
 
 def _toml_key(key: str) -> str:
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else as_toml(key)
-
-
-def listed(items: Iterable[str], limit: int = 5) -> str:
-    """Join the first `limit` items for a message, and say how many more there are."""
-    texts = list(items)
-    return ", ".join(texts[:limit]) + (
-        f" and {len(texts) - limit} more" if len(texts) > limit else ""
-    )

@@ -20,6 +20,7 @@ from typing import Any
 from packprep.cache import remembered
 from packprep.errors import VocabularyError
 from packprep.format.digests import digest_of
+from packprep.messages import listed
 from packprep.recipe import Specials
 from packprep.tokenizer.file import (
     BYTES_ROLES,
@@ -35,7 +36,7 @@ from packprep.tokenizer.file import (
     tokens_in_file,
     without_last_tokens,
 )
-from packprep.tokenizer.missing_roles import RESERVED, Missing, listed, looks_special, missing_roles
+from packprep.tokenizer.missing_roles import RESERVED, Missing, looks_special, missing_roles
 
 SHARED = {"eos", "bos", "pad"}
 """The roles that one token may have at the same time, if eos is among them."""

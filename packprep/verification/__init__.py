@@ -42,14 +42,13 @@ from packprep.format.json_files import (
     shard_name,
 )
 from packprep.kernel import warm_kernels
-from packprep.messages import put_line
+from packprep.messages import listed, put_line
 from packprep.randomness import REPLAY, bits64, permute, text_key
 from packprep.recipe import Recipe
 from packprep.sources.formats import Decoders
 from packprep.sources.slices import IN_STORE
 from packprep.storage import Folder, LocalCopy, Remote, folder_at, local_copy
 from packprep.tokenizer.engines import engine_in_words
-from packprep.tokenizer.missing_roles import listed
 from packprep.verification.arrays import (
     BLOCKS,
     WEIGHTS,

@@ -15,13 +15,13 @@ MESSAGES = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "
 
 def fields_of(*records, format="jsonl", **source):
     """The counts of the unread fields of some records."""
-    unread = UnreadFields(Source(name="web", paths=("*",), **source), lambda name: name == "tokens")
+    unread = UnreadFields(Source(name="web", paths=("*",), **source))
     unread.add_lines(format, [json.dumps(record).encode() for record in records])
     return dict(unread.fields)
 
 
 def test_fields_beside_messages_are_counted_and_said_once(capsys):
-    unread = UnreadFields(Source(name="web", paths=("*",)), lambda name: False)
+    unread = UnreadFields(Source(name="web", paths=("*",)))
     record = {"messages": MESSAGES, "system_prompt": "s", "id": 3, "label": None}
     lines = [json.dumps({**record, "label": k or None}).encode() for k in range(3)]
     unread.add_lines("jsonl", [*lines, b"", b"no JSON", b"[1]"])
@@ -34,11 +34,17 @@ def test_fields_that_are_read_refused_or_empty_are_not_counted():
     for record, source in [
         ({"text": "a", "label": 1}, {}),
         ({"messages": MESSAGES, "label": 1}, {"where": "label == 1"}),
+        ({"messages": MESSAGES, "mask": {"kind": 1}}, {"where": "mask.kind == 1"}),
         ({"messages": MESSAGES, "chosen": MESSAGES}, {"messages_key": "chosen"}),
         ({"prompt": "q", "chosen": "a", "rejected": "b"}, {}),
         ({"messages": MESSAGES, "documents": []}, {}),
     ]:
         assert fields_of(record, **source) == {}, record
+
+
+def test_a_name_inside_an_expression_or_a_key_does_not_hide_a_field():
+    record = {"messages": MESSAGES, "label": 1, "mask": 1}
+    assert fields_of(record, where="unlabeled == 'mask'") == {"label": 1, "mask": 1}
 
 
 def test_answers_beside_a_text_are_counted_because_only_the_text_is_read():
@@ -62,7 +68,7 @@ def test_masks_and_lengths_beside_token_ids_are_counted():
         ("token_type_ids", [0, 0, 0, 0], False),
         ("mask_name", "x", False),
     ]:
-        found = fields_of({"input_ids": [1, 2, 3, 4], field: value}, format="tokens")
+        found = fields_of({"input_ids": [1, 2, 3, 4], field: value}, format="jsonl_tokens")
         assert found == ({field: 1} if is_unread else {}), field
 
 

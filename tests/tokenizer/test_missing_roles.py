@@ -2,8 +2,9 @@
 
 import pytest
 
+from packprep.messages import listed
 from packprep.tokenizer.file import TokenTable
-from packprep.tokenizer.missing_roles import Missing, listed, looks_special, missing_roles
+from packprep.tokenizer.missing_roles import Missing, looks_special, missing_roles
 
 TEXTS = ["a", "b", "<|reserved_0|>", "<|reserved_1|>", "unused"]
 PAD = Missing("pad", "no token known for it", ("<|pad|>",))

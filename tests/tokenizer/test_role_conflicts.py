@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from packprep.messages import listed
 from packprep.recipe import Specials
-from packprep.tokenizer.missing_roles import listed
 from tests.tokenizer import tokenizers_made as made
 from tests.tokenizer.test_roles import fails, needs, resolve
 

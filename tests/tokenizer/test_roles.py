@@ -759,7 +759,7 @@ def test_files_that_may_exist_are_named_if_the_hub_cannot_be_reached(tmp_path, m
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", cached)
     assert load_tokenizer_json("somebody/model", tmp_path)[1] == []
     (warning,) = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
-    assert "cache does not have tokenizer_config.json. If the file exists" in warning
+    assert "cache does not have tokenizer_config.json. If this file exists" in warning
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
